@@ -17,6 +17,7 @@ from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
 from generate.graphs import Capture
 from generate.linear import pack, pad_head
+from generate.lora import AdaptedGenerator, Adapters, random_adapter, read_adapter
 from generate.naive import NaiveGenerator
 from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
@@ -40,8 +41,10 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
             blocks = config.blocks_per_request
             drafter = DraftModel(engine, config.max_batch_size, blocks, config.max_tokens)
 
+        adapters = _adapters(config, model) if config.adapters else None
+
         def on_pool(n_blocks: int) -> CachedGenerator:
-            return _cached(config, model, n_vocab, n_blocks, drafter)
+            return _cached(config, model, n_vocab, n_blocks, drafter, adapters)
 
         return on_pool(config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool))
 
@@ -51,7 +54,7 @@ def _load(config: Config, path: Path | None) -> GPT2:
     dtype = getattr(torch, config.dtype)
     model = load_model(config.shape, path, config.weights_seed, dtype, config.device)
     if config.linear != "plain":
-        pack(model, config.linear)
+        pack(model, config.linear, bool(config.adapters))
     if config.norms != "plain":
         fuse_norms(model, NORMS[config.norms])
     if config.device == "cuda" and config.generator == "cached":
@@ -59,8 +62,25 @@ def _load(config: Config, path: Path | None) -> GPT2:
     return model
 
 
+def _adapters(config: Config, model: GPT2) -> Adapters:
+    """Return the adapters of the settings. Raises AdapterError."""
+    slots, triton = config.lora_slots, config.attention == "triton"
+    adapters = Adapters(model, slots, config.max_tokens, triton)
+    for name, (folder, rank, seed) in config.adapters.items():
+        if folder:
+            adapters.add(read_adapter(name, folder, model.shape))
+        else:
+            adapters.add(random_adapter(name, rank, seed, model.shape))
+    return adapters
+
+
 def _cached(
-    config: Config, model: GPT2, n_vocab: int, n_blocks: int, drafter: Drafter | None = None
+    config: Config,
+    model: GPT2,
+    n_vocab: int,
+    n_blocks: int,
+    drafter: Drafter | None = None,
+    adapters: Adapters | None = None,
 ) -> CachedGenerator:
     """Return the engine on a pool of n_blocks, captured where it can be, and warm."""
     dtype = getattr(torch, config.kept_as)
@@ -73,9 +93,8 @@ def _cached(
     elif config.attention == "triton":
         attention = TritonAttention(cache, config.max_tokens)
     sampler = sample_on_cpu if config.sampler == "kernel" else sample
-    generator = CachedGenerator(
-        model, n_vocab, attention, sampler, config.max_tokens, n_blocks, one_call, drafter
-    )
+    parts = model, n_vocab, attention, sampler, config.max_tokens, n_blocks, one_call, drafter
+    generator = AdaptedGenerator(adapters, *parts) if adapters else CachedGenerator(*parts)
     if config.captures:
         generator.capture(config.decoder_batch_sizes, Capture())
     longest = config.max_model_len - 1

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from config import build
+from generate import load_generator
 from generate.attention import KernelAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -20,10 +22,10 @@ from generate.lora import Adapter, AdapterError, random_adapter, read_adapter
 from generate.sampling import sample, sample_on_cpu
 from model import GPT2, causal_attention
 from scheduling.inference import Inference, Iteration, Row
-from shapes import Shape
+from shapes import SHAPES, Shape
 from tests.counts import nightly_but
 from tests.oracle import PATHS, engine
-from weights import expected_tensors
+from weights import expected_tensors, locate
 
 RANKS = {"one": 1, "eight": 8, "all": 64}
 LOADS = [(0, "all"), (2, "eight"), (1, "all"), (0, "one")]
@@ -162,3 +164,17 @@ def test_an_adapter_that_cannot_be_served_is_refused_by_name(message: str, tmp_p
     folder = save(tmp_path / "refused", trained("eight", 48), WRONG[message])
     with pytest.raises(AdapterError, match=message):
         read_adapter("refused", folder, shape(48))
+
+
+def test_adapters_of_the_settings_can_be_loaded(tmp_path: Path) -> None:
+    folder = save(tmp_path / "mine", random_adapter("", 8, 1, SHAPES["demo"]))
+    given = {"model": "demo", "lora": f"mine={folder}", "lora_random": "2:4", "max_loras": 2}
+    config = build("dynamic", {**given, "draft": "acceptance:0.5", "speculate": "4"}, {})
+    generator = load_generator(config, locate(config), 257)
+    asked = [Inference([5], 9, adapter=name) for name in ("mine", "lora-1", "")]
+    batch = [Row(each, 0, 1, [], samples=True, idle=False) for each in asked]
+    loads = [(0, "lora-0"), (1, "mine"), (0, "lora-1")]
+    assert len({*generator.generate(Iteration(batch, 3, 0, 0, loads=loads))}) == 3
+    generator.adapters.remove("lora-0")
+    with pytest.raises(KeyError):
+        generator.adapters.load(0, "lora-0")
