@@ -40,7 +40,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1
     has_page = config.live == "on"
     guard = refusals.Guard(config.users_of_keys, config.hosts, has_page)
-    reader = RequestReader(config, server.tokenizer)
+    reader = RequestReader(config, server.tokenizer, server.models)
     handlers: dict[str, Callable[[Call], Answer | Response]] = {
         **own.handlers(config, reader),
         **about_server.handlers(server, [os.getpid(), os.getppid()]),
@@ -48,7 +48,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     }
     for name, route in offered(has_page).items():
         method, path = name.split()
-        path = path.replace("{", "<").replace("}", ">")
+        path = path.replace("{", "<path:").replace("}", ">")
         app.add_url_rule(path, name, _view(handlers[name], route), methods=[method])
 
     @app.before_request

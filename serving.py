@@ -33,6 +33,7 @@ from tokenizer import Detokenizer, StopRule, load_tokenizer
 from weights import locate
 from wire.events import Events, Part
 from wire.logprobs import Logprobs
+from wire.models import Models
 from wire.replies import REPLIES
 from wire.request import Request
 
@@ -68,6 +69,9 @@ class Server:
         self.scheduler = (
             record(config, self.recording.put) if self.recording else build_scheduler(config)
         )
+        self.models = Models(config)
+        if config.lora_slots:
+            self.scheduler.extensions.append(self.models)
         self.manager = BatchingManager(
             self.scheduler,
             lambda: load(config, path, n_vocab),
@@ -142,6 +146,7 @@ class Server:
                     deadline,
                     rule.new() if rule and request.num_tokens else None,
                     user=request.user or None,
+                    adapter=request.adapter,
                     request_id=request.id,
                     priority=request.priority,
                     queue_timeout_s=request.queue_timeout_s,
@@ -191,8 +196,9 @@ class Exchange:
             for member in self.group
             if member.scores is not None
         ]
+        model = request.adapter or server.config.model_name
         self._reply = REPLIES[request.form](
-            request, self.group, server.config.model_name, server.manager.epoch_offset, logprobs
+            request, self.group, model, server.manager.epoch_offset, logprobs
         )
 
     def whole(self) -> dict[str, Any]:

@@ -26,6 +26,8 @@ COUNTING = [
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 ]  # fmt: skip
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty"]
+# how often an adapter is named, against the next one (Punica: Chen et al., MLSys 2024, section 7)
+POPULARITIES = {"distinct": 1.0, "uniform": 1.0, "skewed": 1.5, "identical": math.inf}
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -88,6 +90,26 @@ def number(text: str, or_zero: bool = False) -> float:
     if not (0 < value < math.inf or (or_zero and value == 0)):
         raise ValueError
     return value
+
+
+def adapters(spec: str) -> Callable[[int, int], list[str]]:
+    """Return a function that draws the adapters of n requests from a seed: lora-0, lora-1, …, for
+    "16:skewed" of 16; `distinct` takes one after the other. Raises WorkloadError.
+    """
+    number, _, popularity = spec.partition(":")
+    if not (number.isdecimal() and int(number) and popularity in POPULARITIES):
+        names = ", ".join(POPULARITIES)
+        raise WorkloadError(f"unknown adapters {spec!r}; give N:DISTRIBUTION of {names}")
+    weights = POPULARITIES[popularity] ** -np.arange(int(number), dtype=float)
+
+    def draw(n: int, seed: int) -> list[str]:
+        drawn = np.arange(n) % len(weights)
+        if popularity != "distinct":
+            rng = np.random.default_rng([seed, 12])
+            drawn = rng.choice(len(weights), n, p=weights / weights.sum())
+        return [f"lora-{i}" for i in drawn]
+
+    return draw
 
 
 class Arrivals(NamedTuple):

@@ -1,8 +1,8 @@
 """Traces: the requests of a workload as columns and as JSON lines, in our form or in Mooncake's.
 
 `at` is seconds from the start. With `users` the loop is closed: a request is sent as soon as fewer
-than `users` are in flight. With `after` it is a later turn of a conversation. `user`, `priority`,
-`slo_class` and limits go to the server. Every mode replays the same trace.
+than `users` are in flight. With `after` it is a later turn of a conversation. `model`, `user`,
+`priority`, `slo_class` and limits go to the server. Every mode replays the same trace.
 
 Mooncake's public traces have no texts: of each request when it came (`timestamp`, in milliseconds),
 how many tokens it had and got (`input_length`, `output_length`), and an id for each 512 tokens of
@@ -51,6 +51,7 @@ class Request(BaseModel):
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    model: str | None = Field(default=None, min_length=1)  # the LoRA adapter, if not the base model
     user: str | None = Field(default=None, min_length=1)  # on whose behalf it is sent
     priority: int | None = Field(default=None, ge=0)  # its level, 1 is the highest
     slo_class: str | None = Field(default=None, min_length=1)

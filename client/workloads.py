@@ -17,6 +17,7 @@ import numpy as np
 from client import draws
 from client.draws import (
     LENGTHS,
+    POPULARITIES,
     Arrivals,
     Prefixes,
     Sessions,
@@ -48,10 +49,10 @@ class Workload:
     many as there would be words; `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
     `sessions` ("TURNS:THINK_S") make conversations of the requests; `priorities` ("SHARE:LEVEL"
     each) draw a level for each request or conversation, `slo_mix` ("SHARE:NAME=ttft:MS,tpot:MS"
-    each) a class with limits. None of this changes the lengths or the arrivals that are drawn from
-    a seed. `users` ("NAME,RATE,LENGTHS[,FROM-TO]" each) bring lengths
-    and arrivals of their own. Raises WorkloadError for unknown values, and those that do not go
-    together.
+    each) a class with limits, `adapters` ("N:DISTRIBUTION") a LoRA adapter. None of this changes
+    the lengths or the arrivals that are drawn from a seed. `users` ("NAME,RATE,LENGTHS[,FROM-TO]"
+    each) bring lengths and arrivals of their own. Raises WorkloadError for unknown values, and
+    those that do not go together.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Workload:
         users: Sequence[str] | None = None,
         priorities: Sequence[str] | None = None,
         slo_mix: Sequence[str] | None = None,
+        adapters: str | None = None,
     ):
         lengths = "normal" if lengths is None else lengths
         selection = "random" if selection is None else selection
@@ -76,6 +78,9 @@ class Workload:
         self._users = Users(users) if users else None
         self._priorities = Priorities(priorities) if priorities else None
         self._slo_mix = SloMix(slo_mix) if slo_mix else None
+        self._draw_adapters: Callable[[int, int], Sequence[str | None]] = lambda n, seed: [None] * n
+        if adapters:
+            self._draw_adapters = draws.adapters(adapters)
         if prefixes and prompts == "text":
             raise WorkloadError("shared prefixes are token ids; leave out --prompts text")
         if sessions and (prefixes or prompts == "ids"):
@@ -94,6 +99,7 @@ class Workload:
             "sessions": sessions,
             "priorities": " ".join(priorities or ()),
             "slo_mix": " ".join(slo_mix or ()),
+            "adapters": adapters,
             "arrival": " ".join(users or ()),
         }
         self.words = {name: value for name, value in words.items() if value}  # for a report
@@ -156,6 +162,7 @@ class Workload:
         if self._slo_mix:
             classes = self._slo_mix.classes
             slo_class = self._slo_mix.draw(math.ceil(n / self._turns), self.seed)[conversation]
+        models = self._draw_adapters(math.ceil(n / self._turns), self.seed)
         of_class = list(classes.items())
         user, names = (drawn.user, drawn.names) if drawn else (np.zeros(n, int), [ANONYMOUS])
         prompt = self._prompts(words, draw)
@@ -170,6 +177,7 @@ class Workload:
                 num_tokens=int(tokens[i]),
                 temperature=self.temperature,
                 seed=(self.seed * SEEDS_APART + i) % 2**63,
+                model=models[conversation[i]],
                 user=names[user[i]] or None,
                 priority=int(priority[i]) or None,
                 slo_class=name or None,
@@ -233,6 +241,7 @@ class Workload:
 
 OF_WORKLOAD = (  # of a workload's options
     "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities", "slo_mix",
+    "adapters",
 )  # fmt: skip
 DRAWN = ("numsamples", *OF_WORKLOAD)
 OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
@@ -261,6 +270,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--slo-mix": {"nargs": "+", "metavar": "SHARE:CLASS=ttft:MS,tpot:MS", "help":
         "put a SHARE of the requests into a class with limits on their time to first token and per "
         "output token, or one of the two; shares sum to 1; reports show goodput by class"},
+    "--adapters": {"metavar": "N:DISTRIBUTION", "help":
+        "name one of the LoRA adapters lora-0, lora-1, … in each request, as popular as Punica has "
+        f"them: {', '.join(POPULARITIES)} (skewed: each 1.5 times as often as the next)"},
     "--trace": {"type": Path, "help":
         "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
         "says others"},

@@ -22,11 +22,12 @@ from compare.servers import server
 from config import ConfigError
 from deploy.kinds import KINDS, Kind
 from observers.run import Run, added
+from observers.tallies import Tallies
 from stats import ROW_KINDS, throughputs
 
 REPLICAS = 2
 # parts of /stats that need every answer, or its instant
-LOST = ("total-elapsed-time", "throughput", "users", "priorities", *throughputs(0, 0, 0, 0.0))
+LOST = ("total-elapsed-time", "throughput", *Tallies._fields, *throughputs(0, 0, 0, 0.0))
 OF_EACH = {  # of each replica: heading in a report, form, and what it is multiplied with
     "completed": ("answered", "{:,}", 1),
     "failed": ("failed", "{:,}", 1),

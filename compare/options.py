@@ -51,6 +51,7 @@ class Options:
     users: list[str] | None
     priorities: list[str] | None
     slo_mix: list[str] | None
+    adapters: str | None
     trace: Path | None
     scale: int | None
     seed: int

@@ -132,7 +132,7 @@ def create_app(config: Config, replicas: Handles, pids: Sequence[int] = ()) -> F
     has_page = config.live == "on"
     ingress = Ingress(config, replicas, pids)
     for name in offered(has_page):
-        method, path = name.split()
+        method, path = name.replace("{name}", "{name:path}").split()
         app.add_route(path, partial(ingress.handle, name), methods=[method])
 
     @app.exception_handler(ServingError)

@@ -281,7 +281,7 @@ class History:
         if i.id >= 0 and i.id not in self._known:
             self._known.add(i.id)
             values = [i.id, round(i.arrived_at - self.zero, 6), len(i.prompt_ids), i.num_tokens]
-            text = _to_json([*values, i.user, i.priority, self._prompt(i)])
+            text = _to_json([*values, i.user, i.priority, self._prompt(i), i.adapter])
             self._notes.append(Note("requests", text, i.id))
 
     def _forget_oldest(self) -> None:

@@ -127,7 +127,8 @@ class _Load:
         server, request = self._server, self._request
         num_tokens, length = rng.randint(*request.num_tokens), rng.randint(*request.prompt_tokens)
         ids = rng.choices(range(server.tokenizer.n_vocab), k=length)
-        group = server.group(Request([ids], num_tokens))
+        adapter = server.models.adapter_of(rng.choice([*server.models.roots]))
+        group = server.group(Request([ids], num_tokens, adapter=adapter))
         try:
             server.manager.enqueue(group)
         except Overloaded:

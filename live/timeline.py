@@ -64,14 +64,15 @@ def events(history: Mapping[str, Any], last: int | None = None) -> Iterator[dict
         if iteration.padding:
             yield _counter("padding rows", at, {"rows": iteration.padding})
     ended = {id_: (at, outcome) for id_, at, outcome, *_ in history["ended"]}
-    for id_, arrived_at, prompt_tokens, num_tokens, user, priority, _ in history["requests"]:
+    for request in history["requests"]:
+        id_, arrived_at, prompt_tokens, num_tokens, user, priority, _, adapter = request
         until, outcome = ended.get(id_, (history["now"], "in flight"))
         if began_at is None or until < began_at:
             continue
         admitted_at = min(first_at.get(id_, until), until)
         details = {
             "prompt_tokens": prompt_tokens, "num_tokens": num_tokens, "user": user,
-            "priority": priority, "outcome": outcome,
+            "priority": priority, "adapter": adapter, "outcome": outcome,
         }  # fmt: skip
         for name, begin, end in (
             ("waiting", admitted_at if id_ in before else arrived_at, admitted_at),

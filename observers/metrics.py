@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,7 +119,7 @@ OF_SPECULATION = (
              lambda seen: {str(i): seen.run.accepted_at[i] for i in range(seen.most_drafts)},
              "position"),
 )  # fmt: skip
-# of each user, and of each priority
+# of each user, priority and adapter
 OF_TALLIES = (
     Declared(COUNTER, "requests", "requests that ended or were refused",
              lambda tally: {ending: tally.counts[ending] for ending in ENDINGS}, "state"),
@@ -148,6 +149,7 @@ class Metrics:
         self._max_batch_size = config.max_batch_size
         self._caches, self._most_drafts = config.prefix_caching, most_drafts(config.speculate)
         self._declared = OF_SERVER + (OF_SPECULATION if self._most_drafts else ())
+        self._max_lora = config.lora_slots
         self._labels = {"model_name": config.model_name, "mode": config.mode}
         if replica is not None:
             self._labels["replica"] = replica
@@ -209,7 +211,7 @@ class Metrics:
             )
             counted = [(declared, declared.value(seen)) for declared in self._declared]
             gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
-            users, priorities = (names.tallies() for names in self._tallies)
+            tallies = [each.tallies() for each in self._tallies]
         for declared, value in counted:
             declared.add(family := declared.family(names), values, value)
             yield family
@@ -217,7 +219,7 @@ class Metrics:
         family = HistogramMetricFamily(itl.metric, _meaning(itl), labels=names)
         family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
         yield family
-        for label, by_name in (("user", users), ("priority", priorities)):
+        for label, by_name in zip(("user", "priority", "adapter"), tallies):
             for declared in OF_TALLIES:
                 family = declared.family(
                     (*names, label), f"batching_{label}_", f", of each {label}"
@@ -225,6 +227,20 @@ class Metrics:
                 for name, tally in by_name.items():
                     declared.add(family, (*values, name), declared.value(tally))
                 yield family
+        if self._max_lora:
+            yield self._adapters_now(names, values)
+
+    def _adapters_now(self, names: Sequence[str], values: Sequence[str]) -> Metric:
+        """Return vLLM's gauge of adapters with requests."""
+        of = "max_lora", "running_lora_adapters", "waiting_lora_adapters"
+        meaning = "adapters of requests that run and that wait; its value is the time"
+        family = GAUGE("vllm:lora_requests_info", meaning, labels=(*names, *of))
+        groups = self._manager.inspect(
+            lambda s: (list(s.running.values()), list(s.waiting.values()))
+        )
+        used = [",".join(sorted({i.adapter for i in group} - {""})) for group in groups]
+        family.add_metric((*values, str(self._max_lora), *used), time.time())
+        return family
 
 
 def _meaning(measure: Measure) -> str:

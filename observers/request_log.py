@@ -49,6 +49,7 @@ class RequestLog:
             "leader": i.leader.id if i.leader else None,  # whose prompt this one shares
             "request_id": i.request_id or None,
             "user": i.user,
+            "adapter": i.adapter or None,
             "priority": i.priority,
             "predicted_tokens": i.standing.predicted_tokens,
             "mode": self._mode,

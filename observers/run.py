@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from observers.tallies import ENDINGS, KEPT, Tally
+from observers.tallies import ENDINGS, KEPT, Tallies, Tally
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 
-Named = Mapping[str, tuple[Tally, np.ndarray]]  # by user or priority, with the TIMES that are kept
+Named = Mapping[str, tuple[Tally, np.ndarray]]  # by name, with the TIMES that are kept
 REPORTED = (  # counts, as /stats names them
     "preemptions", "recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens",
+    "adapter_loads",
 )  # fmt: skip
 
 
@@ -39,6 +40,7 @@ class Run:
     samples: Mapping[str, np.ndarray] = field(default_factory=dict)
     users: Named = field(default_factory=dict)
     priorities: Named = field(default_factory=dict)
+    adapters: Named = field(default_factory=dict)
 
     @classmethod
     def of_report(cls, report: Mapping[str, Any]) -> Run:
@@ -76,6 +78,7 @@ class Run:
         for kind, n in rows.items():
             self.counts[f"{kind}_rows"] += n * record.n
         self.counts["preemptions"] += iteration.preempted
+        self.counts["adapter_loads"] += len(iteration.loads)
         if rows["recomputed"]:
             self.counts["recomputed_tokens"] += sum([row.recomputed for row in iteration.rows])
         if drafts := record.drafts:
@@ -132,6 +135,7 @@ class Run:
             {n: np.concatenate([r.samples[n] for r in (a, b) if n in r.samples]) for n in names},
             _together(a.users, b.users),
             _together(a.priorities, b.priorities),
+            _together(a.adapters, b.adapters),
         )
 
     def report(self) -> dict[str, Any]:
@@ -168,7 +172,8 @@ class Run:
         }
         for name, values in self.samples.items():
             result |= distribution(name, values) if len(values) else {}
-        for kind, named in (("users", self.users), ("priorities", self.priorities)):
+        for kind in Tallies._fields:
+            named = getattr(self, kind)
             result[kind] = {name: _measures(*each) for name, each in named.items()}
         return result | {"definitions": DEFINITIONS}
 
@@ -195,7 +200,7 @@ def _together(a: Named, b: Named) -> Named:
 
 
 def _measures(tally: Tally, times: np.ndarray) -> dict[str, Any]:
-    """Measures of a user or a priority; `times`: TIMES of the latest answers."""
+    """Measures of a user, a priority or an adapter; `times`: TIMES of the latest answers."""
     n = tally.counts["finished"]
     counted = (*ENDINGS[1:], "prompt_tokens", "completion_tokens")
     result: dict[str, Any] = {"completed": n} | {name: tally.counts[name] for name in counted}

@@ -31,8 +31,8 @@ class ServerStats:
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are
     left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 20 MB, is
-    taken at the start; users and priorities add 16 kB each until as many are known as have measures
-    of their own, 1 MB in all.
+    taken at the start; users, priorities and adapters add 16 kB each until as many are known as
+    have measures of their own, 1.5 MB in all.
     """
 
     def __init__(self, max_batch_size: int, window: int = WINDOW):
@@ -112,5 +112,5 @@ class ServerStats:
         with self._lock:
             run = copy.deepcopy(self._run)
             run.samples = {name: ring.between(0, ring.seen) for name, ring in self._samples.items()}
-            run.users, run.priorities = (names.kept() for names in self._tallies)
+            run.users, run.priorities, run.adapters = (names.kept() for names in self._tallies)
         return run

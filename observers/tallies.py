@@ -1,4 +1,4 @@
-"""Counts of each user's requests, and of those at each priority.
+"""Counts of each user's requests, of those at each priority, and of each adapter's.
 
 Bounded, however many users there are: the first MOST_NAMES have a tally of their own, and all later
 ones share one. Callers hold a lock.
@@ -7,7 +7,7 @@ ones share one. Callers hold a lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,17 +89,18 @@ class Names:
 
 
 class Tallies(NamedTuple):
-    """Tallies by user (without one: "") and by priority, as the scheduler has it (0 where levels
-    have no meaning and none was given).
+    """Tallies by user (without one: ""), by priority, as the scheduler has it (0 where levels have
+    no meaning and none was given), and by adapter (the base model has none).
     """
 
     users: Names
     priorities: Names
+    adapters: Names
 
     @classmethod
     def keeping(cls, latest: int = 0) -> Tallies:
         """latest: answers of which TIMES are kept."""
-        return cls(Names(latest), Names(latest))
+        return cls(Names(latest), Names(latest), Names(latest))
 
     def ended(self, inference: Inference, times: Times | None) -> None:
         """Count an inference that ended; times: of one that was answered."""
@@ -112,5 +113,8 @@ class Tallies(NamedTuple):
         for tally in self._of(inference):
             tally.counts["refused"] += 1
 
-    def _of(self, inference: Inference) -> tuple[Tally, Tally]:
-        return self.users[inference.user or ""], self.priorities[str(inference.priority)]
+    def _of(self, inference: Inference) -> Iterator[Tally]:
+        yield self.users[inference.user or ""]
+        yield self.priorities[str(inference.priority)]
+        if inference.adapter:
+            yield self.adapters[inference.adapter]

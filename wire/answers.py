@@ -177,7 +177,8 @@ class Model(_Answer):
     object: Literal["model"]
     created: int
     owned_by: str
-    root: str
+    root: str = Field(description="its folder, or its name")
+    parent: str | None = Field(description="of an adapter: the base model")
     max_model_len: int
 
 
@@ -215,7 +216,7 @@ class OfName(_Answer):
 COUNTS = _all(
     int, *ENDINGS, "invalid", "kv_blocks", "total_input_tokens", "total_output_tokens",
     "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS), "preemptions", "recomputed_tokens",
-    "cached_tokens", "draft_tokens", "accepted_tokens",
+    "cached_tokens", "draft_tokens", "accepted_tokens", "adapter_loads",
 )  # fmt: skip
 NUMBERS = _all(
     float, "request_throughput", "output_throughput", "total_token_throughput", "throughput",
@@ -246,6 +247,7 @@ class Stats(_Answer):
     latency_by_requested_tokens: dict[str, OfLength] = Field(alias="latency-by-requested-tokens")
     users: dict[str, OfName]
     priorities: dict[str, OfName]
+    adapters: dict[str, OfName]
     definitions: dict[str, str]
     iterations: list[tuple[float, float, int, int, int, int, int]] = Field(
         [],

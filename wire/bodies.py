@@ -91,6 +91,7 @@ class InferenceRequest(BaseModel):
 
     prompt: Text | Strings | None = None
     prompt_ids: Integers | Lists | None = None
+    model: str | None = None
     num_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=1, lt=2**63)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,22 +36,17 @@ Handler = Callable[[Call], Answer]
 
 def handlers(config: Config, reader: RequestReader) -> dict[str, Handler]:
     """Return handlers by their names in ROUTES. Each raises ServingError for a wrong call."""
-    model = {
-        "id": config.model_name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "effective-batching",
-        "root": config.model,
-        "max_model_len": config.max_model_len,
-    }
+    models = reader.models
 
     def one_model(call: Call) -> Answer:
-        reader.check_model(call.name)
-        return answer(model)
+        models.adapter_of(call.name)
+        return answer(models.cards()[call.name])
 
     return {
         "POST /tokenize": lambda call: answer(reader.tokenize(call.body)),
-        "GET /v1/models": lambda call: answer({"object": "list", "data": [model]}),
+        "GET /v1/models": lambda call: answer(
+            {"object": "list", "data": [*models.cards().values()]}
+        ),
         "GET /v1/models/{name}": one_model,
         "GET /health": lambda call: answer({"status": "ok"}),
         "GET /openapi.json": lambda call: answer(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from config import MAX_BODY_BYTES
-from scheduling.errors import ContextTooLong, InvalidRequest, ModelNotFound
+from scheduling.errors import ContextTooLong, InvalidRequest
 from scheduling.sampling import Sampling
 from tokenizer import LONGEST_TOKEN, StopRule
 from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest, TokenizeRequest
+from wire.models import Models
 from wire.refusals import too_large
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Request:
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     user: str | None = None
+    adapter: str = ""  # LoRA adapter; the base model has none
     priority: int = 0
     slo_class: str | None = None
     slo_ttft_ms: float | None = None
@@ -94,10 +96,13 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 class RequestReader:
-    """Reader of bodies for a server of this Config. Raises ServingError for invalid ones."""
+    """Reader of bodies for a server of this Config, by default with its models. Raises ServingError
+    for invalid ones.
+    """
 
-    def __init__(self, config: Config, tokenizer: Encoding):
+    def __init__(self, config: Config, tokenizer: Encoding, models: Models | None = None):
         self.config, self.tokenizer = config, tokenizer
+        self.models = models or Models(config)
 
     def readers(self) -> dict[str, Callable[[bytes], Request]]:
         """Return the readers of the completion routes' bodies, by their names in ROUTES."""
@@ -118,11 +123,13 @@ class RequestReader:
             ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
         )
         assert prompt is not None
+        adapter = self.models.adapter_of(body.model)
         return Request(
             self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens"),
             body.num_tokens,
             Sampling(body.temperature, body.top_k, body.top_p),
             body.seed,
+            adapter=adapter,
             alone=is_alone(prompt),
             echo=body.echo,
             **body.model_dump(include=SHARED),
@@ -130,7 +137,7 @@ class RequestReader:
 
     def completion(self, raw: bytes) -> Request:
         body = parse(CompletionRequest, raw)
-        self.check_model(body.model)
+        self.models.adapter_of(body.model)
         prompts = self._encode(
             body.prompt, body.max_tokens, field="prompt", length_field="max_tokens"
         )
@@ -138,7 +145,7 @@ class RequestReader:
 
     def chat(self, raw: bytes) -> Request:
         body = parse(ChatRequest, raw)
-        self.check_model(body.model)
+        self.models.adapter_of(body.model)
         most = body.max_completion_tokens or body.max_tokens
         length_field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
         prompts = self._encode(body.prompt, most or 1, field="messages", length_field=length_field)
@@ -149,19 +156,11 @@ class RequestReader:
     def tokenize(self, raw: bytes) -> dict[str, Any]:
         """Return the answer of POST /tokenize."""
         body = parse(TokenizeRequest, raw)
-        self.check_model(body.model)
+        self.models.adapter_of(body.model)
         field, most = "prompt" if body.messages is None else "messages", self.config.max_model_len
         # also of a text beyond the context: its client wants to know by how much
         ids = self._ids(body.text, field, max(LONGEST_TOKEN.values()))
         return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None}
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ModelNotFound for a model that is not served here."""
-        served = self.config.model_name
-        if name not in (None, served):
-            raise ModelNotFound(
-                f"There is no model {name[:100]!r} here; this server has {served!r}.", param="model"
-            )
 
     def _openai(
         self,
@@ -200,6 +199,7 @@ class RequestReader:
                 stop_ids=tuple(sorted(stop_ids)),
             ),
             None if body.seed == -1 else body.seed,
+            adapter=self.models.adapter_of(body.model),
             stop=[body.stop] if isinstance(body.stop, str) else body.stop,
             logprobs=logprobs,
             form=form,

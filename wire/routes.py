@@ -42,7 +42,7 @@ def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any
     return {"name": name, "in": "query", "schema": schema, "description": description}
 
 
-SERVING = (400, 413, 415, 429, 500, 503, 504)
+SERVING = (400, 404, 413, 415, 429, 500, 503, 504)
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 PAGE = (
     _query("iterations", {"enum": ["1"]}, "add an entry for each iteration"),
@@ -62,17 +62,17 @@ ROUTES = {
     ),
     "POST /v1/completions": Route(
         "the same, as OpenAI's clients ask it",
-        answers.Completion, CompletionRequest, (answers.CompletionChunk,), (*SERVING, 404),
+        answers.Completion, CompletionRequest, (answers.CompletionChunk,), SERVING,
     ),
     "POST /v1/chat/completions": Route(
         "a conversation, in OpenAI's form",
-        answers.ChatCompletion, ChatRequest, (answers.ChatCompletionChunk,), (*SERVING, 404),
+        answers.ChatCompletion, ChatRequest, (answers.ChatCompletionChunk,), SERVING,
     ),
     "POST /tokenize": Route(
         "the ids of a prompt or a chat, as vLLM's",
         answers.Tokens, TokenizeRequest, problems=(400, 404, 413, 415),
     ),
-    "GET /v1/models": Route("the model, in OpenAI's form", answers.Models),
+    "GET /v1/models": Route("the model and its LoRA adapters, in OpenAI's form", answers.Models),
     "GET /v1/models/{name}": Route(
         "the same of one name", answers.Model, problems=(404,), parameters=NAME
     ),
@@ -116,5 +116,5 @@ def offered(has_page: bool) -> dict[str, Route]:
 
 def route_of(method: str, path: str, has_page: bool) -> str | None:
     """The name in ROUTES of the route that takes a request, if there is one."""
-    name = f"{method} {re.sub('^/v1/models/[^/]+$', '/v1/models/{name}', path)}"
+    name = f"{method} {re.sub('^/v1/models/.+$', '/v1/models/{name}', path)}"
     return name if name in offered(has_page) else None

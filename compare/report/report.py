@@ -28,7 +28,9 @@ from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 
 Drawing = Callable[[], Figure]
 # of a workload, where given
-SHOWN = ("lengths", "prompts", "prefixes", "sessions", "priorities", "slo_mix", "scale")
+SHOWN = (
+    "lengths", "prompts", "prefixes", "sessions", "priorities", "slo_mix", "adapters", "scale",
+)  # fmt: skip
 RATES = (
     "A variant's capacity is what it completed while requests were always waiting, at all rates "
     "beyond it: tokens a second over the mean tokens of a request. Its queue begins to grow "

@@ -160,9 +160,9 @@ def test_a_user_who_would_send_nothing_is_found_before_any_server_starts() -> No
 
 
 @pytest.mark.parametrize("api", ["inference", "openai"])
-def test_a_server_gets_user_and_priority_where_there_are_any(api: str) -> None:
-    ask = Request(id=0, at=0, prompt="hi", num_tokens=3, user="ann", priority=1)
+def test_a_server_gets_adapter_user_and_priority_where_there_are_any(api: str) -> None:
+    ask = Request(id=0, at=0, prompt="hi", num_tokens=3, model="a", user="ann", priority=1)
     body = wire(api, "m", stream=True).body(ask)
-    assert (body["user"], body["priority"]) == ("ann", 1)
+    assert (body["model"], body["user"], body["priority"]) == ("a", "ann", 1)
     without = wire(api, "m").body(Request(id=0, at=0, prompt="hi", num_tokens=3))
     assert not {"user", "priority"} & without.keys(), "which some servers refuse"

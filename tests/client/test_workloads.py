@@ -70,6 +70,24 @@ def test_the_rates_of_a_sweep_share_prefixes_and_nothing_else_of_their_prompts()
     assert len(long) > 100 and long.isdisjoint(tuple(ids) for ids in fast)
 
 
+@pytest.mark.parametrize(
+    ("popularity", "shares"),
+    [
+        ("distinct", [1 / 3] * 3), ("uniform", [1 / 3] * 3), ("identical", [1]),
+        ("skewed", [9 / 19, 6 / 19, 4 / 19]),  # each 1.5 times as often as the next
+    ],
+)  # fmt: skip
+def test_adapters_are_as_popular_as_in_punica_s_paper(popularity: str, shares: list[float]) -> None:
+    requests = Workload(seed=3, adapters=f"3:{popularity}").requests(3000)
+    times = Counter(request.model for request in requests)
+    drawn = [times[f"lora-{i}"] / 3000 for i in range(len(shares))]
+    assert drawn == pytest.approx(shares, abs=0.03) and sum(drawn) == pytest.approx(1)
+    if popularity == "distinct":
+        assert len({request.model for request in requests[:3]}) == 3
+    alone = Workload(seed=3).requests(3000)
+    assert [r.model_copy(update={"model": None}) for r in requests] == list(alone)
+
+
 def test_conversations_begin_as_the_arrival_says_and_go_on_after_answers() -> None:
     alone = Workload(seed=3).requests(3000)
     requests = Workload(seed=3, sessions="4:0.5").requests(3000, "poisson:5")
@@ -125,6 +143,8 @@ def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> No
         ({"slo_mix": ["0.5:a=ttft:1", "0.4:b=tpot:1"]}, "sum to 0.9; make it 1"),
         ({"slo_mix": ["a=ttft:1"]}, "give SHARE:NAME=ttft:MS,tpot:MS"),
         ({"slo_mix": ["1:a=e2el:1"]}, "--slo-mix: 'a=e2el:1' is no class; write NAME=ttft:MS"),
+        ({"adapters": "4"}, "unknown adapters '4'; give N:DISTRIBUTION of distinct, uniform"),
+        ({"adapters": "0:uniform"}, "unknown adapters"),
     ],
 )
 def test_options_that_are_unknown_or_contradict_each_other_are_refused(
@@ -142,6 +162,7 @@ def test_options_that_are_unknown_or_contradict_each_other_are_refused(
         {"sessions": "3:0.5"},
         {"priorities": ["0.5:1", "0.5:0"]},
         {"slo_mix": ["0.5:a=ttft:9,tpot:3.5", "0.5:b=tpot:2"]},
+        {"adapters": "3:distinct"},
         {"users": ["a,9,fixed:2", "b,9,fixed:3"]},
     ],
 )

@@ -118,6 +118,7 @@ def test_a_worked_example() -> None:
     line 1      B p  B d  B d
     """
     a, b, c = Inference([0] * 3, 2, user="ann"), Inference([0], 3), Inference([0] * 4, 1)
+    a.adapter = "sql"
     watched = served(Dynamic(), [(0.0, [a]), (0.0, [b]), (0.001, [c])], max_batch_size=2)
     history = json.loads(watched.kept.json("dynamic"))
     assert [iteration[-1] for iteration in history["iterations"]] == [
@@ -128,7 +129,7 @@ def test_a_worked_example() -> None:
     assert [iteration[:5] for iteration in history["iterations"]] == [
         [0.0, 0.01, 0, 2, 3], [0.01, 0.01, 1, 2, 3], [0.02, 0.01, 0, 2, 3],
     ]  # fmt: skip
-    assert history["requests"][0] == [0, 0.0, 3, 2, "ann", 0, None]
+    assert history["requests"][0] == [0, 0.0, 3, 2, "ann", 0, None, "sql"]
     assert history["ended"] == [
         [0, 0.02, "finished", 0.01, 2], [1, 0.03, "finished", 0.01, 3],
         [2, 0.03, "finished", 0.029, 1],

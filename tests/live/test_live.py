@@ -126,7 +126,7 @@ def test_requests_are_shown_with_their_users_and_with_their_prompts_if_the_serve
     group = {"prompt": [HOSTILE] * 3, "num_tokens": 7, "user": "ann"}
     assert client.post("/inference", json=group).status_code == 200
     shown = until(lambda: (e := events(client)) and len(e["ended"]) == 3 and e)
-    assert [request[4:] for request in shown["requests"]] == [["ann", 0, prompt]] * 3
+    assert [request[4:] for request in shown["requests"]] == [["ann", 0, prompt, ""]] * 3
     assert [(end[2], end[4]) for end in shown["ended"]] == [("finished", 7)] * 3
 
 

@@ -24,8 +24,8 @@ from tests.servers import assert_all_answered, server
 from tests.spelling import Spelling
 
 FIELDS = (
-    "id group leader request_id user priority predicted_tokens mode state finish_reason error "
-    "batch_id position prompt_tokens cached_tokens num_tokens completion_tokens preemptions "
+    "id group leader request_id user adapter priority predicted_tokens mode state finish_reason "
+    "error batch_id position prompt_tokens cached_tokens num_tokens completion_tokens preemptions "
     "preempted_s paused_s recomputed_tokens draft_tokens accepted_tokens arrived_at admitted_at "
     "token_times answered_at"
 )
