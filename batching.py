@@ -17,8 +17,8 @@ from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFaile
 from scheduling.guard import reason, watched
 from scheduling.inference import Generator, Inference, Iteration
 from scheduling.policies.own import described
-from scheduling.records import IterationRecord, Observer
-from scheduling.scheduler import Scheduler, Snapshot
+from scheduling.records import IterationRecord, Observer, Snapshot
+from scheduling.scheduler import Scheduler
 from scheduling.successor import Successor
 
 # failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an

@@ -23,14 +23,13 @@ from prometheus_client.core import (
 from observers.run import Run
 from observers.tallies import ENDINGS, Tallies
 from scheduling.inference import Inference, Iteration, State
-from scheduling.records import IterationRecord
+from scheduling.records import IterationRecord, Snapshot
 from scheduling.speculation import most_drafts
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, Measure, times_of
 
 if TYPE_CHECKING:
     from batching import BatchingManager
     from config import Config
-    from scheduling.scheduler import Snapshot
 
 # finer below 10 ms than vLLM's: an iteration of a small model takes so little
 SECONDS = (

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.extensions import Extension, Group
@@ -40,6 +41,21 @@ def refuse_too_large(
             f"pool has {n_blocks}: ask for fewer tokens, or start the server with a larger "
             "--kv-cache."
         )
+
+
+def never_fitting(
+    waiting: Iterable[Inference], policy: Policy, limits: Limits, n_blocks: int
+) -> list[tuple[Inference, ServingError]]:
+    """Return the waiting inferences that fit into no pool of `n_blocks`, each with its error."""
+    errors: list[tuple[Inference, ServingError]] = []
+    together = policy.request_level
+    for _, members in groupby(waiting, lambda i: i.group if together else i.id):
+        group = list(members)
+        try:
+            refuse_too_large(group, policy, limits, n_blocks)
+        except InvalidRequest as error:
+            errors += [(inference, error) for inference in group]
+    return errors
 
 
 class QueuePolicies(Extension):

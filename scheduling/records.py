@@ -1,11 +1,14 @@
-"""What observers of a scheduler are told: each iteration, and each answer."""
+"""What observers of a scheduler are told: each iteration, and each answer; and how full it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import Inference, Iteration, Row, State
+
+if TYPE_CHECKING:
+    from scheduling.scheduler import Scheduler
 
 
 @dataclass(slots=True)
@@ -39,6 +42,34 @@ class IterationRecord:
 def _accepted(row: Row) -> int:
     """Return how many drafts of a row were accepted: none where it was cancelled in the middle."""
     return max(0, min(row.inference.computed - row.start - 1, len(row.drafts)))
+
+
+class Snapshot(NamedTuple):
+    """Requests and KV blocks of a scheduler now, and tokens since the start."""
+
+    waiting: int
+    running: int  # held ones too, but not those whose row is idle and which are answered
+    blocks_used: int
+    n_blocks: int
+    prompt_tokens: int  # those found in the prefix cache, too
+    completion_tokens: int
+    prefix_queries: int  # prompt tokens that were looked up in the prefix cache
+    prefix_hits: int  # those found
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> Snapshot:
+        pool = scheduler.pool
+        running = sum(each.state is State.RUNNING for each in scheduler.running.values())
+        return cls(
+            len(scheduler.waiting),
+            running + len(scheduler.held),
+            pool.n_blocks - pool.free_blocks,
+            pool.n_blocks,
+            scheduler.prompt_tokens,
+            scheduler.completion_tokens,
+            pool.queries,
+            pool.hits,
+        )
 
 
 class Observer(Protocol):

@@ -8,12 +8,10 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from typing import NamedTuple
 
-from scheduling.admission import QueuePolicies, UserLimits, refuse_too_large
+from scheduling.admission import QueuePolicies, UserLimits, never_fitting, refuse_too_large
 from scheduling.drafts import kept
-from scheduling.errors import Cancelled, DeadlinePassed, InvalidRequest, Overloaded, ServingError
+from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
 from scheduling.guard import planned
 from scheduling.inference import Inference, Iteration, State
@@ -25,6 +23,7 @@ from scheduling.policies import Fcfs, Limits, Order, Policy, View
 from scheduling.policies.lengths import predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
+from scheduling.records import Snapshot
 from scheduling.shedding import Shedding, SloClasses
 from scheduling.speculation import speculation_of
 
@@ -32,19 +31,6 @@ EXITS: dict[type[ServingError], State] = {
     Cancelled: State.CANCELLED,
     DeadlinePassed: State.EXPIRED,
 }
-
-
-class Snapshot(NamedTuple):
-    """Requests and KV blocks of a scheduler now, and tokens since the start."""
-
-    waiting: int
-    running: int  # held ones too, but not those whose row is idle and which are answered
-    blocks_used: int
-    n_blocks: int
-    prompt_tokens: int  # those found in the prefix cache, too
-    completion_tokens: int
-    prefix_queries: int  # prompt tokens that were looked up in the prefix cache
-    prefix_hits: int  # those found
 
 
 class Scheduler:
@@ -342,15 +328,8 @@ class Scheduler:
         it can never hold.
         """
         self.pool = PrefixCache(n_blocks, self.limits.block_size)
-        errors: list[tuple[Inference, ServingError]] = []
-        together = self.policy.request_level
-        for _, members in groupby(self.waiting.values(), lambda i: i.group if together else i.id):
-            group = list(members)
-            try:
-                refuse_too_large(group, self.policy, self.limits, n_blocks)
-            except InvalidRequest as error:
-                errors += [(inference, error) for inference in group]
-        return self._fail(errors, now)
+        never = never_fitting(self.waiting.values(), self.policy, self.limits, n_blocks)
+        return self._fail(never, now)
 
     @property
     def processed(self) -> int:
@@ -365,18 +344,7 @@ class Scheduler:
         return [*self.waiting.values(), *self.running.values(), *self.held.values()]
 
     def snapshot(self) -> Snapshot:
-        pool = self.pool
-        running = sum(inference.state is State.RUNNING for inference in self.running.values())
-        return Snapshot(
-            len(self.waiting),
-            running + len(self.held),
-            pool.n_blocks - pool.free_blocks,
-            pool.n_blocks,
-            self.prompt_tokens,
-            self.completion_tokens,
-            pool.queries,
-            pool.hits,
-        )
+        return Snapshot.of(self)
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         for extension in self.extensions:
