@@ -27,7 +27,7 @@ from config.groups import GROUPS, meaning
 from config.pool import EARLIER, as_size, in_todays_names
 from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
-from config.tables import NEEDS, ONLY_IN, flag, meaningful
+from config.tables import NEEDS, ONLY_IN, bounds_skipping, flag, meaningful
 from scheduling.policies import MODES, ORDERS
 from scheduling.policies.own import PROBLEMS
 
@@ -157,7 +157,7 @@ def _meaningless(mode: str, flags: Mapping[str, Any], chosen: Mapping[str, Any])
             yield f"{flag(name)} has no meaning in mode {mode}; it belongs to {modes}"
     for name in flags.keys() & NEEDS.keys():
         other, values = NEEDS[name]
-        if chosen.get(other) not in values:
+        if chosen.get(other) not in values and not bounds_skipping(name, chosen):
             yield (
                 f"{flag(name)} has no meaning without {flag(other)} {' or '.join(values)}; add "
                 "that, or leave it out"

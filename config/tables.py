@@ -83,7 +83,13 @@ def meaningful(name: str, mode: str) -> bool:
     return mode in ONLY_IN.get(name, MODES)
 
 
+def bounds_skipping(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a setting is the limit of `--lora-policy`, which holds in every order."""
+    return name == "max_wait_s" and config.get("lora_policy") in ("skip", "drain")
+
+
 def has_effect(name: str, config: Mapping[str, Any]) -> bool:
     """Return whether a setting has a meaning beside the others of a config."""
     other, values = NEEDS.get(name, ("mode", (config["mode"],)))
-    return meaningful(name, config["mode"]) and config.get(other, values[0]) in values
+    needed = config.get(other, values[0]) in values or bounds_skipping(name, config)
+    return needed and meaningful(name, config["mode"])

@@ -36,7 +36,7 @@ ROW: Entry = {
 OPTIONAL = {
     each.name: each.default
     for each in fields(Inference)
-    if each.name in ("deadline", "streamed", "user", "priority", "queue_timeout_s")
+    if each.name in ("deadline", "streamed", "user", "adapter", "priority", "queue_timeout_s")
     or each.name.startswith("slo_")
 }
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -74,6 +74,7 @@ def line_of(entry: Entry) -> str:
             "reason": iteration.reason,
             "padding": iteration.padding,
             "preempted": iteration.preempted,
+            "loads": iteration.loads,
             "rows": [_row(row, blocks.get(i)) for i, row in enumerate(iteration.rows)],
         }
     return _to_json({name: value for name, value in line.items() if value})
@@ -185,6 +186,10 @@ class RecordingScheduler(Scheduler):
     def forget_prefixes(self) -> None:
         with self._called("forget_prefixes"):
             super().forget_prefixes()
+
+    def forget_adapter(self, name: str) -> None:
+        with self._called("forget_adapter", name=name):
+            super().forget_adapter(name)
 
 
 def _ids(inferences: Iterable[Inference]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from scheduling.adapters import Adapters
 from scheduling.admission import UserLimits
 from scheduling.policies import MODES, ORDERS, Limits, chosen
 from scheduling.scheduler import Scheduler
@@ -15,6 +16,9 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
 
     `kind` takes what Scheduler takes.
     """
+    adapters = None
+    if settings.lora_slots:
+        adapters = Adapters(settings.lora_slots, settings.lora_policy, settings.max_wait_s)
     return kind(
         chosen(MODES, settings.mode, settings),
         chosen(ORDERS, settings.order, settings),
@@ -24,6 +28,7 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         decoder_batch_sizes=settings.decoder_batch_sizes,
         length_predictor=settings.length_predictor,
         user_limits=UserLimits(settings.user_requests_per_minute, settings.user_tokens_per_minute),
+        adapters=adapters,
         slo_classes=settings.slo_classes,
         shed=settings.shed,
         speculate=settings.speculate,

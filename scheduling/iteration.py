@@ -40,6 +40,8 @@ def rows_of(
     n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(admitted)
     if n_rows > limits.max_batch_size:
         raise impossible(f"{n_rows} rows are more than max_batch_size {limits.max_batch_size}")
+    if view.adapters is not None and (excess := view.adapters.excess(plan, view)):
+        raise impossible(excess)
     computed = {inference.id for inference, _ in plan.run}
     if computed & preempted or not computed - admitted <= running:
         raise impossible("only what runs can be computed")

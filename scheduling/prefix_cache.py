@@ -26,13 +26,18 @@ def next_key(key: bytes, ids: Sequence[int]) -> bytes:
     return hashlib.sha256(key + array("q", ids).tobytes()).digest()
 
 
-def block_keys(ids: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
+def block_keys(
+    ids: Sequence[int], block_size: int, salt: str = "", adapter: str = ""
+) -> list[bytes]:
     """Return the keys of the first 0, 1, 2, … full blocks of a prompt (vLLM's chain of hashes).
 
-    Equal keys mean equal tokens from the first on, and equal salts.
+    Equal keys mean equal tokens from the first on, equal salts, and the same adapter.
     """
     first = hashlib.sha256(salt.encode()).digest()
-    keys = [hashlib.sha256(first).digest()]  # of 32 bytes, and blocks hash more: no salt is one
+    if adapter:
+        first += hashlib.sha256(adapter.encode()).digest()
+    # of 32 bytes, or of 64 that are no small ids: no salt is one, and no block
+    keys = [hashlib.sha256(first).digest()]
     for end in range(block_size, len(ids) + 1, block_size):
         keys.append(next_key(keys[-1], ids[end - block_size : end]))
     return keys

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from scheduling.adapters import Adapters
 from scheduling.admission import QueuePolicies, UserLimits, never_fitting, refuse_too_large
 from scheduling.drafts import kept
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
@@ -51,6 +52,7 @@ class Scheduler:
         decoder_batch_sizes: Sequence[int] = (),
         length_predictor: str = "exact",
         user_limits: UserLimits | None = None,
+        adapters: Adapters | None = None,
         slo_classes: str = "",
         shed: bool = False,
         speculate: str = "0",
@@ -59,6 +61,7 @@ class Scheduler:
     ):
         self.policy = policy
         self.order = order
+        self.adapters = adapters
         self.limits = limits
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
@@ -87,6 +90,7 @@ class Scheduler:
             self._ordering,
             self.pauses,
             self.speculation,
+            adapters,
         )
         self.extensions += [extension for extension in attached if extension is not None]
 
@@ -147,6 +151,8 @@ class Scheduler:
             self.pool.reserve(inference, tokens)
         for inference, _ in plan.admit:
             self._admit(inference, now)
+        adapters = self.adapters
+        loads = adapters.place(plan, rows, self.running) if adapters is not None else ()
         for extension in self.extensions:
             extension.planned(rows, now)
         self._batches += bool(plan.admit)
@@ -158,6 +164,7 @@ class Scheduler:
             reason=plan.reason,
             padding=padding(rows, self.decoder_batch_sizes),
             preempted=len(plan.preempt),
+            loads=loads,
         )
         return iteration, plan.wake_at
 
@@ -177,6 +184,7 @@ class Scheduler:
             ledger=self.ledger,
             past=self.past,
             speculation=self.speculation,
+            adapters=self.adapters,
             find=self.pool.finder(),
         )
 
@@ -251,6 +259,12 @@ class Scheduler:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; blocks that are shared now stay shared."""
+        self.pool.forget_all()
+
+    def forget_adapter(self, name: str) -> None:
+        """Forget an adapter that no inference in flight has: its name may come to mean another."""
+        if self.adapters is not None:
+            self.adapters.forget(name)
         self.pool.forget_all()
 
     def _finish(self, over: list[Inference], now: float) -> list[Inference]:

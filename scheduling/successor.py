@@ -22,6 +22,7 @@ class Successor(Scheduler):
             n_blocks=failed.pool.n_blocks,
             max_in_flight=failed.max_in_flight,
             decoder_batch_sizes=failed.decoder_batch_sizes,
+            adapters=failed.adapters,
         )
         self.prompt_tokens = failed.prompt_tokens
         self.completion_tokens = failed.completion_tokens

@@ -107,11 +107,17 @@ class Costs:
     answer_turn: int = 0  # between their answers
     decode: Mapping[int, Line] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    load: int = 0  # of each adapter that is loaded, before an iteration
+    adapter_token: int = 0  # for each token of a row with an adapter
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
         amounts = work(iteration)
-        return (self.line if amounts.prefill else self._decode_line(amounts.row)).of(amounts)
+        time = (self.line if amounts.prefill else self._decode_line(amounts.row)).of(amounts)
+        if self.load or self.adapter_token:
+            tokens = sum([row.n_tokens for row in iteration.rows if row.inference.adapter])
+            time += self.load * len(iteration.loads) + self.adapter_token * tokens
+        return time
 
     def following(self, iteration: Iteration) -> tuple[int, int]:
         """Return the time that the next iteration takes, in which the same rows compute a token
@@ -126,12 +132,14 @@ class Costs:
             context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
             live = [row.idle for row in rows].count(False)
         following = Work(1, n, context, 0, 0)
-        return line.of(following), live * line.context
+        adapted = [bool(row.inference.adapter) for row in rows].count(True) * self.adapter_token
+        return line.of(following) + adapted, live * line.context
 
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
-        return replace(self, line=self.line.slower(factor), decode=decode)
+        times = {name: round(factor * getattr(self, name)) for name in ("load", "adapter_token")}
+        return replace(self, line=self.line.slower(factor), decode=decode, **times)
 
     def scaled(self, factor: float) -> Costs:
         """Return the costs of a server so many times as slow, with the same HTTP outside it."""

@@ -161,7 +161,7 @@ class _Server:
     def __init__(self, settings: Entry, observe: Observe | None):
         self._written: list[Entry] = []
         # settings that did not exist yet are at their defaults, as if they did not
-        defaults = {k: field.default for k, field in Config.model_fields.items()}
+        defaults = {"lora_slots": 0} | {k: f.default for k, f in Config.model_fields.items()}
         values = SimpleNamespace(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in (defaults | settings).items()}
         )
@@ -218,6 +218,8 @@ class _Server:
                 return scheduler.limit_blocks(entry["n_blocks"], now)
             case "forget_prefixes":
                 scheduler.forget_prefixes()
+            case "forget_adapter":
+                scheduler.forget_adapter(entry["name"])
             case other:
                 raise ValueError(f"no call is named {other}")
         return ()

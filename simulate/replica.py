@@ -69,7 +69,7 @@ class Stretch(NamedTuple):
         """Return the stretch without its first n iterations."""
         first = self.second + (n - 1) * self.growth
         return self._replace(
-            iteration=self.iteration._replace(rows=self.rows(n)),
+            iteration=self.iteration._replace(rows=self.rows(n), loads=()),
             begun=self.begins(n),
             first=first,
             second=first + self.growth,

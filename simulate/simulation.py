@@ -47,7 +47,6 @@ ENGINE = (
     "fake_slowdown",
 )  # fmt: skip
 WITHOUT_EFFECT = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}
-WITHOUT_EFFECT |= {"lora", "lora_random", "max_loras", "lora_policy"}
 # settings of real servers
 OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine

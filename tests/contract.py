@@ -8,11 +8,13 @@ It says in a sentence what is violated, and shows the smallest schedule found th
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from textwrap import indent
 from typing import Any
 
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 
 from config import build
 from generate.fake import FakeGenerator
+from scheduling.adapters import Adapters
 from scheduling.errors import InvalidRequest, ServingError
 from scheduling.guard import reason
 from scheduling.inference import Inference, Iteration, State
@@ -43,6 +46,7 @@ ASKS = st.lists(
         content=st.none() | st.integers(1, 2),
         n=st.sampled_from([1, 1, 2, 4]),
         user=st.sampled_from([None, "a", "b"]),
+        adapter=st.sampled_from(["", "a", "b", "c", "d"]),
         priority=st.integers(0, 3),
         seed=st.integers(0, 9),
     ),
@@ -71,6 +75,8 @@ def serve_within_limits(
     """
     seen_running: set[int] = set()
     prompts_computed: Counter[int] = Counter()
+    adapters: Adapters | None = options.get("adapters")
+    loaded: dict[int, str] = {}  # by slot of the engine
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         running, pool = scheduler.running, scheduler.pool
@@ -91,6 +97,14 @@ def serve_within_limits(
         owned = Counter(block for inference in running.values() for block in inference.blocks)
         assert owned == {block: n for block, n in enumerate(pool.references) if n}
         assert len(owned) + pool.free_blocks == pool.n_blocks, "KV blocks were lost"
+        if adapters is not None:
+            names = {inference.adapter for inference in running.values()}
+            assert len(names - adapters._uncounted) <= adapters._most, "adapters without slots"
+            loaded.update(iteration.loads)
+            slots = [adapters.slots.get(row.inference.adapter, -1) for row in iteration.rows]
+            assert slots == sorted(slots), "rows of one adapter are apart"
+            for row, slot in zip(iteration.rows, slots):
+                assert loaded.get(slot, "") == row.inference.adapter, "an adapter is not loaded"
         if policy.request_level and seen_running & set(running):
             assert set(running) <= seen_running, "a request joined a batch that had begun"
         seen_running.clear()
@@ -129,7 +143,14 @@ def serve_within_limits(
     answered = [inference.answered_at or 0.0 for inference in inferences]
     assert not preserve_ordering or answered == sorted(answered), "an answer overtook another"
     admitted = [inference.admitted_at or 0.0 for inference in inferences]
-    assert not (order.in_order and policy.in_order) or admitted == sorted(admitted), (
+    longest_s = 0.0  # for which one that lacks a slot may be overtaken
+    if adapters is not None and adapters._rule in ("skip", "drain"):
+        longest_s = math.inf if adapters._max_wait_s is None else adapters._max_wait_s
+    overtaken = any(
+        later < first and early.arrived_at <= later - longest_s
+        for (early, first), (_, later) in combinations(zip(inferences, admitted), 2)
+    )
+    assert not (order.in_order and policy.in_order and overtaken), (
         "a request was admitted before an earlier one; if that is meant, say in_order = False"
     )
     for group in groups if policy.request_level else ():

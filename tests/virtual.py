@@ -86,6 +86,7 @@ class Ask:
     content: int | None = None
     n: int = 1  # completions of each prompt
     user: str | None = None
+    adapter: str = ""
     priority: int = 0
     seed: int = 0  # of the error that a predictor makes
     queue_timeout_s: float | None = None
@@ -97,14 +98,17 @@ class Ask:
         ids = [self.content or 0] * self.prompt
         group = []
         for _ in range(self.rows):
-            keys = None if self.content is None else block_keys(ids, block_size)
+            keys = None
+            if self.content is not None:
+                keys = block_keys(ids, block_size, adapter=self.adapter)
             leader = None
             for _ in range(self.n):
                 member = Inference(
                     ids, self.tokens, Sampling(seed=self.seed), self.deadline,
-                    streamed=self.streamed, user=self.user, priority=self.priority,
-                    queue_timeout_s=self.queue_timeout_s, slo_ttft_ms=self.slo.ttft_ms,
-                    slo_tpot_ms=self.slo.tpot_ms, keys=keys and [*keys], leader=leader,
+                    streamed=self.streamed, user=self.user, adapter=self.adapter,
+                    priority=self.priority, queue_timeout_s=self.queue_timeout_s,
+                    slo_ttft_ms=self.slo.ttft_ms, slo_tpot_ms=self.slo.tpot_ms,
+                    keys=keys and [*keys], leader=leader,
                 )  # fmt: skip
                 leader = leader or member
                 group.append(member)

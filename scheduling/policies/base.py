@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from scheduling.prefix_cache import Account, Find, PrefixCache
 
 if TYPE_CHECKING:
+    from scheduling.adapters import Adapters
     from scheduling.inference import Inference
     from scheduling.ledger import Ledger
     from scheduling.past import Past
@@ -53,11 +54,17 @@ class View(NamedTuple):
     ledger: Ledger | None = None  # service of each user, for orders by user
     past: Past | None = None  # earlier iterations, for policies that depend on them
     speculation: Speculation | None = None  # adds draft tokens to rows of the plan
+    adapters: Adapters | None = None  # which have the slots of the engine
 
     @property
     def waiting(self) -> Iterator[Inference]:
         """Waiting requests in the order, bin by bin in modes that have several."""
-        return chain.from_iterable(self.order.ordered(queue, self) for queue in self.queues)
+        ordered = (self.order.ordered(queue, self) for queue in self.queues)
+        return self.joining(chain.from_iterable(ordered))
+
+    def joining(self, waiting: Iterator[Inference]) -> Iterator[Inference]:
+        """Return those that get a slot for their adapter if all before them join."""
+        return waiting if self.adapters is None else self.adapters.joining(waiting, self)
 
     def account(self) -> Account:
         """Return an account of the KV blocks, to plan with."""
@@ -191,7 +198,7 @@ def whole_groups(
     chosen = {inference.id for inference in first}
     waiting = view.waiting if queue is None else view.order.ordered(queue, view)
     others = (inference for inference in waiting if inference.id not in chosen)
-    for _, members in groupby(chain(first, others), key=lambda inference: inference.group):
+    for _, members in groupby(view.joining(chain(first, others)), key=lambda each: each.group):
         group = list(members)
         if len(taken) + len(group) > rows:
             break

@@ -103,7 +103,8 @@ class Bounded(Order):
     in_order: ClassVar[bool] = False
     max_wait_s: float | None = setting(
         None,
-        "a request that has waited this long goes first (mlfq: returns to the first level)",
+        "a request that has waited this long goes first (mlfq: returns to the first level); with "
+        "--lora-policy skip or drain: is overtaken no longer",
         "none",
         gt=0,
         allow_inf_nan=False,

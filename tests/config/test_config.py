@@ -312,5 +312,6 @@ def test_a_setting_has_an_effect_beside_those_that_it_needs() -> None:
         assert not has_effect(name, plain), name
     assert has_effect("aging", plain | {"order": "sjf"}) and has_effect("max_batch_size", plain)
     assert has_effect("victim", plain | {"kv_reservation": "demand"})
+    assert has_effect("max_wait_s", plain | {"lora_policy": "skip"})
     assert has_effect("bins", {"mode": "multibin"})
     assert has_effect("victim", {"mode": "dynamic"}), "of a run before there was a choice"

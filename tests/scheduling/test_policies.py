@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from scheduling.adapters import Adapters, Rule
 from scheduling.inference import Inference, State
 from scheduling.policies import (
     Dynamic,
@@ -138,6 +139,13 @@ def test_a_policy_keeps_no_state() -> None:
     asks=ASKS,
     length_predictor=st.sampled_from(["exact", "noisy:1", "prompt"]),
     preserve_ordering=st.booleans(),
+    adapters=st.none()
+    | st.builds(
+        Adapters,
+        st.integers(1, 3),
+        st.sampled_from(get_args(Rule)),
+        st.sampled_from([None, 0.5, 4.0]),
+    ),
     **LIMITS,
 )
 def test_any_workload_is_served_once_within_every_limit(

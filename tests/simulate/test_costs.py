@@ -89,11 +89,20 @@ def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> N
     assert costs.between(iteration(rows), 0) == 1000 + 40 + 50 + 2 * 3, "two tokens are sent"
 
 
+def test_adapters_are_loaded_and_computed_at_a_cost() -> None:
+    rows = [decode_row(10), chunk(4, 3)]
+    rows[1].inference.adapter = "a"
+    mixed = iteration(rows)._replace(loads=[(0, "a")])
+    costs = Costs("x", LINE, load=1000, adapter_token=7)
+    assert costs.of(mixed) == LINE.of(work(mixed)) + 1000 + 3 * 7
+
+
 def test_a_slower_server_is_slow_between_iterations_too() -> None:
-    costs = Costs("x", Line(100, 10), 1000, 10, 200, 8, 50, 3, 7, 9, 5, 6, {4: Line(400)})
+    costs = Costs("x", Line(100, 10), 1000, 10, 200, 8, 50, 3, 7, 9, 5, 6, {4: Line(400)}, load=3)
     twice = costs.scaled(2.0)
     assert twice.line == Line(200, 20) and twice.decode == {4: Line(800)}
     assert (twice.gap, twice.gap_row) == (2000, 20)
+    assert twice.load == 6
     assert (twice.gap_answer, twice.gap_answer_row) == (400, 16)
     assert (twice.gap_stream, twice.gap_stream_row) == (100, 6)
     assert (twice.request, twice.answer, twice.request_turn, twice.answer_turn) == (7, 9, 5, 6)
@@ -102,7 +111,22 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
     costs = Costs(
-        "mine", LINE, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, {4: LINE}, {"config": {"model": "demo"}}
+        "mine",
+        LINE,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        {4: LINE},
+        {"config": {"model": "demo"}},
+        11,
+        12,
     )
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from scheduling.adapters import Adapters, Rule
 from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy, Static
 from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line
@@ -25,6 +26,8 @@ ODD = Costs(
     request_turn=PS // 13,
     answer_turn=PS // 31,
     decode={1: Line(PS // 9, context=5), 3: Line(PS // 8, context=1)},
+    load=PS // 19,
+    adapter_token=12_345,
 )
 # so that requests come, and leave, when iterations begin and end
 EVEN = Costs("even", Line(PS // 10), gap=PS // 10)
@@ -86,6 +89,7 @@ def loads(draw: st.DrawFn) -> list[Ask]:
         n=st.sampled_from([1, 1, 2]),
         content=st.none() | st.sampled_from([0, 0, 1]),
         user=st.sampled_from([None, "a", "b"]),
+        adapter=st.sampled_from(["", "a", "b", "c"]),
         priority=st.integers(0, 2),
         seed=st.integers(0, 3),
         deadline=st.none() | st.integers(1, 120).map(lambda t: t / 10),
@@ -107,6 +111,7 @@ def loads(draw: st.DrawFn) -> list[Ask]:
     3,
     [],
     ODD,
+    None,
 )
 @given(
     any_policy(),
@@ -115,16 +120,28 @@ def loads(draw: st.DrawFn) -> list[Ask]:
     st.integers(2, 4),
     st.lists(st.integers(0, 40).map(lambda t: t / 10), max_size=4),
     st.sampled_from([ODD, EVEN]),
+    st.none()
+    | st.tuples(st.integers(1, 2), st.sampled_from(get_args(Rule)), st.none() | st.just(1)),
 )
 def test_jumping_comes_to_what_stepping_does(
-    policy: Policy, order: Order, asks: list[Ask], rows: int, leaves: list[float], costs: Costs
+    policy: Policy,
+    order: Order,
+    asks: list[Ask],
+    rows: int,
+    leaves: list[float],
+    costs: Costs,
+    slots: tuple[Any, ...] | None,
 ) -> None:
     limits = {"max_batch_size": rows, "n_blocks": 40, "token_budget": 9, "decoder_batch_sizes": [4]}
     limits |= {"max_in_flight": 12}
     if order.preemptive and not isinstance(policy, Dynamic):
         order = Fcfs()
-    stepped = serve(policy, order, asks, False, leaves, costs, **limits)
-    jumped = serve(policy, order, asks, True, leaves, costs, **limits)
+    stepped, jumped = (
+        serve(
+            policy, order, asks, jump, leaves, costs, **limits, adapters=slots and Adapters(*slots)
+        )
+        for jump in (False, True)
+    )
     assert jumped[0] == stepped[0]
     assert jumped[1] == stepped[1]
 

@@ -27,6 +27,7 @@ from scheduling.errors import ServingError
 from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
 from scheduling.records import IterationRecord
+from scheduling.scheduler import Scheduler
 from serving import Exchange, Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
@@ -59,6 +60,7 @@ class Witness:
         self.seen["chunk"] += any(not row.samples for row in rows)
         self.seen["idle"] += any(row.idle for row in rows)
         self.seen["padding"] += record.iteration.padding
+        self.seen["loaded"] += len(record.iteration.loads)
 
     def answered(self, inference: Inference) -> None:
         self.seen[inference.error.code if inference.error else inference.finish_reason] += 1
@@ -97,10 +99,20 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         n=draw.choice([1, 1, 2, 3]),
     )
     group = Exchange(server, request).group
+    if server.config.adapters:
+        adapter = draw.choice(["", *server.config.adapters])
+        for member in group:
+            member.adapter = adapter
     if draw.random() < 0.3:  # as routes.streams.Streamer.follow has it
         for member in group:
             member.listener, member.streamed = lambda event: None, True
     return group
+
+
+def forget_idle_adapters(scheduler: Scheduler) -> None:
+    in_flight = {inference.adapter for inference in scheduler.in_flight()}
+    for name in {*scheduler.adapters.slots} - in_flight if scheduler.adapters else ():
+        scheduler.forget_adapter(name)
 
 
 def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None = None) -> Witness:
@@ -136,6 +148,7 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
                     manager.cancel(group)
                 case 2:
                     manager.forget_prefixes()
+                    manager.inspect(forget_idle_adapters)
                 case 3 | 4 | 5 if i > 1:
                     wait_for(unanswered)
         wait_for(unanswered)
@@ -230,6 +243,10 @@ OTHERS = {
     "draft tokens": case("dynamic", "verified", speculate="4:3,2:9", prefix_caching=True),
     "draft tokens as they pay": case(
         "dynamic", "verified", "preempted", speculate="auto", kv_reservation="demand",
+    ),
+    "many adapters": case(
+        "dynamic", "loaded", "preempted", lora_random="4:1", max_loras=2, lora_policy="drain",
+        max_wait_s=0.003, kv_reservation="demand", prefix_caching=True,
     ),
     "padding rows": case("dynamic", "padding", decoder_batch_sizes="4,2"),
     "preferred sizes": case("windowed", preferred_batch_sizes="3,4"),

@@ -1,0 +1,116 @@
+"""LoRA adapters: which of them has which slot of the engine, and which requests wait for a slot.
+
+The base model, whose name is empty, needs none (S-LoRA: Sheng et al., MLSys 2024; vLLM's
+`max_loras`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from scheduling.extensions import Extension
+from scheduling.inference import Inference, Row
+
+if TYPE_CHECKING:
+    from scheduling.policies.base import Plan, View
+
+Rule = Literal["mixed", "grouped", "skip", "drain"]
+
+
+class Adapters(Extension):
+    """Slots, each with its adapter until another one needs it: then the one unused for longest
+    leaves, and none that a running inference has.
+
+    The rule of `--lora-policy` says what a request does for which no slot is free:
+
+    mixed     it waits, and all behind it in the order with it
+    grouped   the same, and one adapter in a batch is all, the base model being one, too
+    skip      others overtake it, for max_wait_s at most, if that is given
+    drain     as skip; and for the first such request the adapter with the fewest tokens left to
+              compute gets no further requests, so that its slot becomes free
+    """
+
+    def __init__(self, n_slots: int, rule: Rule = "mixed", max_wait_s: float | None = None):
+        self.slots: dict[str, int] = {}  # by adapter, the one unused for longest first
+        self.loads: list[tuple[int, str]] = []  # those that no iteration has carried out yet
+        self._free = list(range(n_slots))
+        self._rule, self._max_wait_s = rule, max_wait_s
+        self._most, self._limit = n_slots, f"max_loras {n_slots}"
+        self._uncounted = {""}
+        if rule == "grouped":
+            self._most, self._limit, self._uncounted = 1, "the one of lora_policy grouped", set()
+
+    def joining(self, waiting: Iterable[Inference], view: View) -> Iterator[Inference]:
+        """Return the requests that may join, each if all that were returned before it do."""
+        used = {inference.adapter for inference in view.running} - self._uncounted
+        drained: str | None = None
+        for inference in waiting:
+            name = inference.adapter
+            if name in self._uncounted:
+                yield inference
+            elif name != drained and (name in used or len(used) < self._most):
+                used.add(name)
+                yield inference
+            elif self._rule in ("mixed", "grouped") or self._is_overdue(inference, view.now):
+                return
+            elif self._rule == "drain" and drained is None:
+                drained = _with_fewest_tokens(view.running)
+
+    def excess(self, plan: Plan, view: View) -> str:
+        """Return the rule that a plan breaks by admitting too many adapters; else nothing."""
+        if not plan.admit:
+            return ""
+        preempted = {inference.id for inference in plan.preempt}
+        names = {each.adapter for each in view.running if each.id not in preempted}
+        n = len(names.union(each.adapter for each, _ in plan.admit) - self._uncounted)
+        return f"{n} adapters are more than {self._limit}" if n > self._most else ""
+
+    def place(
+        self, plan: Plan, rows: list[Row], running: Mapping[int, Inference]
+    ) -> Sequence[tuple[int, str]]:
+        """Give slots to the adapters of a plan's inferences, which are admitted by now, and sort
+        the rows by slot, the base model's first; return what to load.
+        """
+        for inference, _ in plan.admit:
+            if (name := inference.adapter) and name not in self.slots:
+                slot = self._free.pop(0) if self._free else self._evict(running.values())
+                self.slots[name] = slot
+                self.loads = [*self.loads, (slot, name)]
+        rows.sort(key=lambda row: self.slots.get(row.inference.adapter, -1))
+        return self.loads
+
+    def forget(self, name: str) -> None:
+        """Empty an adapter's slot, if it has one; no inference in flight may have the adapter."""
+        if name in self.slots:
+            self._free.append(self._empty(name))
+
+    def stop_running(self, inference: Inference, now: float) -> None:
+        if inference.adapter in self.slots:  # from now on the one used last
+            self.slots[inference.adapter] = self.slots.pop(inference.adapter)
+
+    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
+        self.loads = []
+
+    def _is_overdue(self, inference: Inference, now: float) -> bool:
+        since, longest = inference.uncomputed_since, self._max_wait_s
+        return since is not None and longest is not None and since <= now - longest
+
+    def _evict(self, running: Iterable[Inference]) -> int:
+        used = {inference.adapter for inference in running}
+        return self._empty(next(name for name in self.slots if name not in used))
+
+    def _empty(self, name: str) -> int:
+        self.loads = [load for load in self.loads if load[1] != name]
+        return self.slots.pop(name)
+
+
+def _with_fewest_tokens(running: Iterable[Inference]) -> str | None:
+    """Return the adapter whose inferences have the fewest tokens left, by predicted lengths."""
+    left: Counter[str] = Counter()
+    for inference in running:
+        completion = inference.standing.predicted_tokens - len(inference.tokens)
+        left[inference.adapter] += inference.uncomputed - 1 + max(1, completion)
+    del left[""]
+    return min(left, key=left.__getitem__, default=None)
