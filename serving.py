@@ -129,7 +129,8 @@ class Server:
         deadline = None if timeout_s is None else self.manager.clock() + timeout_s
         group: list[Inference] = []
         top, echo = request.logprobs, request.echo
-        shares = not (echo and top is not None)  # a prompt that is scored is computed whole
+        # a prompt that is scored is computed whole; rows of a rectangle share nothing
+        shares = not (echo and top is not None) and config.generator != "padded"
         for ids in request.prompts:
             keys = None
             if shares and config.prefix_caching:

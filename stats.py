@@ -341,7 +341,7 @@ DEFINITIONS = {
     "means are exact, p50 and p99 of the last 1,000 answers",
     "priorities": "the same of each priority; 0: none is named, or levels have no meaning",
     "kv_blocks": "KV blocks in the pool",
-    "padding_rows": "rows that serve no request, to fill a decoder batch size",
+    "padding_rows": "rows that serve no request, to fill a decoder batch size; padded tokens",
     "latency-per-token": "mean of e2el / completion tokens, seconds",
     "throughput": "completion tokens / total-elapsed-time, tok/s",
     "total-tokens-handled": "completion tokens of answered requests",

@@ -104,7 +104,7 @@ class Benchmark:
             configs.append(build(mode, flags, values))
         if self.of_engine and any(c.model == "fake" or c.generator != "cached" for c in configs):
             raise ConfigError(
-                "this benchmark measures the engine: leave out --model fake and --generator naive"
+                "this benchmark measures the cached engine: leave out --model fake and --generator"
             )
         return options, configs
 

@@ -187,10 +187,10 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"{config.model}; lower it"
         )
     yield from _unfit_parts(config)
-    if config.decoder_batch_sizes and config.generator == "naive":
+    if config.decoder_batch_sizes and config.generator != "cached":
         yield (
             "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or "
-            "--generator naive out"
+            f"--generator {config.generator} out"
         )
     yield from _unfit_drafts(config)
     yield from unfit_adapters(config)
@@ -224,10 +224,10 @@ def _unfit_drafts(config: Config) -> Iterator[str]:
         if config.draft != "ngram":
             yield "--draft proposes tokens for --speculate; state --speculate 4, or leave it out"
         return
-    if config.generator == "naive":
+    if config.generator != "cached":
         yield (
-            "draft tokens are verified in the KV cache, and --generator naive has none; leave "
-            "--speculate or --generator naive out"
+            "draft tokens are verified by the cached engine alone; leave --speculate or "
+            f"--generator {config.generator} out"
         )
     most = most_drafts(config.speculate)
     if most >= min(config.max_model_len, config.token_budget):

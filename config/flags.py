@@ -31,9 +31,10 @@ from config.tables import NEEDS, ONLY_IN, bounds_skipping, flag, meaningful
 from scheduling.policies import MODES, ORDERS
 from scheduling.policies.own import PROBLEMS
 
-# settings without a meaning with an engine without a KV cache, and with none at all
+# settings without a meaning with engines but the cached one, and with none at all
 UNUSED = {
     ("generator", "naive"): ("kernels", *OPERATIONS, "kv_dtype", "prefix_caching"),
+    ("generator", "padded"): ("attention", "kv_dtype", "prefix_caching"),
     ("model", "fake"): ("kernels", *OPERATIONS, "kv_dtype"),
 }
 FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]

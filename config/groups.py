@@ -24,7 +24,7 @@ GROUPS = {
     ),
     "Model and engine": (
         "model", "weights", "weights_seed", "tokenizer", "device", "dtype", "threads", "kernels",
-        "generator", "fake_slowdown",
+        "generator", "padded_prefill", "padded_compact", "fake_slowdown",
     ),
     "Speculative decoding": ("speculate", "draft"),
     "LoRA adapters": ("lora", "lora_random", "max_loras", "lora_policy"),

@@ -63,12 +63,15 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     # a share of a GPU's memory, in an environment that several machines share
     if not gpu and str(resolved.get("kv_cache", "%")).endswith("%"):
         resolved["kv_cache"] = "4GB"
-    cached = model != "fake" and resolved.get("generator") != "naive"
+    generator = "none" if model == "fake" else resolved.get("generator", "cached")
+    parts: dict[str, str] = {}
     if resolved.get("kernels") == "plain":
         parts = dict.fromkeys(OPERATIONS, "plain")
-    else:
-        parts = _fastest_parts(resolved, shape.head_size, gpu) if cached else {}
-    if gpu and cached:
+    elif generator in ("cached", "padded"):
+        parts = _fastest_parts(resolved, shape.head_size, gpu)
+    if generator == "padded":
+        parts["attention"] = "plain"
+    if gpu and generator == "cached":
         # a max_batch_size that is no number is Config's to refuse
         with contextlib.suppress(ValueError, TypeError):
             most = int(resolved["max_batch_size"])

@@ -107,8 +107,15 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     threads: Count = setting(1, "torch threads", "auto: physical cores, 1 for demo")
     kernels: Literal["auto", "plain"] = setting("auto",
         "auto (the fastest parts that run here) or plain (PyTorch's own operations)")
-    generator: Literal["cached", "naive"] = setting("cached",
-        "cached, or naive: recompute everything, no KV cache")
+    generator: Literal["cached", "padded", "naive"] = setting("cached",
+        "cached; padded: rows as long as the longest, in PyTorch's own attention (BATON); or "
+        "naive: recompute everything, no KV cache")
+    padded_prefill: Literal["apart", "together"] = setting("apart",
+        "with --generator padded: prompts are a rectangle of their own (apart, BATON), or one with "
+        "the rows that decode, each as wide as the longest chunk (together)")
+    padded_compact: float = setting(0.5,
+        "with --generator padded: keys and values are copied to a tight rectangle as soon as more "
+        "than this share of theirs would be saved", ge=0, le=1)
     fake_slowdown: Positive = setting(1.0,
         "with --model fake: factor by which its iterations take longer")
     lora: str = setting("",

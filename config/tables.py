@@ -35,6 +35,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
         if each.metadata["needs"]
     },
     "fake_slowdown": ("model", ("fake",)),
+    **dict.fromkeys(("padded_prefill", "padded_compact"), ("generator", ("padded",))),
     **{name: ("order", orders) for name, orders in _having(ORDERS).items()},
 }
 

@@ -21,6 +21,7 @@ from generate.lora import AdaptedGenerator, Adapters, random_adapter, read_adapt
 from generate.naive import NaiveGenerator
 from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
+from generate.padded import PaddedGenerator
 from generate.sampling import sample, sample_on_cpu
 from model import GPT2, KVCache
 from scheduling.drafts import Drafter
@@ -35,6 +36,8 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
         model = _load(config, path)
         if config.generator == "naive":
             return NaiveGenerator(model, n_vocab)
+        if config.generator == "padded":
+            return _padded(config, model, n_vocab)
         drafter: Drafter = Ngram()
         if (draft := config.draft_model) is not None:
             engine = _cached(draft, _load(draft, locate(draft)), n_vocab, draft.n_blocks)
@@ -57,7 +60,7 @@ def _load(config: Config, path: Path | None) -> GPT2:
         pack(model, config.linear, bool(config.adapters))
     if config.norms != "plain":
         fuse_norms(model, NORMS[config.norms])
-    if config.device == "cuda" and config.generator == "cached":
+    if config.device == "cuda" and config.generator != "naive":
         pad_head(model)
     return model
 
@@ -72,6 +75,17 @@ def _adapters(config: Config, model: GPT2) -> Adapters:
         else:
             adapters.add(random_adapter(name, rank, seed, model.shape))
     return adapters
+
+
+def _padded(config: Config, model: GPT2, n_vocab: int) -> PaddedGenerator:
+    """Return the engine of rectangles, warm."""
+    sampler = sample_on_cpu if config.sampler == "kernel" else sample
+    generator = PaddedGenerator(
+        model, n_vocab, sampler, config.padded_prefill, config.padded_compact
+    )
+    prompt_tokens = min(config.max_model_len - 1, config.token_budget)
+    generator.warm_up(config.max_batch_size, prompt_tokens)
+    return generator
 
 
 def _cached(

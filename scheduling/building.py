@@ -26,6 +26,7 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         n_blocks=settings.n_blocks,
         max_in_flight=settings.max_in_flight,
         decoder_batch_sizes=settings.decoder_batch_sizes,
+        padded=settings.padded_prefill if settings.generator == "padded" else "",
         length_predictor=settings.length_predictor,
         user_limits=UserLimits(settings.user_requests_per_minute, settings.user_tokens_per_minute),
         adapters=adapters,

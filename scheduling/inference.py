@@ -219,7 +219,7 @@ class Iteration(NamedTuple):
     waiting: int
     blocks_used: int
     reason: str = ""
-    padding: int = 0  # rows without a request, added to fill a decoder batch size
+    padding: int = 0  # tokens computed for no request, each like a row (scheduling/padding.py)
     preempted: int = 0  # inferences that gave their KV blocks up before it
     loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, KeysView, Sequence
+from collections.abc import Container, KeysView
 
 from scheduling.inference import Inference, Row
 from scheduling.policies.base import Plan, Policy, View
@@ -83,13 +83,3 @@ def rows_of(
     if view.speculation is not None:
         view.speculation.add(rows, reserved, account, limits.token_budget - charged, size)
     return rows, list(reserved.values())
-
-
-def padding(rows: Sequence[Row], decoder_batch_sizes: Sequence[int]) -> int:
-    """Return how many padding rows fill an iteration of decode rows up to the smallest size, of
-    ascending ones, that holds it.
-    """
-    n = len(rows)
-    if n and decoder_batch_sizes and all(row.decodes for row in rows):
-        return next((size for size in decoder_batch_sizes if size >= n), n) - n
-    return 0

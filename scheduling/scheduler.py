@@ -16,8 +16,9 @@ from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingErro
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
 from scheduling.guard import planned
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import padding, rows_of
+from scheduling.iteration import rows_of
 from scheduling.ledger import Ledger
+from scheduling.padding import padding
 from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import Fcfs, Limits, Order, Policy, View
@@ -38,7 +39,8 @@ class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
     `decoder_batch_sizes`: iterations of decode rows alone are filled up with padding rows to the
-    smallest that holds them. Features that the four modes do not need are `extensions`.
+    smallest that holds them. `padded`: see padding.rectangles. Features that the four modes do not
+    need are `extensions`.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Scheduler:
         n_blocks: int,
         max_in_flight: int,
         decoder_batch_sizes: Sequence[int] = (),
+        padded: str = "",
         length_predictor: str = "exact",
         user_limits: UserLimits | None = None,
         adapters: Adapters | None = None,
@@ -65,6 +68,7 @@ class Scheduler:
         self.limits = limits
         self.max_in_flight = max_in_flight
         self.decoder_batch_sizes = sorted(decoder_batch_sizes)
+        self.padded = padded
         self.pool = PrefixCache(n_blocks, limits.block_size)
         self.extensions: list[Extension] = []
         self.queue = WaitingQueue(order, policy.n_bins, self.extensions)
@@ -162,7 +166,7 @@ class Scheduler:
             waiting=len(self.waiting),
             blocks_used=self.pool.n_blocks - self.pool.free_blocks,
             reason=plan.reason,
-            padding=padding(rows, self.decoder_batch_sizes),
+            padding=padding(rows, self.decoder_batch_sizes, self.padded),
             preempted=len(plan.preempt),
             loads=loads,
         )

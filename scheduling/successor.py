@@ -23,6 +23,7 @@ class Successor(Scheduler):
             max_in_flight=failed.max_in_flight,
             decoder_batch_sizes=failed.decoder_batch_sizes,
             adapters=failed.adapters,
+            padded=failed.padded,
         )
         self.prompt_tokens = failed.prompt_tokens
         self.completion_tokens = failed.completion_tokens

@@ -25,7 +25,7 @@ from studies.study import Study
 
 NAMES = (
     "orders", "batches", "fair", "urgent", "deadlines", "memory", "prefixes", "routers", "capacity",
-    "fidelity", "vllm_schedule", "arena", "prefill", "speculation",
+    "fidelity", "vllm_schedule", "arena", "prefill", "speculation", "padded",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ OTHERS = "#cfcfcf"  # replicas that are paid for, and take no requests
 MANY = 5_000  # points, which as shapes would make a page of megabytes
 KINDS = {  # of computed rows that serve no request
     "idle": ("#e6ab02", "idle: computed for a request that is done"),
-    "padding": ("#8c6d4f", "padding: computed to fill a decoder batch size"),
+    "padding": ("#8c6d4f", "padding: computed for no request"),
     "recomputed": ("#c51b1b", "recomputed: once more, after a preemption"),
     "rejected": ("#9a5cc6", "rejected: a draft token that was not the next one"),
 }

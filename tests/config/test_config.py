@@ -159,6 +159,8 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_prevent_i
     assert parsed("dynamic --device cpu").decoder_batch_sizes == ()
     naive = parsed("dynamic --generator naive")
     assert naive.attention == "plain" and naive.decoder_batch_sizes == ()
+    padded = parsed("dynamic --generator padded")
+    assert (padded.attention, padded.norms, padded.decoder_batch_sizes) == ("plain", "triton", ())
 
 
 def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fix(

@@ -52,7 +52,7 @@ SENTENCES = {
     },
     "dynamic --draft acceptance:1.1 --speculate 1": "--draft 'acceptance:1.1': must be ngram, mod",
     "dynamic --draft acceptance:0.5": "state --speculate 4, or leave it out",
-    "nobatch --speculate 4 --generator naive": "verified in the KV cache, and --generator naive",
+    "nobatch --speculate 4 --generator naive": "verified by the cached engine alone; leave",
     "dynamic --speculate 2:8,1024:32": "1024 draft tokens do not fit into max_model_len 1024 and "
     "token_budget 256, which counts them; lower --speculate",
     "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
@@ -71,6 +71,14 @@ SENTENCES = {
     "dynamic --model gpt2-xl --kv-cache 1000000GB --max-batch-size 9999999": "GB of weights + ",
     "dynamic --attention triton": "attention triton runs on a GPU alone; leave --attention out",
     "dynamic --kernels plain --generator naive": "--kernels has no meaning with --generator naive",
+    "dynamic --attention plain --generator padded": "--attention has no meaning with --gener",
+    "dynamic --prefix-caching --generator padded": "--prefix-caching has no meaning with",
+    "dynamic --kv-dtype int8 --generator padded": "--kv-dtype has no meaning with",
+    "static --speculate 4 --generator padded": "leave --speculate or --generator padded out",
+    "dynamic --decoder-batch-sizes 8 --generator padded": "leave --decoder-batch-sizes or "
+    "--generator padded out",
+    "dynamic --padded-prefill apart": "without --generator padded; add that, or leave it out",
+    "dynamic --generator padded --padded-compact 2": "--padded-compact '2': input should be l",
     "dynamic --linear int8 --generator naive": "--linear has no meaning with --generator naive; "
     "leave one of them out",
     "dynamic --sampler plain --model fake": "--sampler has no meaning with --model fake; leave one",

@@ -53,6 +53,13 @@ def test_each_rule_serves_the_worked_example(
     assert [i.interruptions.paused_s for i in served.inferences] == paused_s
 
 
+@pytest.mark.parametrize(("padded", "expected"), [("apart", [0, 0, 1]), ("together", [0, 8, 4])])
+def test_rectangles_are_filled_up_to_their_longest_row(padded: str, expected: list[int]) -> None:
+    """B's 9 beside A's 1, then B's 4 and C's 3 beside it; later all decode."""
+    served = run(Dynamic(), EXAMPLE, max_batch_size=3, token_budget=9, padded=padded)
+    assert [each.padding for _, each in served.iterations] == [*expected, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("rule", ["first", "every:1"])
 def test_a_prompt_that_does_not_fit_stops_no_decode_row(rule: str) -> None:
     """B has no block before A is done, and C none before B is."""

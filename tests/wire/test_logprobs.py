@@ -17,6 +17,7 @@ import generate.scoring
 from config import MODES
 from generate.checkpoint import load_model
 from generate.naive import NaiveGenerator
+from generate.padded import PaddedGenerator
 from generate.sampling import penalized, sample, sample_on_cpu
 from model import GPT2
 from scheduling.inference import Inference
@@ -87,9 +88,12 @@ def test_scores_are_the_models_log_softmax_in_every_mode(
         check(model, drafted)
         preempted += sum(inference.interruptions.preemptions for inference in asked)
     assert preempted > 3, "what is computed again is not scored again"
-    asked = scored(12, SAMPLED)
-    assert serve(Dynamic(), NaiveGenerator(model, N_VOCAB), asked) == expected
-    check(model, asked)
+    ways = "apart", "together"
+    rectangles = [PaddedGenerator(model, N_VOCAB, sample, way, 0.5) for way in ways]
+    for other in (NaiveGenerator(model, N_VOCAB), *rectangles):
+        asked = scored(12, SAMPLED)
+        assert serve(Dynamic(), other, asked) == expected
+        check(model, asked)
 
 
 def by_hand(model: GPT2, inference: Inference) -> list[int]:

@@ -1,0 +1,34 @@
+"""Tokens that an engine computes for no request, as they follow from an iteration's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduling.inference import Row
+
+
+def padding(rows: Sequence[Row], decoder_batch_sizes: Sequence[int], padded: str = "") -> int:
+    """Return how many padding rows fill an iteration of decode rows up to the smallest size, of
+    ascending ones, that holds it. padded: see `rectangles`; then, how many tokens fill them up.
+    """
+    if padded:
+        return sum(
+            max(rows[i].n_tokens for i in rectangle) - rows[i].n_tokens
+            for rectangle in rectangles(rows, padded)
+            for i in rectangle
+        )
+    n = len(rows)
+    if n and decoder_batch_sizes and all(row.decodes for row in rows):
+        return next((size for size in decoder_batch_sizes if size >= n), n) - n
+    return 0
+
+
+def rectangles(rows: Sequence[Row], padded: str) -> list[list[int]]:
+    """Return the indices of the rows of each rectangle of tokens: of all rows (`together`), or of
+    decode rows, and of prompts (`apart`).
+    """
+    every = range(len(rows))
+    if padded == "together":
+        return [[*every]]
+    kinds = [[i for i in every if rows[i].decodes is decodes] for decodes in (True, False)]
+    return [indices for indices in kinds if indices]

@@ -1,0 +1,122 @@
+"""Rectangles beside a ragged kernel: what padding costs, by how far apart lengths are.
+
+A burst is served by the server's scheduler and engine without HTTP, until nothing waits any more,
+so that every row is taken. All engines then compute the same iterations.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from typing import Any
+
+import numpy as np
+
+from client.draws import lengths
+from compare.report.tables import formatted
+from config import Config, build
+from generate import load_generator
+from scheduling.building import build_scheduler
+from scheduling.inference import Generator, Inference
+from studies.runner import FinishedRuns
+from studies.study import Against, Case, Cases, Panel, Study, Table, only, ratio
+from weights import locate
+
+LARGER = {"model": "gpt2", "weights": "random", "tokenizer": "bytes"}
+MODELS = {"demo": {"model": "demo"}, "GPT-2 124M": LARGER}
+MEAN = {"demo": 64, "GPT-2 124M": 24}  # tokens of a prompt, and of a completion
+PART = {"demo": 1, "GPT-2 124M": 4}  # one in so many of the requests
+SPREADS = {"equal": "fixed:{0}", "uniform": "uniform:1:{1}", "heavy tail": "lognormal:{2}:1.18:{3}"}
+APART, TOGETHER, RAGGED = "padded, apart", "padded, together", "cached"
+VARIANTS: dict[str, dict[str, Any]] = {
+    TOGETHER: {"generator": "padded", "padded_prefill": "together"},
+    APART: {"generator": "padded"},
+    RAGGED: {},
+    "cached, a call a row": {"attention": "plain"},
+    "cached, plain": {"kernels": "plain"},
+}
+ROWS = 12
+
+
+def cases(n: int) -> list[dict[str, Any]]:
+    every = itertools.product(MODELS, SPREADS, VARIANTS)
+    return [{"model": m, "lengths": spread, "variant": variant} for m, spread, variant in every]
+
+
+@functools.cache
+def engine(model: str, variant: str) -> tuple[Config, Generator]:
+    config = build("dynamic", {**MODELS[model], "max_batch_size": ROWS, **VARIANTS[variant]}, {})
+    return config, load_generator(config, locate(config), 257)
+
+
+def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
+    """Return tokens a second; padding's share of computed tokens; and the share that decode rows
+    lack of a tight rectangle of their keys and values.
+    """
+    config, generator = engine(case["model"], case["variant"])
+    mean, rng = MEAN[case["model"]], np.random.default_rng(seed)
+    draw = lengths(SPREADS[case["lengths"]].format(mean, 2 * mean - 1, mean / 2, 7 * mean))
+    drawn = draw(rng, n // PART[case["model"]]), draw(rng, n // PART[case["model"]])
+    scheduler = build_scheduler(config)
+    scheduler.enqueue([Inference([7] * p, k) for p, k in zip(*drawn)], 0.0)
+    tokens = padding = filled = area = 0
+    start = time.perf_counter()
+    while scheduler.waiting:
+        iteration, _ = scheduler.schedule(time.perf_counter())
+        scheduler.apply(iteration, generator.generate(iteration), time.perf_counter())
+        ends = [row.start + 1 for row in iteration.rows if row.decodes]
+        filled, area = filled + sum(ends), area + len(ends) * max(ends, default=0)
+        tokens += sum(row.n_tokens for row in iteration.rows)
+        padding += iteration.padding
+    return {
+        "output_throughput": scheduler.completion_tokens / (time.perf_counter() - start),
+        "padding": 100 * padding / (tokens + padding),
+        "lacking": 100 * (1 - filled / area),
+    }
+
+
+def verdict(cases: Cases) -> str:
+    """Say what prompts apart give, and what the ragged kernel gives over that."""
+
+    def gains(base: str, variant: str) -> str:
+        pairs = zip(only(cases, {"variant": base}), only(cases, {"variant": variant}))
+        return "; ".join(
+            f"{formatted(ratio(one, other, *TOKENS), '{:.2f}')} ({one['model']}, {one['lengths']})"
+            for one, other in pairs
+        )
+
+    return (
+        f"Tokens a second of prompts apart ÷ together: {gains(TOGETHER, APART)}.\n\n"
+        f"Of a ragged kernel ÷ rectangles with prompts apart: {gains(APART, RAGGED)}."
+    )
+
+
+TOKENS = ["output_throughput"]
+STUDY = Study(
+    name="padded",
+    title="Rectangles, and a ragged kernel",
+    question="What does padding cost an engine of rectangles, and what does a ragged kernel give?",
+    source="prompts computed apart and embedded give up to 1.75 times the throughput of an Orca "
+    "whose prefills pad (BATON, arXiv 2410.18701)",
+    workload=f"{{n}} requests at once (of GPT-2 a quarter), {{seeds}} seeds, {ROWS} rows, 2 cores",
+    requests=96,
+    seeds=3,
+    cases=cases,
+    run=run,
+    servers=True,
+    measures={
+        "output_throughput": ("tok/s", "{:,.0f}"),
+        "padding": ("padding, % of computed tokens", "{:.0f}"),
+        "lacking": ("lacking, % of the rectangle", "{:.0f}"),
+    },
+    text=verdict,
+    tables=[
+        Table(("model", "lengths", "variant"), (), [Against({"variant": TOGETHER}, ratios=TOKENS)])
+    ],
+    figure="Tokens a second, by how far lengths are apart",
+    panels=[
+        Panel(m, "tok/s ÷ padded, together's", TOKENS[0], "lengths", where={"model": m},
+              base={"variant": TOGETHER}) for m in MODELS
+    ],
+)  # fmt: skip
