@@ -134,7 +134,8 @@ class Server:
         for ids in request.prompts:
             keys = None
             if shares and config.prefix_caching:
-                keys = block_keys(ids, config.block_size, request.cache_salt)
+                salts = request.cache_salt, request.adapter
+                keys = block_keys(ids, config.block_size, *salts)
             elif shares and n > 1:
                 # its completions share the prompt's blocks, and no other request does
                 keys = block_keys(ids, config.block_size, secrets.token_hex())

@@ -96,7 +96,8 @@ class OurRouter(RequestRouter):
             return RoutedRequest(0, 0)
         keys: Sequence[bytes] = ()
         if self._router.uses_keys:
-            keys = block_keys(request.prompts[0], self._block_size, request.cache_salt)
+            salts = request.cache_salt, request.adapter
+            keys = block_keys(request.prompts[0], self._block_size, *salts)
         prompt = sum(map(len, request.prompts))
         return RoutedRequest(prompt, tokens_of(request) - prompt, keys, request.user)
 

@@ -129,6 +129,7 @@ class _Run:
         self._unended = len(trace)
         self._server, self._trace, self._watch = server, trace, watch
         self._config = server.config
+        self._adapters = server.config.adapters
         self._observers: list[Observer] = [server.stats]
         self._request_s, self._answer_s = server.costs.request / PS, server.costs.answer / PS
         self._encoded = functools.cache(load_tokenizer(server.config.tokenizer).encode_ordinary)
@@ -194,7 +195,8 @@ class _Run:
         return self._send(i, request, at, ids)
 
     def _send(self, i: int, request: Request, at: float, ids: list[int]) -> Arrival:
-        config = self._config
+        config, caching = self._config, self._config.prefix_caching
+        adapter = self._adapter_of(request)
         arrives = at + self._request_s
         timeout_s = config.request_timeout_s
         seed = i if request.seed is None else request.seed  # a server numbers them, too
@@ -206,11 +208,12 @@ class _Run:
             None if timeout_s is None else arrives + timeout_s,
             streamed=self._server.stream,
             user=request.user,
+            adapter=adapter,
             priority=request.priority or 0,
             slo_class=request.slo_class,
             slo_ttft_ms=request.slo_ttft_ms,
             slo_tpot_ms=request.slo_tpot_ms,
-            keys=block_keys(ids, config.block_size) if config.prefix_caching else None,
+            keys=block_keys(ids, config.block_size, adapter=adapter) if caching else None,
         )
         greedy = request.temperature == 0 and config.model != "fake"
         token = zlib.crc32(array("q", ids)) if greedy else sampling.seed
@@ -236,6 +239,19 @@ class _Run:
 
     def _ids_of(self, request: Request) -> list[int]:
         return request.prompt_ids or self._encoded(request.prompt or "")
+
+    def _adapter_of(self, request: Request) -> str:
+        """Return the adapter that a request names. Raises WorkloadError for an unknown model."""
+        name, base = request.model or "", self._config.model_name
+        if name in self._adapters:
+            return name
+        if name not in ("", base):
+            raise WorkloadError(
+                f"request {request.id} of the trace names the model {name!r}, and there are "
+                f"{', '.join([base, *self._adapters])}; add adapters by --lora-random, or leave "
+                "model out"
+            )
+        return ""
 
     def _too_long(self, request: Request, ids: Sequence[int]) -> str:
         """Return the refusal of a request beyond the context; of others nothing."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from config import build
+from generate.fake import FakeGenerator
 from scheduling.adapters import Adapters, Rule
 from scheduling.errors import GenerationFailed
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, Plan, Srpt, Static, View
 from scheduling.prefix_cache import block_keys
+from serving import Exchange, Server
 from tests.virtual import Ask, make_scheduler, run
+from wire.request import Request
 
 # The worked example of docs/policies.md: two slots, three rows, an iteration a second
 EXAMPLE = [
@@ -109,5 +113,13 @@ def test_prompts_of_different_adapters_share_nothing() -> None:
     asks = [Ask(2.0 * i, prompt=9, content=1, adapter=name) for i, name in enumerate("aba")]
     served = run(Dynamic(), asks, adapters=Adapters(1))
     assert [inference.cached_tokens for inference in served.inferences] == [0, 0, 8]
+    server = Server(
+        build("dynamic", {"model": "fake", "prefix_caching": True, "lora_random": "1:1"}, {}),
+        lambda *_: FakeGenerator(),
+    )
+    requests = [Request([[1] * 16], 1, adapter=name) for name in ("", "lora-0")]
+    base, adapted = (Exchange(server, request).group[0].keys for request in requests)
+    server.close()
+    assert base and adapted and not {*base} & {*adapted}
     salted = [("", ""), ("a", ""), ("", "a"), ("a", "b"), ("b", "a")]  # salt, adapter
     assert len({block_keys([1] * 4, 4, *each)[-1] for each in salted}) == len(salted)

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from matplotlib.patches import StepPatch
 from rich.console import Console
 
 from client import outcomes, traces
+from client.draws import WorkloadError
 from client.load import Watch
 from client.outcomes import Outcome
 from client.progress import Progress, Replayed
@@ -215,6 +217,17 @@ def test_users_and_levels_have_their_own_numbers() -> None:
     assert levels["2"]["mean_e2el_ms"] == pytest.approx((10.7 + 3 * 10.7 - 1) / 2)
     assert result["by_user"]["ann"]["output_throughput"] == pytest.approx(20 / (3 * 10.7 * ms))
     assert result["server"]["users"]["ann"]["completed"] == 2
+
+
+def test_a_trace_names_adapters_which_are_loaded_and_computed_at_a_cost() -> None:
+    costs = replace(FAKE, load=20 * MS, adapter_token=MS)
+    lora: dict[str, Any] = {"lora_random": "2:8", "max_loras": 1}
+    asks = [ask(i, model=name) for i, name in enumerate(("lora-0", "fake", "lora-0", "lora-1"))]
+    _, outcomes = served(asks, costs=costs, **lora)
+    alone = [20 + 19 + 10.7, 10.7, 19 + 10.7, 20 + 19 + 10.7]
+    assert latencies(outcomes) == pytest.approx([ms * sum(alone[: i + 1]) for i in range(4)])
+    with pytest.raises(WorkloadError, match="names the model 'c', and there are fake, lora-0, "):
+        served([ask(0, model="c")], **lora)
 
 
 def test_what_is_in_flight_is_counted_once_in_50_ms_from_first_to_last() -> None:
