@@ -43,10 +43,11 @@ def colours(tab: Any, iteration: int) -> list[Colours]:
     return [frozenset(each) for each in pixels(tab, iteration)]
 
 
-def every_kind() -> str:
+def every_kind(*adapters: str) -> str:
     """A page made by hand: request k is on line k, and does there what LETTERS say; below them are
-    a line of padding and a free one.
+    a line of padding and a free one. adapters: of requests, in turn.
     """
+    adapters = adapters or ("",)
     about = {
         "name": "every kind", "mode": "dynamic", "model": "fake", "order": "fcfs",
         "max_batch_size": PALETTE + 2, "token_budget": 256, "n_blocks": 100, "block_size": 16,
@@ -62,7 +63,9 @@ def every_kind() -> str:
     history = {
         "about": about, "now": 0.1 * COLUMNS, "restart": True, "first": 0, "next": COLUMNS,
         "lines": [], "iterations": iterations, "ended": [], "snapshots": [[0, 50, 0, 0, []]],
-        "requests": [[k, 0.0, 4, 100, None, 0, None] for k in range(PALETTE)],
+        "requests": [
+            [k, 0.0, 4, 100, None, 0, None, adapters[k % len(adapters)]] for k in range(PALETTE)
+        ],
     }  # fmt: skip
     return page.saved([json.dumps(history)])
 

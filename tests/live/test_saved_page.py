@@ -92,3 +92,16 @@ def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows
     assert cells["s"][shown][0] == decoded != cells["w"][shown][0], "paused: a line at its edges"
     # of all requests: prefill, recomputed, idle, paused and decode with drafts or without; nobody's
     assert len(meanings(tab)) == 6 * PALETTE + 2
+
+
+def test_where_requests_name_adapters_a_colour_and_a_letter_are_an_adapter(
+    opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "adapters.html").write_text(every_kind("", "sql", "of/docs"))
+    tab = opened((tmp_path / "adapters.html").as_uri())
+    is_whole(tab)
+    cells = colours(tab, 2 * len(LETTERS))[:PALETTE]
+    assert cells == (6 * cells[:3])[:PALETTE] and len({*cells}) == 3
+    assert tab.inner_text(".adapters").split() == ["base", "model", "A", "sql", "B", "of/docs"]
+    base, sql, docs = pixels(tab, 0)[:3]
+    assert len({*base}) < len({*sql}) and {*sql} != {*docs}, "letters where rows begin"
