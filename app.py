@@ -15,6 +15,7 @@ from config import HANDOFF, MAX_BODY_BYTES, Config
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from routes import server as about_server
+from routes.adapters import Adapters
 from routes.completions import Completions
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from serving import Load, Server
@@ -44,6 +45,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     handlers: dict[str, Callable[[Call], Answer | Response]] = {
         **own.handlers(config, reader),
         **about_server.handlers(server, [os.getpid(), os.getppid()]),
+        **Adapters(server).handlers(),
         **Completions(server, reader).handlers(),
     }
     for name, route in offered(has_page).items():

@@ -72,9 +72,15 @@ class Server:
         self.models = Models(config)
         if config.lora_slots:
             self.scheduler.extensions.append(self.models)
+        self.generator: Generator | None = None  # once it is loaded
+
+        def loaded() -> Generator:
+            self.generator = load(config, path, n_vocab)
+            return self.generator
+
         self.manager = BatchingManager(
             self.scheduler,
-            lambda: load(config, path, n_vocab),
+            loaded,
             loop_interval_s=config.loop_interval_ms / 1e3,
         )
         self.stats = ServerStats(config.max_batch_size)
@@ -162,6 +168,21 @@ class Server:
                 leader = leader or member
                 group.append(member)
         return group
+
+    def add_adapter(self, name: str, folder: str) -> None:
+        """Read a LoRA adapter, which requests may name from then on. Raises ValueError."""
+        self.manager.wait_until_loaded()
+        if self.generator and self.generator.adapters is not None:
+            from generate.lora import read_adapter
+
+            self.generator.adapters.add(read_adapter(name, folder, self.config.shape))
+        self.models.roots[name] = folder
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter that no request has any more, and what was computed with it."""
+        self.manager.inspect(lambda scheduler: scheduler.forget_adapter(name))
+        if self.generator and self.generator.adapters is not None:
+            self.generator.adapters.remove(name)
 
     def report(self, since: int | None = None) -> dict[str, Any]:
         """Return the current run's measures, and if `since` is given each iteration from that

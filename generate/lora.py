@@ -194,7 +194,9 @@ class Adapters:
 
     def load(self, slot: int, name: str) -> None:
         """Copy an adapter into a slot, over the one that is there."""
-        packed = self._known[name]
+        packed = self._known.get(name)
+        if packed is None:  # removed since the iteration was planned: its rows were cancelled
+            packed = torch.zeros(RANKS * self._width)
         self._slots = {each: at for each, at in self._slots.items() if at != slot} | {name: slot}
         self._memory[slot, : len(packed)].copy_(packed, non_blocking=True)
         self._ranks[slot] = len(packed) // self._width

@@ -6,12 +6,28 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from scheduling.errors import ModelNotFound
 from scheduling.extensions import Extension
 from scheduling.inference import Inference
 
 if TYPE_CHECKING:
     from config import Config
+
+
+class UnloadAdapterRequest(BaseModel):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: str = Field(min_length=1)
+
+
+class LoadAdapterRequest(UnloadAdapterRequest):
+    """The body of POST /v1/load_lora_adapter."""
+
+    lora_path: str = Field(min_length=1)
 
 
 class Models(Extension):

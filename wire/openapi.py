@@ -17,6 +17,7 @@ VERSION = "1"
 PROBLEMS = {
     400: "the request can never be served as it stands; `param` names the field",
     401: "the server has an API key, and this is not it",
+    403: "only a server with a key does it",
     404: "there is no such model here",
     413: "the body is too large",
     415: "a POST must be application/json",

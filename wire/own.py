@@ -10,6 +10,7 @@ from scheduling.errors import InvalidRequest
 from stats import DEFINITIONS
 from wire.messages import Answer, answer
 from wire.openapi import document
+from wire.refusals import Refused
 from wire.request import RequestReader
 from wire.routes import offered
 
@@ -42,12 +43,18 @@ def handlers(config: Config, reader: RequestReader) -> dict[str, Handler]:
         models.adapter_of(call.name)
         return answer(models.cards()[call.name])
 
+    def fixed(call: Call) -> Answer:
+        message = "Replicas read their adapters when they start; name them in --lora."
+        raise Refused(403, "adapters_are_fixed", message)
+
     return {
         "POST /tokenize": lambda call: answer(reader.tokenize(call.body)),
         "GET /v1/models": lambda call: answer(
             {"object": "list", "data": [*models.cards().values()]}
         ),
         "GET /v1/models/{name}": one_model,
+        "POST /v1/load_lora_adapter": fixed,  # a server by itself has its own
+        "POST /v1/unload_lora_adapter": fixed,
         "GET /health": lambda call: answer({"status": "ok"}),
         "GET /openapi.json": lambda call: answer(
             document(bool(config.users_of_keys), config.live == "on")

@@ -20,8 +20,9 @@ from wire.bodies import (
     TokenizeRequest,
 )
 from wire.messages import JSON
+from wire.models import LoadAdapterRequest, UnloadAdapterRequest
 
-HTML = "text/html"
+HTML, TEXT = "text/html", "text/plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,14 @@ ROUTES = {
     "GET /v1/models/{name}": Route(
         "the same of one name", answers.Model, problems=(404,), parameters=NAME
     ),
+    "POST /v1/load_lora_adapter": Route(
+        "read a LoRA adapter from a folder, as vLLM's; for those with a key alone",
+        TEXT, LoadAdapterRequest, problems=(400, 403, 404, 413, 415),
+    ),
+    "POST /v1/unload_lora_adapter": Route(
+        "forget a LoRA adapter once its requests have ended, as vLLM's",
+        TEXT, UnloadAdapterRequest, problems=(400, 403, 404, 413, 415),
+    ),
     "GET /stats": Route(
         "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from "
         "number N on",
@@ -99,7 +108,7 @@ ROUTES = {
         "the last ?last=N iterations that somebody looked at, as Chrome's trace events",
         JSON, problems=(400,), parameters=LAST,
     ),
-    "GET /metrics": Route("for Prometheus", "text/plain"),
+    "GET /metrics": Route("for Prometheus", TEXT),
     "GET /health": Route("the process answers", answers.Health),
     "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),
     "GET /openapi.json": Route("this interface, as OpenAPI 3.1 describes it", JSON),

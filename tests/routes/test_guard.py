@@ -26,6 +26,7 @@ from tests.stub import Handler, stub
 from wire.routes import ROUTES
 
 KEY = "sk-Sesame~42"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 BODIES: dict[str, dict[str, Any]] = {
     "/inference": {"prompt": "hi", "num_tokens": 3},
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
@@ -34,6 +35,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/live/load": {"rate": 0},
     "/stats/reset": {},
     "/reset_prefix_cache": {},
+    LOAD: {"lora_name": "a", "lora_path": "/"},
+    UNLOAD: {"lora_name": "a"},
 }
 POSTS = [route.removeprefix("POST ") for route in ROUTES if route.startswith("POST ")]
 
@@ -53,7 +56,8 @@ def test_a_post_that_a_web_page_could_send_unasked_is_a_415_and_changes_nothing(
         assert "--json" in error["message"] and allows_no_other_origin(response)
     assert client.get("/stats").get_json()["completed"] == 1, "neither reset nor asked"
     for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON"):
-        assert client.post(path, data=body, content_type=kind).status_code == 200
+        status = client.post(path, data=body, content_type=kind).status_code
+        assert status == (403 if "lora" in path else 200)
     preflight = client.options(path, headers=origin | {"Access-Control-Request-Method": "POST"})
     assert allows_no_other_origin(preflight)
 
@@ -87,7 +91,8 @@ def test_a_server_with_a_key_answers_those_who_have_it(
         assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
         assert response.get_json()["error"]["code"] == "invalid_api_key"
     for right in (f"Bearer {KEY}", f"bearer  {KEY}"):
-        assert asked(right).status_code == (404 if path == "/nope" else 200)
+        missing = {"/nope": 404, LOAD: 400, UNLOAD: 400}
+        assert asked(right).status_code == missing.get(path, 200)
 
 
 def test_without_a_page_a_browser_needs_the_key_for_the_description_too(
