@@ -15,8 +15,10 @@ MOST = 8  # draft tokens of a row
 KEPT = 0.98  # weight of an iteration's outcome when the next is over: what failed is tried again
 GAIN = 1.03  # in tokens a second below which nothing is verified: estimates are no better
 PRIOR = 0.5  # chance of acceptance before anything is known
-# of a curve: weight of a new sample, samples after which a mean is forgotten, and share
-NEW, FORGOTTEN, UNSEEN = 0.1, 1000, 0.25
+OTHERS = 8  # tries that all requests' experience counts for, beside a request's own
+# of a curve: weight of a new sample, and of one in the mean delay; the most that a sample counts of
+# its usual time; samples after which that is forgotten; share of it that tokens never seen cost
+NEW, DELAY, LATE, FORGOTTEN, UNSEEN = 0.2, 0.02, 1.5, 200, 0.25
 # of a trial: iterations of a stretch, weight of earlier ones when one begins, share of time to lose
 STRETCH, EARLIER, LOST = 16, 0.9, 0.02
 
@@ -24,31 +26,34 @@ Shares = list[tuple[Inference, int]]  # a number of tokens for each
 
 
 class Curve:
-    """Time by number of tokens, which need not lie on a line: a CPU's kernels work in tiles. Means
-    of late samples for each number up to 15 and each step from there on, eight an octave, with
-    straight lines between them. Where more tokens took less, the fewer are taken to take as long:
-    what is measured now and then is too high rather than too low.
+    """Time by number of tokens, which need not lie on a line: a CPU's kernels work in tiles. For
+    each number up to 15, and each step from there on, eight an octave, the usual time of late
+    samples, with straight lines between them; to all is added the mean delay, since what delays an
+    iteration now and then has nothing to do with its tokens. Fewer tokens take no longer than more.
     """
 
     def __init__(self) -> None:
-        self._samples = 0
-        self._known: list[int] = []  # steps that have a mean, ascending
+        self._samples, self._delay_s = 0, 0.0
+        self._known: list[int] = []  # steps with a usual time, ascending
         self._seconds: list[float] = []  # of each
-        self._means: dict[int, tuple[float, int]] = {}  # seconds, and the number of its last sample
+        self._usual: dict[int, tuple[float, int]] = {}  # seconds, and the number of its last sample
 
     def add(self, n: int, seconds: float) -> None:
         step = last_of_step(n)
-        mean, _ = self._means.get(step, (seconds, 0))
-        if step not in self._means:
+        if step not in self._usual:
             insort(self._known, step)
+        usual, _ = self._usual.get(step, (seconds, 0))
+        self._delay_s += (seconds - usual - self._delay_s) * DELAY
         self._samples += 1
-        self._means[step] = mean + (seconds - mean) * NEW, self._samples
+        change = min(seconds, LATE * usual) - usual
+        self._usual[step] = usual + change * NEW, self._samples
         if self._samples % FORGOTTEN == 0:
             old = self._samples - FORGOTTEN
-            self._known = [step for step in self._known if self._means[step][1] > old]
-            self._means = {step: self._means[step] for step in self._known}
-        means = [self._means[step][0] for step in reversed(self._known)]
-        self._seconds = list(accumulate(means, min))[::-1]
+            self._known = [step for step in self._known if self._usual[step][1] > old]
+            self._usual = {step: self._usual[step] for step in self._known}
+        late = max(self._delay_s, 0.0)
+        times = [self._usual[step][0] + late for step in reversed(self._known)]
+        self._seconds = list(accumulate(times, min))[::-1]
 
     def __bool__(self) -> bool:
         return self._samples > 0
@@ -189,6 +194,8 @@ class Worth:
         accepted, chance, chances = PRIOR, 1.0, list[float]()
         for matched in range(drafts.matched, drafts.matched + MOST):
             accepted = (accepted + self._hits[matched]) / (1 + self._tries[matched])
-            chance *= accepted if matched else (accepted + drafts.hits) / (1 + drafts.tries)
+            chance *= (
+                accepted if matched else (OTHERS * accepted + drafts.hits) / (OTHERS + drafts.tries)
+            )
             chances.append(chance)
         return chances

@@ -4,6 +4,7 @@ shows them. Texts of every policy and order are in test_texts.py.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from config import build
 from generate.forced import ForcedAcceptance
 from generate.ngram import Ngram
 from scheduling.drafts import Drafter
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import Dynamic, Order, Policy
 from serving import Exchange, Server
 from simulate import drive
@@ -126,6 +127,22 @@ def test_auto_verifies_what_raises_the_tokens_a_second(
     served, iterations = serve(asks, rates=rates, seconds=seconds, speculate="auto")
     rows = sum(len(iteration.rows) for iteration in iterations)
     assert least <= sum(inference.drafts.verified for inference in served) / rows <= most
+
+
+def test_auto_is_not_misled_by_iterations_that_something_delays() -> None:
+    """Three in a hundred take ten times as long as usual: eight drafts pay all the more."""
+
+    def took_s(speculate: str) -> float:
+        draw = random.Random(0)
+
+        def seconds(rows: Sequence[Row]) -> float:
+            return 1 + 0.1 * sum(row.n_tokens for row in rows) + 20 * (draw.random() < 0.03)
+
+        asks = [Ask(0.0, 1, 300, seed=seed) for seed in range(20)]
+        served, _ = serve(asks, rates=[0.9], seconds=seconds, speculate=speculate, max_batch_size=1)
+        return served[-1].token_times[-1]
+
+    assert took_s("auto") < 1.05 * took_s("8")
 
 
 class Costly(ForcedAcceptance):
