@@ -26,7 +26,7 @@ from weights import locate
 LARGER = {"model": "gpt2", "weights": "random", "tokenizer": "bytes"}
 MODELS = {"demo": {"model": "demo"}, "GPT-2 124M": LARGER}
 MEAN = {"demo": 64, "GPT-2 124M": 24}  # tokens of a prompt, and of a completion
-PART = {"demo": 1, "GPT-2 124M": 4}  # one in so many of the requests
+PART = {"demo": 1, "GPT-2 124M": 2}  # one in so many of the requests
 SPREADS = {"equal": "fixed:{0}", "uniform": "uniform:1:{1}", "heavy tail": "lognormal:{2}:1.18:{3}"}
 APART, TOGETHER, RAGGED = "padded, apart", "padded, together", "cached"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -99,8 +99,8 @@ STUDY = Study(
     question="What does padding cost an engine of rectangles, and what does a ragged kernel give?",
     source="prompts computed apart and embedded give up to 1.75 times the throughput of an Orca "
     "whose prefills pad (BATON, arXiv 2410.18701)",
-    workload=f"{{n}} requests at once (of GPT-2 a quarter), {{seeds}} seeds, {ROWS} rows, 2 cores",
-    requests=96,
+    workload=f"{{n}} requests at once (of GPT-2 half), {{seeds}} seeds, {ROWS} rows, 2 cores",
+    requests=64,
     seeds=3,
     cases=cases,
     run=run,
