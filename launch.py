@@ -50,7 +50,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
 
 def _served(config: Config) -> str:
     kv = "no KV cache"
-    if config.generator == "cached":
+    if config.generator != "naive":
         n_blocks = str(config.n_blocks) if config.pool_is_known else "what memory is left in"
         kv = f"{n_blocks} KV blocks of {config.block_size} tokens"
     return (
