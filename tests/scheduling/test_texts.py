@@ -8,12 +8,15 @@ import copy
 import itertools
 import random
 from collections import Counter
+from typing import get_args
 
 import pytest
 import torch
 
 from generate.draft_model import DraftModel
+from generate.lora import random_adapter
 from model import GPT2
+from scheduling.adapters import Adapters, Rule
 from scheduling.drafts import Drafter
 from scheduling.inference import Inference
 from scheduling.policies import (
@@ -110,3 +113,25 @@ def test_tokens_are_those_of_each_request_alone(
     assert seen["cached"] > 100 and seen["accepted"] > 200 and seen["rejected"] > 50
     assert seen["preempted"] > 5 or policy not in DEMAND
     assert seen["paused"] or not order.preemptive
+
+
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_texts_are_those_of_each_adapter_alone_when_they_share_slots(
+    model: GPT2,  # noqa: F811
+    rule: Rule,
+) -> None:
+    adapters = [random_adapter(name, 4, i, model.shape) for i, name in enumerate("abc")]
+
+    def texts(policy: Policy, slots: Adapters, names: str, n_blocks: int = 100) -> list[list[int]]:
+        asks = conversations()
+        for each, name in zip(asks, names):
+            each.adapter = name.strip()
+            each.keys = block_keys(each.prompt_ids, 4, adapter=each.adapter)
+        generator = engine(model, n_blocks, 4, adapters=adapters, slots=3)
+        return serve(policy, generator, asks, adapters=slots, n_blocks=n_blocks)
+
+    names, base = "ab ca bcab", " " * 10
+    alone = texts(NoBatching(), Adapters(3), names)
+    differ = [one != other for one, other in zip(alone, texts(NoBatching(), Adapters(3), base))]
+    assert differ == [name != " " for name in names]
+    assert texts(DEMAND[0], Adapters(2, rule), names, n_blocks=22) == alone
