@@ -260,6 +260,8 @@ def check(options: Options) -> None:
                     f"{name} has --shed, which goes by limits, and no request states one; add "
                     f"--slo-mix 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
                 )
+    if options.adapters and not all(options.config(name).adapters for name in options.variants):
+        raise ConfigError("--adapters are named, and a server has none; add --lora-random N:RANK")
     modes = dict.fromkeys(variant.mode for variant in options.variants.values())
     for name in options.flags:
         if not any(meaningful(name, mode) for mode in modes):

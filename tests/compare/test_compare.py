@@ -182,6 +182,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         ("--variant a='dynamic --port 1'", "every variant gets a free port"),
         ("--variant a='dynamic --seed 1'", "unknown flag --seed"),
         ("--variant a='dynamic --shed'", "no request states one; add --slo-mix"),
+        ("--adapters 4:uniform", "a server has none; add --lora-random N:RANK"),
         ("--variant static=dynamic", "static is taken"),
         ("--variant base=dynamic --variant base=dynamic", "base is taken"),
         ("--variant base=dynamic --also base=http://h", "base is taken"),
