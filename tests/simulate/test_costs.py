@@ -89,14 +89,6 @@ def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> N
     assert costs.between(iteration(rows), 0) == 1000 + 40 + 50 + 2 * 3, "two tokens are sent"
 
 
-def test_adapters_are_loaded_and_computed_at_a_cost() -> None:
-    rows = [decode_row(10), chunk(4, 3)]
-    rows[1].inference.adapter = "a"
-    mixed = iteration(rows)._replace(loads=[(0, "a")])
-    costs = Costs("x", LINE, load=1000, adapter_token=7)
-    assert costs.of(mixed) == LINE.of(work(mixed)) + 1000 + 3 * 7
-
-
 def test_a_slower_server_is_slow_between_iterations_too() -> None:
     costs = Costs("x", Line(100, 10), 1000, 10, 200, 8, 50, 3, 7, 9, 5, 6, {4: Line(400)}, load=3)
     twice = costs.scaled(2.0)
