@@ -1,0 +1,186 @@
+"""Many adapters on one model: what they cost the engine, and what each rule for slots makes of it.
+
+Engine: rows that decode, each with an adapter of its own, without HTTP. The rest is in virtual
+time, at the costs of the fake engine and of adapters as `LOAD_MS` and `TOKEN_MS` state them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from dataclasses import replace
+from typing import Any
+
+from client.workloads import Workload
+from compare.measure import judged
+from config import Config, build
+from generate import load_generator
+from scheduling.building import build_scheduler
+from scheduling.inference import Generator, Inference
+from simulate.costs import FAKE
+from simulate.run import SimulatedServer
+from simulate.time import PS
+from studies.runner import FinishedRuns
+from studies.study import Against, Case, Panel, Study, Table
+from weights import locate
+
+LOAD_MS, TOKEN_MS = 50.0, 0.02  # of a fake engine, whose iteration takes 8 ms and 0.3 ms a row
+COSTS = replace(FAKE, load=round(LOAD_MS / 1e3 * PS), adapter_token=round(TOKEN_MS / 1e3 * PS))
+LENGTHS, ROWS, SLOTS = "exponential:60:400", 32, 8
+NUMBERS = (1, 2, 4, 8, 16, 32, 64)
+POPULARITIES = ("distinct", "uniform", "skewed", "identical")
+RULES: dict[str, dict[str, Any]] = {
+    "mixed": {},
+    "grouped": {"lora_policy": "grouped"},
+    "skip": {"lora_policy": "skip", "max_wait_s": 5.0},
+    "drain": {"lora_policy": "drain", "max_wait_s": 5.0},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "demo": {"model": "demo"},
+    "GPT-2 124M": {"model": "gpt2", "weights": "random", "tokenizer": "bytes"},
+}
+RANK, PROMPT, ITERATIONS = 8, 8, {"demo": 60, "GPT-2 124M": 12}
+MIXED, ENGINE = {"variant": "mixed"}, {"table": "engine"}
+
+
+def cases(n: int) -> list[dict[str, Any]]:
+    def case(table: str, adapters: int, popularity: str, slots: int, load: float, rule: str) -> Any:
+        return {"table": table, "adapters": adapters, "popularity": popularity, "slots": slots,
+                "load": load, "variant": rule}  # fmt: skip
+
+    engine = [
+        ENGINE | {"model": model, "rows": rows, "adapters": adapters}
+        for model, rows in itertools.product(MODELS, (8, 32))
+        for adapters in (0, 1, rows)
+    ]
+    return [
+        *(case("number", n, "uniform", n, 0, r) for n in NUMBERS for r in ("mixed", "grouped")),
+        *(case("rules", 64, each, SLOTS, 0, rule) for each in POPULARITIES for rule in RULES),
+        *(case("slots", 16, "uniform", slots, 0.7, rule)
+          for slots in (4, 8, 12, 16) for rule in RULES if rule != "grouped"),
+        *engine,
+    ]  # fmt: skip
+
+
+def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
+    if case["table"] == "engine":
+        return engine_run(case, seed)
+    rate = f"poisson:{case['load'] * capacity(n):g}" if case["load"] else "burst"
+    return virtual(case, n, seed, rate)
+
+
+def virtual(case: Case, n: int, seed: int, arrivals: str) -> dict[str, Any]:
+    """Serve a trace in virtual time."""
+    popularity = f"{case['adapters']}:{case['popularity']}"
+    workload = Workload(LENGTHS, seed=seed, prompts="ids", adapters=popularity)
+    trace = workload.requests(n, arrivals, scaled=True)
+    settings = {"model": "fake", "max_batch_size": ROWS, "max_waiting": 10**6}
+    settings |= {"lora_random": f"{case['adapters']}:{RANK}", "max_loras": case["slots"]}
+    config = build("dynamic", settings | RULES[case["variant"]], {})
+    result = judged(trace, SimulatedServer("", config, COSTS).replay(trace), {})
+    shown = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms")
+    return {name: result[name] for name in shown}
+
+
+@functools.cache
+def capacity(n: int) -> float:
+    """Return the requests a second that are completed with a slot for each of 16 adapters."""
+    case = {"adapters": 16, "popularity": "uniform", "slots": 16, "variant": "mixed"}
+    tokens = Workload(LENGTHS, seed=1, prompts="ids").requests(n, "burst", scaled=True)
+    mean = sum(request.num_tokens for request in tokens) / n
+    return float(virtual(case, n, 1, "burst")["output_throughput"]) / mean
+
+
+@functools.cache
+def engine(model: str, adapters: int) -> tuple[Config, Generator]:
+    lora = {"lora_random": f"{adapters}:{RANK}", "max_loras": adapters} if adapters else {}
+    config = build("dynamic", {**MODELS[model], "max_batch_size": 32, **lora}, {})
+    return config, load_generator(config, locate(config), 257)
+
+
+def engine_run(case: Case, seed: int) -> dict[str, Any]:
+    """Return tokens a second of rows that decode."""
+    n, rows = case["adapters"], case["rows"]
+    config, generator = engine(case["model"], n)
+    scheduler = build_scheduler(config)
+    names = [f"lora-{i}" for i in range(n)] or [""]
+    steps = ITERATIONS[case["model"]]
+    asked = [Inference([7] * PROMPT, steps + 3, adapter=names[i % len(names)]) for i in range(rows)]
+    scheduler.enqueue(asked, 0.0)
+    took_s = []
+    while scheduler.has_work:
+        start = time.perf_counter()
+        iteration, _ = scheduler.schedule(start)
+        scheduler.apply(iteration, generator.generate(iteration), start)
+        took_s.append(time.perf_counter() - start)
+    return {"output_throughput": rows * steps / sum(took_s[2 : 2 + steps])}
+
+
+OF_REQUESTS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms")
+STUDY = Study(
+    name="adapters",
+    title="Many adapters on one model",
+    question="What do many adapters in one batch gain over one at a time, and what do slots cost?",
+    source="12 times the throughput of one adapter a batch (Punica, arXiv 2310.18547); nearly "
+    "constant in the number of adapters (LoRAX); 4 times vLLM's (S-LoRA, arXiv 2311.03285)",
+    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most {ROWS} rows; virtual "
+    f"time at the cost of --model fake, {LOAD_MS:g} ms to load an adapter and {TOKEN_MS:g} ms for "
+    f"each token with one; engine: rank {RANK}, 2 cores",
+    requests=1000,
+    seeds=5,
+    cases=cases,
+    run=run,
+    servers=True,
+    measures={
+        "output_throughput": ("tok/s", "{:,.0f}"),
+        "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
+        "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
+    },
+    tables=[
+        Table(
+            ("adapters", "variant"),
+            ["output_throughput"],
+            [
+                Against({"variant": "grouped"}, ratios=["output_throughput"]),
+                Against({"adapters": 1}, ratios=["output_throughput"], words="one adapter"),
+            ],
+            {"table": "number"},
+            "By the number of adapters",
+            "All requests at once, adapters equally popular, a slot for each.",
+        ),
+        Table(
+            ("popularity", "variant"),
+            ["output_throughput", "mean_ttft_ms"],
+            [Against(MIXED, ratios=["output_throughput", "mean_ttft_ms"])],
+            {"table": "rules"},
+            f"64 adapters on {SLOTS} slots, by popularity",
+            "All requests at once. Popularities are Punica's.",
+        ),
+        Table(
+            ("slots", "variant"),
+            ["mean_ttft_ms", "p99_ttft_ms"],
+            [
+                Against(MIXED, ratios=["mean_ttft_ms"]),
+                Against({"slots": 16}, ratios=["mean_ttft_ms"], words="16 slots"),
+            ],
+            {"table": "slots"},
+            "16 adapters, by slots",
+            "Requests come one by one, at 0.7 of what 16 slots complete.",
+        ),
+        Table(
+            ("model", "rows", "adapters"),
+            ["output_throughput"],
+            [Against({"adapters": 0}, ratios=["output_throughput"], words="no adapter")],
+            ENGINE,
+            "Rows that decode, on the engine",
+        ),
+    ],
+    figure="Throughput by the number of adapters, and time to first token by slots",
+    panels=[
+        Panel("all at once, a slot each", "tok/s", "output_throughput", "adapters", "adapters",
+              where={"table": "number"}, log=True),
+        Panel("16 adapters at 0.7 of the capacity", "TTFT mean, ms", "mean_ttft_ms", "slots",
+              "slots", where={"table": "slots"}, log=True),
+    ],
+)  # fmt: skip
