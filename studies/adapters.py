@@ -12,6 +12,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from client.workloads import Workload
 from compare.measure import judged
 from config import Config, build
@@ -103,6 +105,7 @@ def engine_run(case: Case, seed: int) -> dict[str, Any]:
     """Return tokens a second of rows that decode."""
     n, rows = case["adapters"], case["rows"]
     config, generator = engine(case["model"], n)
+    torch.set_num_threads(config.threads)
     scheduler = build_scheduler(config)
     names = [f"lora-{i}" for i in range(n)] or [""]
     steps = ITERATIONS[case["model"]]

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
 
 from client.draws import lengths
 from compare.report.tables import formatted
@@ -61,6 +62,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
     scheduler = build_scheduler(config)
     scheduler.enqueue([Inference([7] * p, k) for p, k in zip(*drawn)], 0.0)
     tokens = padding = filled = area = 0
+    torch.set_num_threads(config.threads)
     start = time.perf_counter()
     while scheduler.waiting:
         iteration, _ = scheduler.schedule(time.perf_counter())
@@ -69,8 +71,12 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
         filled, area = filled + sum(ends), area + len(ends) * max(ends, default=0)
         tokens += sum(row.n_tokens for row in iteration.rows)
         padding += iteration.padding
+    throughput = scheduler.completion_tokens / (time.perf_counter() - start)
+    while scheduler.has_work:  # rows that never end would keep their lines of the rectangle
+        iteration, _ = scheduler.schedule(start)
+        scheduler.apply(iteration, generator.generate(iteration), start)
     return {
-        "output_throughput": scheduler.completion_tokens / (time.perf_counter() - start),
+        "output_throughput": throughput,
         "padding": 100 * padding / (tokens + padding),
         "lacking": 100 * (1 - filled / area),
     }

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from client.load import Watch
 from client.traces import Request
 from client.wire import Plain
@@ -89,6 +91,7 @@ def engine(model: str) -> tuple[Config, Generator]:
 def forced(case: Case, seed: int) -> dict[str, Any]:
     """Return tokens a second of rows that decode, over some iterations."""
     (config, plain), rates = engine(case["model"]), [case["rate"] or 0.0]
+    torch.set_num_threads(config.threads)
     rows, accepting = case["rows"], ForcedAcceptance(plain.generate, rates)
     most = 1 + int(case["speculate"])  # tokens of a row in an iteration
     n = min(max(6, COMPUTED[case["model"]] // rows), LONGEST // most)

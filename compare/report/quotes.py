@@ -18,7 +18,6 @@ ways with ÷ or − between them are compared seed by seed. A part of a page is 
 from __future__ import annotations
 
 import argparse
-import json
 import operator
 import re
 import sys
@@ -30,7 +29,7 @@ from compare import sweep
 from compare.analysis import estimate
 from compare.report import sentences, tables
 from compare.results import keys
-from compare.runs import Run, RunError, load
+from compare.runs import Run, RunError, load, read_json
 from compare.servers import ROOT
 
 QUOTE = re.compile(r"<!-- (results/\S+?)#(.+?) -->(.*?)<!-- end -->", re.DOTALL)
@@ -70,7 +69,7 @@ def quoted(source: str, part: str) -> str:
     path = ROOT / source
     if path.suffix == ".json":
         way, _, form = part.partition(":")
-        return _formatted(_number(json.loads(path.read_text()), way), form)
+        return _formatted(_number(read_json(path), way), form)
     word, *arguments = part.split()
     if path.suffix == ".md":
         return _table(path.read_text(), part)
