@@ -50,9 +50,10 @@ struct Lora {
     template <typename X>
     void lower(const X* x, int64_t n_in, int64_t n_tokens, Member& me) const {
         if (std::all_of(slots, slots + n_tokens, [](int32_t slot) { return slot < 0; })) return;
-        me.share((n_tokens + ROWS - 1) / ROWS, [&](int64_t piece, auto) {
-            const int64_t end = std::min(n_tokens, (piece + 1) * ROWS);
-            for (int64_t first = piece * ROWS, n; first < end; first += n) {
+        const int64_t some = std::clamp<int64_t>(n_tokens / 8, 1, ROWS);
+        me.share((n_tokens + some - 1) / some, [&](int64_t piece, auto) {
+            const int64_t end = std::min(n_tokens, (piece + 1) * some);
+            for (int64_t first = piece * some, n; first < end; first += n) {
                 n = alike(first, end);
                 const int32_t slot = slots[first], rank = slot < 0 ? 0 : ranks[slot];
                 for (int32_t r = 0; r < rank; r += RANKS)
