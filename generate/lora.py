@@ -38,8 +38,6 @@ from scheduling.inference import Iteration, Row
 from shapes import Shape
 from weights import WeightsUnavailable, expected_tensors
 
-RANKS = 4  # as in kernels/lora.h
-
 
 class AdapterError(WeightsUnavailable, ValueError):
     """An adapter that cannot be served; the message names the file, what is wrong, and the fix."""
@@ -137,9 +135,9 @@ class Adapters:
     slots with those that rows can have.
 
     An adapter lies in a slot as it lies in host memory, so that loading it is one copy: of each
-    layer A, [rank, inputs], and scale · B, [panels, rank, panel], float32. Its rank is filled up
-    with zeros to a multiple of RANKS, inputs and outputs as those of packed layers; where layers
-    are not packed a panel is one output. max_tokens: of an iteration at most.
+    layer A, [rank, inputs], and scale · B, [panels, rank, panel], float32. Inputs and
+    outputs are filled up with zeros as those of packed layers; where layers are not packed a panel
+    is one output. max_tokens: of an iteration at most.
     """
 
     def __init__(self, model: GPT2, n_slots: int, max_tokens: int, triton: bool = False):
@@ -182,8 +180,8 @@ class Adapters:
         for name, (n_in, n_out) in self._sizes.items():
             none = torch.zeros(rank, n_in), torch.zeros(n_out, rank)
             a, b = adapter.tensors.get(name, none)
-            b = F.pad(scale * b, (0, -rank % RANKS, 0, -n_out % self._panel))
-            parts.append(F.pad(a, (0, -n_in % INPUTS, 0, -rank % RANKS)))
+            b = F.pad(scale * b, (0, 0, 0, -n_out % self._panel))
+            parts.append(F.pad(a, (0, -n_in % INPUTS)))
             parts.append(b.unflatten(0, (-1, self._panel)).transpose(1, 2))
         packed = torch.cat([part.flatten() for part in parts])
         self._known[adapter.name] = packed.pin_memory() if self._memory.is_cuda else packed
@@ -196,7 +194,7 @@ class Adapters:
         """Copy an adapter into a slot, over the one that is there."""
         packed = self._known.get(name)
         if packed is None:  # removed since the iteration was planned: its rows were cancelled
-            packed = torch.zeros(RANKS * self._width)
+            packed = torch.zeros(self._width)
         self._slots = {each: at for each, at in self._slots.items() if at != slot} | {name: slot}
         self._memory[slot, : len(packed)].copy_(packed, non_blocking=True)
         self._ranks[slot] = len(packed) // self._width

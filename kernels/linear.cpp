@@ -79,19 +79,13 @@ static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t 
             }
             multiply_block(k, w, n, sums.data(), (const char*)next);
         }
-        for (int64_t t = 0, n = 1; t < n_tokens; t += n) {
-            if (layer.lora) n = layer.lora->alike(t, n_tokens);
-            float values[ROWS][PANEL];
-            for (int64_t r = 0; r < n; r++)
-                for (int i = 0; i < PANEL; i++)
-                    values[r][i] = value(t + r, o + i, sums[(t + r) * PANEL + i]);
-            if (layer.lora) layer.lora->add(t, n, panel, layer.n_in, values[0]);
-            for (int64_t r = 0; r < n; r++) {
-                if (layer.with_gelu)
-                    for (int i = 0; i < PANEL; i++) values[r][i] = gelu(values[r][i]);
-                for (int64_t i = 0; i < width; i++)
-                    y[(t + r) * layer.n_out + o + i] = Y(values[r][i]);
-            }
+        for (int64_t t = 0; t < n_tokens; t++) {
+            float values[PANEL];
+            for (int i = 0; i < PANEL; i++) values[i] = value(t, o + i, sums[t * PANEL + i]);
+            if (layer.lora) layer.lora->add(t, panel, layer.n_in, values);
+            if (layer.with_gelu)
+                for (int i = 0; i < PANEL; i++) values[i] = gelu(values[i]);
+            for (int64_t i = 0; i < width; i++) y[t * layer.n_out + o + i] = Y(values[i]);
         }
     });
 }

@@ -14,11 +14,13 @@
 #include <cstdint>
 
 const int LARGEST_RANK = 64;  // as in kernels/__init__.py
-const int RANKS = 4;          // an adapter's rank is filled up with zeros to a multiple of them
+const int RANKS = 4;          // rows of A at once; past the last one its products are not read
 
-// x[n] times RANKS rows of a. n: a multiple of 32.
+// x[n] times RANKS rows of a. n: a multiple of 32. Not inlined: of two loops around it that GCC
+// unrolls in different ways, each would add in an order of its own.
 template <typename X>
-static void project(const X* x, const float* a, int64_t n, float* products) {
+__attribute__((noinline)) static void project(const X* x, const float* a, int64_t n,
+                                              float* products) {
     const float *b = a + n, *c = b + n, *d = c + n;
     float sum_a = 0, sum_b = 0, sum_c = 0, sum_d = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -63,11 +65,11 @@ struct Lora {
         });
     }
 
-    // values[n][PANEL] += B (A x) of tokens t … t + n − 1, which are alike.
-    void add(int64_t t, int64_t n, int64_t panel, int64_t n_in, float* values) const {
+    // values[PANEL] += B (A x) of a token.
+    void add(int64_t t, int64_t panel, int64_t n_in, float* values) const {
         if (slots[t] < 0) return;
         const int64_t rank = ranks[slots[t]];
         const float* b = a(slots[t]) + rank * (n_in + panel * PANEL);
-        multiply_all(low + t * LARGEST_RANK, n, LARGEST_RANK, b, rank, values, (const char*)b, 0);
+        multiply<1>(low + t * LARGEST_RANK, 0, b, rank, values, (const char*)b, 0, 1, 0);
     }
 };

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,18 +16,11 @@ from torch.nn import functional as F
 import kernels
 from config.resolve import onednn_multiplies_bfloat16
 from generate.linear import Int8Linear, KernelLinear, OneDNNLinear
-from tests.builds import BUILDS, FUSED, TILED, built_for
-from tests.counts import nightly_but
+from tests.builds import FUSED, TILED, built_for
 
 DTYPES = [torch.float32, torch.bfloat16]
 Kind = type[KernelLinear] | type[Int8Linear]
 KINDS: list[Kind] = [KernelLinear, Int8Linear]
-
-
-@pytest.fixture(params=nightly_but(["this processor"], BUILDS))
-def build(request: pytest.FixtureRequest) -> Iterator[str]:
-    with built_for(request.param):
-        yield request.param
 
 
 SIZES = [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]

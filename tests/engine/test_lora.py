@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from config import build
+import config
 from generate import load_generator
 from generate.attention import KernelAttention, TritonAttention
 from generate.cached import CachedGenerator
@@ -128,7 +128,7 @@ def test_rows_of_several_adapters_equal_merged_weights(
 @pytest.mark.parametrize("linear", ["kernel", "int8"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_has_the_same_bits_alone_and_a_base_row_those_of_an_engine_without_adapters(
-    dtype: torch.dtype, linear: str, threads: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, linear: str, build: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PATHS, linear, (KernelAttention, sample_on_cpu, linear))
     model, adapters = load_model(shape(96), None, 3, dtype, "cpu"), [trained(n, 96) for n in RANKS]
@@ -169,11 +169,15 @@ def test_an_adapter_that_cannot_be_served_is_refused_by_name(message: str, tmp_p
 def test_adapters_of_the_settings_can_be_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path / "mine", random_adapter("", 8, 1, SHAPES["demo"]))
     given = {"model": "demo", "lora": f"mine={folder}", "lora_random": "2:4", "max_loras": 2}
-    config = build("dynamic", {**given, "draft": "acceptance:0.5", "speculate": "4"}, {})
-    generator = load_generator(config, locate(config), 257)
+    settings = {**given, "draft": "acceptance:0.5", "speculate": "4"}
+    server = config.build("dynamic", settings, {})
+    generator = load_generator(server, locate(server), 257)
     asked = [Inference([5], 9, adapter=name) for name in ("mine", "lora-1", "")]
     batch = [Row(each, 0, 1, [], samples=True, idle=False) for each in asked]
     loads = [(0, "lora-0"), (1, "mine"), (0, "lora-1")]
     assert len({*generator.generate(Iteration(batch, 3, 0, 0, loads=loads))}) == 3
+    batch[2].inference.adapter = "lora-0"
+    with pytest.raises(KeyError):  # it is in no slot any more
+        generator.generate(Iteration(batch, 3, 0, 0))
     generator.adapters.remove("lora-0")
     generator.adapters.load(0, "lora-0")  # as an iteration says that was planned before
