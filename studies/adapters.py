@@ -120,7 +120,6 @@ def engine_run(case: Case, seed: int) -> dict[str, Any]:
     return {"output_throughput": rows * steps / sum(took_s[2 : 2 + steps])}
 
 
-OF_REQUESTS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms")
 STUDY = Study(
     name="adapters",
     title="Many adapters on one model",
