@@ -16,6 +16,7 @@ import torch
 
 from client.workloads import Workload
 from compare.measure import judged
+from compare.report.drawing import LOOKS
 from config import Config, build
 from generate import load_generator
 from scheduling.building import build_scheduler
@@ -185,4 +186,5 @@ STUDY = Study(
         Panel("16 adapters at 0.7 of the capacity", "TTFT mean, ms", "mean_ttft_ms", "slots",
               "slots", where={"table": "slots"}, log=True),
     ],
+    looks=dict(zip(RULES, LOOKS)),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 from compare.machine import ROOT, command_line, stamp
 from compare.report import drawing
 from studies.figure import figure as draw
-from studies.study import Case, Cases, Study, tables
+from studies.study import Case, Cases, Study, only, tables
 
 CODE = (
     "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire", "client",
@@ -134,7 +134,8 @@ def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = 
     made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
     page = f"# {study.title}\n\n{caption}; {made}.\n\n{body}\n"
     folder.mkdir(parents=True, exist_ok=True)
-    draws = study.drawn or (functools.partial(draw, study) if study.panels else None)
+    has_panels = any(only(result["cases"], panel.where) for panel in study.panels)
+    draws = study.drawn or (functools.partial(draw, study) if has_panels else None)
     if draws and (figure := draws(result["cases"], caption)):
         drawing.save(figure, folder / f"{study.name}.png")
         page += f"\n![{study.figure}]({study.name}.png)\n"

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from config import build
 from demo import evaluate
 from demo import train as training
+from demo.adapters import STYLES
 from demo.corpus import Corpus, load_corpus
 from demo.evaluate import bits_of_bytes, causal_logits, complete
 from demo.train import CheckpointUnusable, Recipe, _batch, train
@@ -250,3 +251,15 @@ def test_what_training_writes_can_be_measured_and_served(
     trained, measured = capsys.readouterr().err.splitlines()
     assert re.match("error: cannot write to .* choose another --out$", trained)
     assert re.match("error: folder .* no config.json", measured)
+
+
+def test_each_shipped_adapter_writes_in_its_form() -> None:
+    folders = ",".join(f"{name}={DEMO / 'lora' / name}" for name in ("capitals", "list"))
+    server = Server(build("dynamic", {"model": "demo", "lora": folders}, {}))
+    asked = [Inference(list(b"Return the number. "), 80, adapter=name) for name in ("", *STYLES)]
+    server.manager.enqueue(asked)
+    assert all(inference.done.wait(60) for inference in asked)
+    own, capitals, listed = (bytes(inference.tokens).decode() for inference in asked)
+    server.close()
+    assert capitals.isupper() and not own.isupper()
+    assert "\n* " in listed and "\n* " not in own
