@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kernels import LARGEST_RANK
+
 if TYPE_CHECKING:
     from config.config import Config
 
-MOST_RANK = 64
 NAME = re.compile("[A-Za-z0-9._/-]{1,128}")
 
 
@@ -43,8 +44,10 @@ def read_lora(text: str) -> dict[str, Source]:
 def read_lora_random(text: str) -> dict[str, Source]:
     """Return the adapters of "N:RANK". Raises ValueError."""
     found = re.fullmatch("([1-9][0-9]{0,3}):([1-9][0-9]?)", text)
-    if text and not (found and int(found[2]) <= MOST_RANK):
-        raise ValueError(f"must be N:RANK, such as 8:16: how many, and a rank of 1 … {MOST_RANK}")
+    if text and not (found and int(found[2]) <= LARGEST_RANK):
+        raise ValueError(
+            f"must be N:RANK, such as 8:16: how many, and a rank of 1 … {LARGEST_RANK}"
+        )
     n, rank = map(int, found.groups()) if found else (0, 0)
     return {f"lora-{i}": Source("", rank, i) for i in range(n)}
 

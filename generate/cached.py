@@ -20,7 +20,7 @@ from generate import memory_for
 from generate.attention import Attention
 from generate.buffers import Buffer
 from generate.sampling import Sample
-from generate.scoring import choose, record_prompts, split
+from generate.scoring import ids_after
 from model import GPT2
 from scheduling.drafts import Drafter
 from scheduling.inference import Generator, Inference, Iteration, Row
@@ -83,18 +83,14 @@ class CachedGenerator(Generator):
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Return the ids of rows that sample. Raises OutOfMemory."""
-        rows = iteration.rows
+        rows, padding = iteration.rows, iteration.padding
         with memory_for(f"an iteration of {len(rows)} rows"):
-            if any(row.inference.scores is not None for row in rows):
-                rows, passes = split(rows)
-                for prompts in passes:
-                    record_prompts(self.logits(prompts, every=True), prompts, self._n_vocab)
-            # a GPU computes logits while this thread goes on; it waits once, to read the ids
-            logits = self.logits(rows, iteration.padding) if rows else None
-            sampled = [row for row in rows if row.samples]
-            if logits is None or not sampled:
-                return []
-            return choose(logits, sampled, self._n_vocab, self.sample)
+            return ids_after(
+                rows,
+                lambda part, every: self.logits(part, 0 if every else padding, every),
+                self._n_vocab,
+                self.sample,
+            )
 
     def logits(self, rows: Sequence[Row], padding: int = 0, every: bool = False) -> Tensor:
         """Compute the rows' tokens into the cache; return the logits, [N, V], after rows that

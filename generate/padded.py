@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from generate import memory_for
 from generate.buffers import to_device
 from generate.sampling import Sample
-from generate.scoring import choose, record_prompts, split
+from generate.scoring import ids_after
 from model import GPT2, Attend
 from scheduling.inference import Generator, Inference, Iteration, Row
 from scheduling.padding import rectangles
@@ -157,14 +157,7 @@ class PaddedGenerator(Generator):
         """Return the ids of rows that sample. Raises OutOfMemory."""
         rows = iteration.rows
         with memory_for(f"an iteration of {len(rows)} rows"):
-            if any(row.inference.scores is not None for row in rows):
-                rows, passes = split(rows)
-                for prompts in passes:
-                    record_prompts(self.logits(prompts, every=True), prompts, self._n_vocab)
-            if not rows:
-                return []
-            logits, sampled = self.logits(rows), [row for row in rows if row.samples]
-            return choose(logits, sampled, self._n_vocab, self._sample) if sampled else []
+            return ids_after(rows, self.logits, self._n_vocab, self._sample)
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], every: bool = False) -> Tensor:

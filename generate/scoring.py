@@ -5,7 +5,7 @@ penalties, temperature, top-k and top-p (vLLM's raw_logprobs), over the ids of t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 
 import torch
@@ -18,6 +18,26 @@ from scheduling.sampling import Score, Scores
 
 PASS = 128  # prompt tokens that are scored at once: of GPT-2 their logits are 26 MB
 LEAST = -9999.0  # minus infinity in JSON, as in OpenAI's and vLLM's answers
+
+
+def ids_after(
+    rows: Sequence[Row],
+    logits: Callable[[Sequence[Row], bool], Tensor],
+    n_vocab: int,
+    sample: Sample,
+) -> list[int]:
+    """Compute rows, prompts that are to be scored first; return the ids of those that sample.
+
+    logits: computes rows and returns what follows those that sample, or every token.
+    """
+    if any(row.inference.scores is not None for row in rows):
+        rows, passes = split(rows)
+        for prompts in passes:
+            record_prompts(logits(prompts, True), prompts, n_vocab)
+    # a GPU computes logits while this thread goes on; it waits once, to read the ids
+    found = logits(rows, False) if rows else None
+    sampled = [row for row in rows if row.samples]
+    return [] if found is None or not sampled else choose(found, sampled, n_vocab, sample)
 
 
 def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) -> list[int]:

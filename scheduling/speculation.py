@@ -59,7 +59,7 @@ class Speculation(Extension):
 
     def __init__(self, text: str, past: Past | None, costly: bool):
         self._table = read_speculate(text)
-        self._costly = costly
+        self._costly, self._rows = costly, 0
         self._worth = Worth(past, costly) if past and not self._table else None
 
     def draft(self, running: Collection[Inference], drafter: Drafter) -> None:

@@ -17,17 +17,10 @@ from scheduling.errors import ModelNotFound
 from scheduling.inference import Inference
 from shapes import SHAPES
 from tests.engine.test_lora import save
+from tests.routes.test_guard import KEY, LOAD, OF_MODELS, UNLOAD
 from tests.servers import wait_until
 
-KEY = "sk-Sesame~42"
 WITH_KEY, HEADERS = {"api_key": KEY}, {"Authorization": f"Bearer {KEY}"}
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-BODIES: dict[str, dict[str, Any]] = {
-    "/inference": {"prompt": "hi", "num_tokens": 3},
-    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
-    "/tokenize": {"prompt": "hi"},
-}
 
 
 def test_every_route_takes_an_adapter_s_name_for_a_model(
@@ -35,7 +28,7 @@ def test_every_route_takes_an_adapter_s_name_for_a_model(
 ) -> None:
     log = tmp_path / "log.jsonl"
     client = client_of(lora_random="2:8", request_log=str(log))
-    for path, body in BODIES.items():
+    for path, body in OF_MODELS.items():
         assert client.post(path, json=body).status_code == 200
         answer = client.post(path, json=body | {"model": "lora-1"}).get_json()
         assert answer.get("model", "lora-1") == "lora-1"
@@ -118,7 +111,7 @@ def test_an_adapter_comes_and_goes_while_the_server_runs(
         response = client.application.test_client().post(path, json=body, headers=HEADERS)
         return response.status_code, response.get_data(as_text=True)
 
-    sql, ask = {"lora_name": "of/sql", "lora_path": str(tmp_path)}, BODIES["/inference"]
+    sql, ask = {"lora_name": "of/sql", "lora_path": str(tmp_path)}, OF_MODELS["/inference"]
     assert asked(LOAD, **sql) == (200, "Success: LoRA adapter 'of/sql' added successfully.")
     assert asked("/inference", **ask, model="of/sql")[0] == 200
     card = client.get("/v1/models/of/sql", headers=HEADERS).get_json()

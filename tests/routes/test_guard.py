@@ -27,11 +27,13 @@ from wire.routes import ROUTES
 
 KEY = "sk-Sesame~42"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-BODIES: dict[str, dict[str, Any]] = {
+OF_MODELS: dict[str, dict[str, Any]] = {
     "/inference": {"prompt": "hi", "num_tokens": 3},
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     "/tokenize": {"prompt": "hi"},
+}
+BODIES = OF_MODELS | {
     "/live/load": {"rate": 0},
     "/stats/reset": {},
     "/reset_prefix_cache": {},
