@@ -131,7 +131,7 @@ class Speculation(Extension):
     def planned(self, rows: Sequence[Row], now: float) -> None:
         self._rows = len(rows)
         if self._worth is not None:
-            self._worth.planned([row.inference for row in rows])
+            self._worth.planned()
 
     def sampled(self, inferences: Sequence[Inference], now: float) -> None:
         if self._worth is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from itertools import accumulate
+from operator import mul
 
 from scheduling.drafts import Drafts
 from scheduling.inference import Inference
@@ -16,6 +16,7 @@ KEPT = 0.98  # weight of an iteration's outcome when the next is over: what fail
 GAIN = 1.03  # in tokens a second below which nothing is verified: estimates are no better
 PRIOR = 0.5  # chance of acceptance before anything is known
 OTHERS = 8  # tries that all requests' experience counts for, beside a request's own
+RENEWED = 8  # iterations for which an estimate serves: to estimate takes time of its own
 # of a curve: weight of a new sample, and of one in the mean delay; the most that a sample counts of
 # its usual time; samples after which that is forgotten; share of it that tokens never seen cost
 NEW, DELAY, LATE, FORGOTTEN, UNSEEN = 0.2, 0.02, 1.5, 200, 0.25
@@ -34,26 +35,27 @@ class Curve:
 
     def __init__(self) -> None:
         self._samples, self._delay_s = 0, 0.0
+        self._usual: dict[int, tuple[float, int]] = {}  # seconds, and the number of its last sample
         self._known: list[int] = []  # steps with a usual time, ascending
         self._seconds: list[float] = []  # of each
-        self._usual: dict[int, tuple[float, int]] = {}  # seconds, and the number of its last sample
+        self._beyond: dict[int, list[tuple[int, float]]] = {}  # what `beyond` returned since then
 
     def add(self, n: int, seconds: float) -> None:
         step = last_of_step(n)
-        if step not in self._usual:
-            insort(self._known, step)
         usual, _ = self._usual.get(step, (seconds, 0))
         self._delay_s += (seconds - usual - self._delay_s) * DELAY
+        self._usual[step] = usual + (min(seconds, LATE * usual) - usual) * NEW, self._samples
+        if self._samples % RENEWED == 0:
+            self._renew()
         self._samples += 1
-        change = min(seconds, LATE * usual) - usual
-        self._usual[step] = usual + change * NEW, self._samples
-        if self._samples % FORGOTTEN == 0:
-            old = self._samples - FORGOTTEN
-            self._known = [step for step in self._known if self._usual[step][1] > old]
-            self._usual = {step: self._usual[step] for step in self._known}
-        late = max(self._delay_s, 0.0)
+
+    def _renew(self) -> None:
+        old, late = self._samples - FORGOTTEN, max(self._delay_s, 0.0)
+        self._usual = {step: kept for step, kept in self._usual.items() if kept[1] > old}
+        self._known = sorted(self._usual)
         times = [self._usual[step][0] + late for step in reversed(self._known)]
         self._seconds = list(accumulate(times, min))[::-1]
+        self._beyond = {}
 
     def __bool__(self) -> bool:
         return self._samples > 0
@@ -72,6 +74,18 @@ class Curve:
             return seconds[i]
         share = (n - known[i - 1]) / (known[i] - known[i - 1])
         return seconds[i - 1] * (1 - share) + seconds[i] * share
+
+    def beyond(self, rows: int) -> list[tuple[int, float]]:
+        """Return pairs of draft tokens, up to the most of so many rows, at the end of each step;
+        and the time of an iteration with them.
+        """
+        if rows not in self._beyond:
+            pairs, n = [(0, self.at(rows))], rows
+            while n < (1 + MOST) * rows:
+                n = last_of_step(n + 1)
+                pairs.append((n - rows, self.at(n)))
+            self._beyond[rows] = pairs
+        return self._beyond[rows]
 
 
 def last_of_step(n: int) -> int:
@@ -134,18 +148,23 @@ class Worth:
         # by tokens that matched before a draft token, those before it in its row included:
         # accepted, and verified after those before it were accepted
         self._hits, self._tries = [0.0] * 2 * MOST, [0.0] * 2 * MOST
+        self._chances = [PRIOR] * 2 * MOST  # that follow from them
+        self._planned = 0  # iterations
 
-    def planned(self, running: Sequence[Inference]) -> None:
-        """The next iteration computes these."""
-        for counts in (self._hits, self._tries):
-            counts[:] = [KEPT * count for count in counts]
-        for inference in running:
-            drafts = inference.drafts
-            drafts.hits, drafts.tries = KEPT * drafts.hits, KEPT * drafts.tries
+    def planned(self) -> None:
+        """The next iteration is planned."""
+        self._planned += 1
+        if self._planned % RENEWED:
+            return
+        chance = PRIOR  # where there is no experience a place is like the one before it
+        for place, (hits, tries) in enumerate(zip(self._hits, self._tries)):
+            self._chances[place] = chance = (chance + hits) / (1 + tries)
+            self._hits[place], self._tries[place] = KEPT**RENEWED * hits, KEPT**RENEWED * tries
 
     def verified(self, drafts: Drafts, n: int, accepted: int) -> None:
         """Count a row's outcome: so many of n draft tokens were accepted."""
-        drafts.hits, drafts.tries = drafts.hits + (accepted > 0), drafts.tries + 1
+        drafts.hits = KEPT * drafts.hits + (accepted > 0)
+        drafts.tries = KEPT * drafts.tries + 1
         for place in range(min(accepted + 1, n, MOST)):  # the first rejection is the last try
             self._hits[drafts.matched + place] += place < accepted
             self._tries[drafts.matched + place] += 1
@@ -173,29 +192,25 @@ class Worth:
         found = [
             (chance, i)
             for i, (inference, k) in enumerate(wanted)
-            for chance in self.chances(inference.drafts)[:k]
+            for chance in self.chances(inference.drafts, k)
         ]
         found.sort(reverse=True)
         totals = list(accumulate((chance for chance, _ in found), initial=float(rows)))
-        best, most = GAIN * rows / self._curve.at(rows), 0
-        n, end = 0, len(found)
-        while n < end:
-            n = min(last_of_step(rows + n + 1) - rows, end)
-            if (rate := totals[n] / self._curve.at(rows + n)) > best:
-                best, most = rate, n
+        end = len(found)
+        pairs = [pair for pair in self._curve.beyond(rows) if pair[0] < end]
+        pairs.append((end, self._curve.at(rows + end)))
+        rates = [totals[n] / seconds for n, seconds in pairs]
+        best = max(rates)
+        most = pairs[rates.index(best)][0] if best > GAIN * rates[0] else 0
         taken = Counter(i for _, i in found[:most])
         return [(inference, taken[i]) for i, (inference, _) in enumerate(wanted)]
 
-    def chances(self, drafts: Drafts) -> list[float]:
-        """Return the chance of the first, second, … draft token to be accepted: by how many tokens
-        matched before it, or, where none is looked for, of the first by its request's own
-        experience; where there is none a place is like the one before it.
+    def chances(self, drafts: Drafts, k: int) -> list[float]:
+        """Return the chance of each of k draft tokens to be accepted: by how many tokens matched
+        before it, or, where none is looked for, of the first by its request's own experience.
         """
-        accepted, chance, chances = PRIOR, 1.0, list[float]()
-        for matched in range(drafts.matched, drafts.matched + MOST):
-            accepted = (accepted + self._hits[matched]) / (1 + self._tries[matched])
-            chance *= (
-                accepted if matched else (OTHERS * accepted + drafts.hits) / (OTHERS + drafts.tries)
-            )
-            chances.append(chance)
-        return chances
+        matched = drafts.matched
+        chances = self._chances[matched : matched + k]
+        if not matched:
+            chances[0] = (OTHERS * chances[0] + drafts.hits) / (OTHERS + drafts.tries)
+        return list(accumulate(chances, mul))
