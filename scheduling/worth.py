@@ -16,7 +16,7 @@ KEPT = 0.98  # weight of an iteration's outcome when the next is over: what fail
 GAIN = 1.03  # in tokens a second below which nothing is verified: estimates are no better
 PRIOR = 0.5  # chance of acceptance before anything is known
 OTHERS = 8  # tries that all requests' experience counts for, beside a request's own
-RENEWED = 8  # iterations for which an estimate serves: to estimate takes time of its own
+RENEWED = 8  # iterations that an estimate serves at most: to estimate takes time of its own
 # of a curve: weight of a new sample, and of one in the mean delay; the most that a sample counts of
 # its usual time; samples after which that is forgotten; share of it that tokens never seen cost
 NEW, DELAY, LATE, FORGOTTEN, UNSEEN = 0.2, 0.02, 1.5, 200, 0.25
@@ -45,7 +45,7 @@ class Curve:
         usual, _ = self._usual.get(step, (seconds, 0))
         self._delay_s += (seconds - usual - self._delay_s) * DELAY
         self._usual[step] = usual + (min(seconds, LATE * usual) - usual) * NEW, self._samples
-        if self._samples % RENEWED == 0:
+        if is_due(self._samples):
             self._renew()
         self._samples += 1
 
@@ -86,6 +86,11 @@ class Curve:
                 pairs.append((n - rows, self.at(n)))
             self._beyond[rows] = pairs
         return self._beyond[rows]
+
+
+def is_due(n: int) -> bool:
+    """Return whether an estimate is renewed at the n-th iteration: the first of them often."""
+    return n % min(RENEWED, 1 + n // RENEWED) == 0
 
 
 def last_of_step(n: int) -> int:
@@ -154,12 +159,13 @@ class Worth:
     def planned(self) -> None:
         """The next iteration is planned."""
         self._planned += 1
-        if self._planned % RENEWED:
+        for counts in (self._hits, self._tries) if self._planned % RENEWED == 0 else ():
+            counts[:] = [KEPT**RENEWED * count for count in counts]
+        if not is_due(self._planned):
             return
         chance = PRIOR  # where there is no experience a place is like the one before it
         for place, (hits, tries) in enumerate(zip(self._hits, self._tries)):
             self._chances[place] = chance = (chance + hits) / (1 + tries)
-            self._hits[place], self._tries[place] = KEPT**RENEWED * hits, KEPT**RENEWED * tries
 
     def verified(self, drafts: Drafts, n: int, accepted: int) -> None:
         """Count a row's outcome: so many of n draft tokens were accepted."""
@@ -211,6 +217,6 @@ class Worth:
         """
         matched = drafts.matched
         chances = self._chances[matched : matched + k]
-        if not matched:
+        if chances and not matched:
             chances[0] = (OTHERS * chances[0] + drafts.hits) / (OTHERS + drafts.tries)
         return list(accumulate(chances, mul))

@@ -67,7 +67,8 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
     if mode in ("static", "windowed"):
         assert list(batches) == sorted(batches), "whole batches, one after another"
         assert all(rows == sorted(rows) for rows in batches.values()), "in the order of their rows"
-    assert max(map(max, batches.values())) == (0 if mode == "nobatch" else 7)
+    last = max(map(max, batches.values()))
+    assert last == 0 if mode == "nobatch" else 0 < last < 8
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
