@@ -111,7 +111,7 @@ class Inference:
 
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
-    computed: int = 0  # tokens whose keys and values are in the cache
+    computed: int = 0  # tokens whose keys and values are in the cache, or come with it
     num_cached_blocks: int = 0  # its first blocks, full and known to the prefix cache: read-only
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     tokens: list[int] = field(default_factory=list)  # completion ids

@@ -6,6 +6,7 @@ Knows no torch, no HTTP and no clock. `drive` serves inferences by one scheduler
 loop, time   events in order, in picoseconds
 replica      a scheduler, and the time that its engine takes
 fleet        replicas behind a router
+apart        prefill replicas, and decode replicas
 costs        how long an iteration takes, as calibrated
 run          a trace served by simulated servers
 replay       a server's recording, made once more

@@ -16,9 +16,12 @@ from scheduling.errors import EngineFailed
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
-from simulate.loop import ARRIVE, OBSERVE, Arrival, Ended, Group, Loop, no_follow_up
+from simulate.loop import ARRIVE, OBSERVE, Arrival, Group, Loop
 from simulate.replica import SimulatedReplica, Stretch, ignore
 from simulate.time import instant, seconds
+
+# called as `Ended` is, after the number of the replica
+EndedAt = Callable[[int, float, Inference], Iterable[Arrival]]
 
 
 class Failure(NamedTuple):
@@ -41,6 +44,8 @@ class Layout:
     failures: Sequence[Failure] = ()
     autoscaling: Autoscaling | None = None
     seed: int = 0  # of the router's draws
+    prefill_replicas: int = 0  # the first ones, where prefill and decode are apart
+    kv_gbps: float = 0.0  # Gbit/s at which each of those sends keys and values
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -71,7 +76,7 @@ class Fleet:
 
     build: makes a replica's scheduler. computed: called with the number of a replica and each of
     its stretches. session: returns the user or conversation of a request, which a router may keep
-    together. ended, of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that
+    together. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that
     arrives while no replica is up waits until one is.
     """
 
@@ -83,7 +88,7 @@ class Fleet:
         costs: Costs,
         *,
         computed: Callable[[int, Stretch], None] = ignore,
-        ended: Ended = no_follow_up,
+        ended: EndedAt = lambda number, now, inference: (),
         session: Callable[[Inference], str | None] = lambda inference: inference.user,
         **of_replicas: Any,
     ):
@@ -97,7 +102,7 @@ class Fleet:
         self._gateway = Gateway(
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
         )
-        self._replicas: dict[int, SimulatedReplica] = {}  # up, or finishing what they have
+        self.replicas: dict[int, SimulatedReplica] = {}  # up, or finishing what they have
         self._up: dict[int, routers.ReplicaLoad] = {}  # as the router sees them
         self._starting: set[int] = set()
         self._numbers = itertools.count()
@@ -110,21 +115,22 @@ class Fleet:
             self._autoscaler = Autoscaler(layout.autoscaling, layout.replicas)
             loop.at(0, OBSERVE, self._decide)
 
-    def arrive(self, group: Group) -> None:
+    def arrive(self, group: Group, after: int = 0) -> None:
+        """Send a group to a replica, where it arrives after so many picoseconds."""
         if not self._up:
             self._waiting.append(group)
             return
         number = self._choose(group) if self.layout.is_several else next(iter(self._up))
         self._up[number].requests += len(group)
         self.sent[number] = self.sent.get(number, 0) + 1
-        self._replicas[number].arrive(group)
+        self.replicas[number].arrive(group, after)
 
     def _choose(self, group: Group) -> int:
         """Return the number of the replica that gets the group."""
         router = self._gateway.router
         if router.uses_tokens and self._gateway.looks(self._loop.now):
             for number, seen in self._up.items():
-                seen.tokens = self._replicas[number].remaining_tokens
+                seen.tokens = self.replicas[number].remaining_tokens
         first = group[0]
         request = RoutedRequest(
             len(first.prompt_ids),
@@ -136,7 +142,7 @@ class Fleet:
 
     def check_done(self) -> None:
         """Raise RuntimeError if work is left, once no event is."""
-        for replica in self._replicas.values():
+        for replica in self.replicas.values():
             replica.check_done()
 
     def replica_seconds(self, end_s: float) -> float:
@@ -156,12 +162,12 @@ class Fleet:
         def ended(now: float, inference: Inference) -> Iterable[Arrival]:
             if number in self._up:
                 self._up[number].requests -= 1
-            elif replica is self._replicas.get(number) and not replica.has_work:
-                del self._replicas[number]  # it was to stop, and has finished what it had
+            elif replica is self.replicas.get(number) and not replica.has_work:
+                del self.replicas[number]  # it was to stop, and has finished what it had
                 self._record_change()
-            return self._ended(now, inference)
+            return self._ended(number, now, inference)
 
-        replica = self._replicas[number] = SimulatedReplica(
+        replica = self.replicas[number] = SimulatedReplica(
             self._loop,
             self._build(),
             costs,
@@ -191,8 +197,8 @@ class Fleet:
         else:
             number = min(self._up.values(), key=lambda seen: (seen.requests, -seen.id)).id
             self._down(number)
-            if not self._replicas[number].has_work:
-                del self._replicas[number]
+            if not self.replicas[number].has_work:
+                del self.replicas[number]
         self._record_change()
 
     def _fail(self, failure: Failure) -> None:
@@ -201,7 +207,7 @@ class Fleet:
             self.missed.append(failure)
             return
         self._down(number)
-        self._replicas.pop(number).fail(EngineFailed("The replica failed."))
+        self.replicas.pop(number).fail(EngineFailed("The replica failed."))
         self._start()
 
     def _down(self, number: int) -> None:
@@ -214,7 +220,7 @@ class Fleet:
         now = seconds(self._loop.now)
         ongoing = {number: seen.requests for number, seen in self._up.items()}
         if self._autoscaler.settings.target_tokens is not None:
-            ongoing = {number: self._replicas[number].remaining_tokens for number in self._up}
+            ongoing = {number: self.replicas[number].remaining_tokens for number in self._up}
         target = self._autoscaler.decide(now, ongoing)
         while (n := len(self._up) + len(self._starting)) != target:
             (self._start if n < target else self._stop)()
@@ -223,5 +229,5 @@ class Fleet:
 
     def _record_change(self) -> None:
         up = len(self._up)
-        others = len(self._starting) + len(self._replicas) - up
+        others = len(self._starting) + len(self.replicas) - up
         self.changes.append(Change(seconds(self._loop.now), up, others))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 from config import ConfigError, flag
 from deploy.autoscaling import Autoscaling, read_autoscaling
@@ -19,6 +20,12 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
     routers = f"what chooses one: {', '.join(ROUTERS)} (default: {default.router})"
     # fmt: off
     add("--replicas", type=int, metavar="N", help="servers that share the load (default: 1)")
+    add("--prefill-replicas", type=int, metavar="N",
+        help="instead: servers that compute prompts and first tokens alone, and send keys and "
+        "values to --decode-replicas")
+    add("--decode-replicas", type=int, metavar="N", help="servers that compute all other tokens")
+    add("--kv-gbps", type=float, metavar="GBPS",
+        help="gigabits a second at which each of --prefill-replicas sends keys and values")
     add("--router", metavar="NAME", help=routers)
     add("--stale-s", type=float, metavar="S",
         help="age that the router's knowledge of the replicas may have (default: 0, none)")
@@ -41,7 +48,8 @@ def layout_of(known: argparse.Namespace) -> Layout:
     for name in ("stale_s", "start_s"):
         if not 0 <= (getattr(known, name) or 0) < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds from 0 on")
-    are_several = known.autoscale or (known.replicas or 1) > 1 or known.plan
+    apart = _apart(known)
+    are_several = apart or known.autoscale or (known.replicas or 1) > 1 or known.plan
     if (known.router or known.stale_s) and not are_several:
         raise ConfigError("--router and --stale-s are of several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
@@ -50,6 +58,7 @@ def layout_of(known: argparse.Namespace) -> Layout:
     try:
         return Layout(
             **{name: value for name in names if (value := getattr(known, name)) is not None},
+            **apart,
             slow=dict(_pairs("--slow", known.slow, "2:1.5")),
             failures=[Failure(*pair) for pair in _pairs("--fail", known.fail, "0:30")],
             autoscaling=read_autoscaling(known.autoscale) if known.autoscale else None,
@@ -57,6 +66,26 @@ def layout_of(known: argparse.Namespace) -> Layout:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _apart(known: argparse.Namespace) -> dict[str, Any]:
+    """Return what a layout has of prefill and decode apart, if they are. Raises ConfigError."""
+    given = known.prefill_replicas, known.decode_replicas, known.kv_gbps
+    if given == (None, None, None):
+        return {}
+    if None in given or not (min(given) > 0 and known.kv_gbps < float("inf")):
+        raise ConfigError(
+            "--prefill-replicas, --decode-replicas and --kv-gbps belong together, and are above "
+            "0, as in --prefill-replicas 1 --decode-replicas 3 --kv-gbps 100"
+        )
+    for name in ("replicas", "autoscale", "fail", "start_s", "plan"):
+        if getattr(known, name):
+            raise ConfigError(
+                f"the numbers of --prefill-replicas and --decode-replicas are fixed, and none of "
+                f"them fails; leave out {flag(name)}"
+            )
+    prefill, decode, kv_gbps = given
+    return {"replicas": prefill + decode, "prefill_replicas": prefill, "kv_gbps": kv_gbps}
 
 
 def _pairs(name: str, texts: Sequence[str] | None, example: str) -> Iterator[tuple[int, float]]:
@@ -81,6 +110,12 @@ def described(layout: Layout) -> str:
         words += [
             f"{rule.min_replicas} to {rule.max_replicas} replicas behind {layout.router}",
             f"about {rule.target:g} {of} each",
+        ]
+    elif n := layout.prefill_replicas:
+        words += [
+            f"{n} prefill and {layout.replicas - n} decode replicas, each kind behind the router "
+            f"{layout.router}",
+            f"{layout.kv_gbps:g} Gbit/s for keys and values",
         ]
     elif layout.is_several:
         words.append(f"{layout.replicas} replicas behind the router {layout.router}")

@@ -133,11 +133,17 @@ class SimulatedReplica:
         if scheduler.has_work:
             self._plan_at(loop.now)
 
-    def arrive(self, group: Group) -> None:
-        """Queue a group, once it is its thread's turn. The inferences of a refused group get the
-        refusal as `error`.
+    def arrive(self, group: Group, after: int = 0) -> None:
+        """Queue a group, after so many picoseconds, and once it is its thread's turn. The
+        inferences of a refused group get the refusal as `error`.
         """
         self._tokens += sum([member.remaining_tokens for member in group])
+        if after:
+            self._loop.at(self._loop.now + after, ARRIVE, self._take_turn, group)
+        else:
+            self._take_turn(group)
+
+    def _take_turn(self, group: Group) -> None:
         now, at = self._loop.now, max(self._loop.now, self._turns_end_at)
         self._turns_end_at = at + self.costs.request_turn
         if at == now:
@@ -171,6 +177,10 @@ class SimulatedReplica:
         error = Cancelled("The request was cancelled.")
         self._end_arriving([group], error)
         self._end(self.scheduler.fail(group, error, seconds(self._loop.now)))
+        self.wake()
+
+    def wake(self) -> None:
+        """Plan again, if it computes nothing: KV blocks have been freed."""
         if self._stretch is None and self.scheduler.has_work:
             self._plan_at(self._loop.now + self.costs.gap)
 

@@ -31,8 +31,9 @@ from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from simulate.apart import fleet_of
 from simulate.costs import Costs
-from simulate.fleet import Fleet, Layout
+from simulate.fleet import Layout
 from simulate.loop import OBSERVE, Arrival, Group, Loop
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
@@ -146,7 +147,7 @@ class _Run:
         generate = self._generate if server.config.prefix_caching else any_ids
         rates = server.config.forced_rates
         forced = ForcedAcceptance(generate, rates)
-        self._fleet = Fleet(
+        self._fleet = fleet_of(server.config, server.layout)(
             self._loop,
             server.layout,
             self._build,
@@ -303,7 +304,7 @@ class _Run:
 
     # ---- answers
 
-    def _ended(self, now: float, inference: Inference) -> Iterator[Arrival]:
+    def _ended(self, replica: int, now: float, inference: Inference) -> Iterator[Arrival]:
         sent = self._in_flight.pop(inference)
         outcome = self._outcome(sent, inference, now)
         if inference.answered_at is not None:

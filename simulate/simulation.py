@@ -32,6 +32,7 @@ from compare.options import Options, check, chosen, parse_goodput, parser_of, re
 from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import resolve
 from simulate import plan, plan_page
+from simulate.apart import refuse
 from simulate.costs import FAKE, Costs, CostsError, load
 from simulate.fleet import Layout
 from simulate.layouts import add_replicas, described, layout_of
@@ -188,6 +189,8 @@ def parse(argv: Sequence[str]) -> Simulation:
         raise ConfigError("--slo and --attainment are of --plan; add it, or use --goodput")
     check(options)
     for name in options.variants:
+        if layout.prefill_replicas:
+            refuse(options.config(name), name)
         if layout.router == "prefix" and not options.config(name).prefix_caching:
             raise ConfigError(
                 f"--router prefix goes by what prefix caches hold, and {name} has none; add "

@@ -72,7 +72,7 @@ class Dynamic(Policy):
         kind: type[Planner] = PlannerOnDemand if on_demand else Planner
         return (PlannerByTurns if view.order.preemptive else kind)(
             view,
-            needed=(lambda i: i.uncomputed) if on_demand else (lambda i: i.total_tokens),
+            needed=(lambda i: i.computed + i.uncomputed if on_demand else i.total_tokens),
             prefill=self._prefill,
             counts_decoded=self.counts_decoded,
             victim=self.victim if on_demand else None,

@@ -467,6 +467,7 @@ def test_a_sample_of_a_large_run_is_kept_and_its_measures_are_of_all_requests(
     assert done.returncode == 2 and "is not saved: give the workload's own options" in done.stderr
 
 
+APART = "--prefill-replicas 2 --decode-replicas 2 --kv-gbps"
 PLAN = "--plan --slo ttft:9"
 WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
 
@@ -489,6 +490,10 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
         ("--counts-own", "add --stale-s"),
         ("--router prefix --replicas 2", "prefix.*add --prefix-caching"),
         ("--router random", "add --replicas"),
+        ("--prefill-replicas 2 --kv-gbps 25", "belong together, and are above 0, as in --prefill"),
+        (f"{APART} 0", "belong together"),
+        (f"{APART} 25 --autoscale max_replicas=4", "leave out --autoscale"),
+        (f"{APART} 25 --prefix-caching", "--prefix-caching is not simulated where prefill and"),
         ("--replay=calls.jsonl --step", "leave out all else"),
         ("--slo ttft:9", "of --plan; add it"),
         ("--plan --arrival poisson:15", "--slo ttft:200"),

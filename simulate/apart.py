@@ -1,0 +1,147 @@
+"""Prefill and decode on replicas of their own (DistServe: Zhong et al., OSDI 2024; Splitwise: Patel
+et al., ISCA 2024; vLLM's disaggregated prefilling).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from config import Config, ConfigError, flag
+from scheduling.inference import Inference
+from scheduling.scheduler import Scheduler
+from simulate.costs import Costs
+from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
+from simulate.loop import ARRIVE, Arrival, Group, Loop
+from simulate.replica import Stretch
+
+# settings that do not go together with it, and their value without effect
+WITHOUT = {
+    "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
+    "preserve_ordering": False,
+}  # fmt: skip
+# fields of an inference that a prefill replica sets: of all, and of those that end there
+COMPUTED = ("arrived_at", "admitted_at", "blocks", "computed", "tokens", "token_times", "decodes")
+END = ("state", "answered_at", "error", "is_over")
+
+
+def refuse(config: Config, variant: str) -> None:
+    """Raise ConfigError for settings that are not simulated where prefill and decode are apart."""
+    for name, value in WITHOUT.items():
+        if getattr(config, name) != value:
+            raise ConfigError(
+                f"{flag(name)} is not simulated where prefill and decode are apart, and {variant} "
+                "has it; leave it out, or --prefill-replicas"
+            )
+
+
+def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Apart]:
+    """Return what makes the replicas of a layout."""
+    if not layout.prefill_replicas:
+        return Fleet
+    return functools.partial(Apart, token_bytes=config.block_bytes // config.block_size)
+
+
+class Apart:
+    """Prefill replicas compute prompts and first tokens, decode replicas all other tokens.
+
+    A router chooses a prefill replica for a request, and when its prompt is computed another one
+    chooses a decode replica, to which the keys and values of the prompt are sent at once. Each
+    prefill replica sends one request after another, in this order, while it computes others. The
+    KV blocks of a request are free there once it is sent. At the decode replica it waits in the
+    queue until there are rows and blocks for it. If it is preempted, its prompt is computed there
+    again. A request of one token ends at its prefill replica.
+
+    token_bytes: of the keys and values of a token. All else is as of a `Fleet`; the numbers of
+    decode replicas follow those of prefill replicas.
+    """
+
+    missed: tuple[Failure, ...] = ()
+
+    def __init__(
+        self,
+        loop: Loop,
+        layout: Layout,
+        build: Callable[[], Scheduler],
+        costs: Costs,
+        *,
+        token_bytes: int,
+        computed: Callable[[int, Stretch], None],
+        ended: EndedAt,
+        session: Callable[[Inference], str | None],
+        **of_replicas: Any,
+    ):
+        self._loop, self._layout, self._ended = loop, layout, ended
+        self._token = 8000 * token_bytes / layout.kv_gbps  # picoseconds to send one
+        self._n = n = layout.prefill_replicas
+        self._whole: dict[Inference, Inference] = {}  # by the inference of its first token
+        self._arrived_at: dict[Inference, float] = {}  # at the prefill replica
+        self._free_at = dict.fromkeys(range(n), 0)  # when each has sent all that it has to
+        self._prefill = Fleet(
+            loop, _part(layout, range(n)), build, costs, computed=computed, ended=self._prefilled,
+            session=lambda first: session(self._whole[first]), **of_replicas,
+        )  # fmt: skip
+        self._decode = Fleet(
+            loop, _part(layout, range(n, layout.replicas)), build, costs,
+            computed=lambda number, stretch: computed(n + number, stretch), ended=self._decoded,
+            session=session, **of_replicas,
+        )  # fmt: skip
+
+    def arrive(self, group: Group) -> None:
+        firsts = [replace(inference, num_tokens=1) for inference in group]
+        self._whole.update(zip(firsts, group))
+        self._prefill.arrive(firsts)
+
+    def check_done(self) -> None:
+        """Raise RuntimeError if work is left, once no event is."""
+        self._prefill.check_done()
+        self._decode.check_done()
+
+    @property
+    def sent(self) -> dict[int, int]:
+        """Requests, by the replica that got them."""
+        return self._prefill.sent | {self._n + k: n for k, n in self._decode.sent.items()}
+
+    @property
+    def changes(self) -> list[Change]:
+        return [Change(0.0, self._layout.replicas, 0)]
+
+    def replica_seconds(self, end_s: float) -> float:
+        """Return the seconds of all replicas together."""
+        return self._layout.replicas * end_s
+
+    def _prefilled(self, number: int, now: float, first: Inference) -> Iterable[Arrival]:
+        """Send a request on, whose first token a prefill replica has computed, or end it."""
+        inference, loop = self._whole.pop(first), self._loop
+        is_whole = first.error is not None or inference.num_tokens == 1
+        for name in COMPUTED + END if is_whole else COMPUTED:
+            setattr(inference, name, getattr(first, name))
+        if is_whole:
+            return self._ended(number, now, inference)
+        self._arrived_at[inference] = inference.arrived_at
+        sent_at = max(loop.now, self._free_at[number]) + round(inference.computed * self._token)
+        self._free_at[number] = sent_at
+        scheduler = self._prefill.replicas[number].scheduler
+        kept = scheduler.pool.allocate(scheduler.limits.blocks(inference.computed))
+        loop.at(sent_at, ARRIVE, self._sent, number, kept)
+        # after all that ends at this instant, so that the router knows of it
+        loop.at(loop.now, ARRIVE, self._decode.arrive, [inference], sent_at - loop.now)
+        return ()
+
+    def _sent(self, number: int, kept: list[int]) -> None:
+        """Free the blocks of a request that has been sent."""
+        replica = self._prefill.replicas[number]
+        replica.scheduler.pool.free(kept)
+        replica.wake()
+
+    def _decoded(self, number: int, now: float, inference: Inference) -> Iterable[Arrival]:
+        inference.arrived_at = self._arrived_at.pop(inference)
+        return self._ended(self._n + number, now, inference)
+
+
+def _part(layout: Layout, numbers: range) -> Layout:
+    """Return the layout of some of the replicas."""
+    slow = {k - numbers.start: times for k, times in layout.slow.items() if k in numbers}
+    return replace(layout, replicas=len(numbers), slow=slow)
