@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from generate import fake
 from scheduling.inference import Iteration
+from simulate import roofline
 from simulate.time import PS
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
@@ -90,7 +91,8 @@ class Costs:
     decode: lines of iterations of decode rows alone, by the number of rows and padding. They do not
     lie on one line: a CPU's kernels work in tiles, a GPU has a graph for each decoder batch size.
     Between two numbers of rows lies their interpolation, and outside them holds `line`. source:
-    hardware, commit, date, the engine's config and residuals, of costs that were fitted.
+    hardware, commit, date, the engine's config and residuals, of costs that were fitted; `estimate`
+    of those that were not, in words.
     """
 
     name: str
@@ -109,11 +111,12 @@ class Costs:
     source: Mapping[str, Any] = field(default_factory=dict)
     load: int = 0  # of each adapter that is loaded, before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
+    least: int = 0  # of an iteration, beside what it attends: to read the weights
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
         amounts = work(iteration)
-        time = (self.line if amounts.prefill else self._decode_line(amounts.row)).of(amounts)
+        time = self._of(amounts)
         if self.load or self.adapter_token:
             tokens = sum([row.n_tokens for row in iteration.rows if row.inference.adapter])
             time += self.load * len(iteration.loads) + self.adapter_token * tokens
@@ -133,12 +136,13 @@ class Costs:
             live = [row.idle for row in rows].count(False)
         following = Work(1, n, context, 0, 0)
         adapted = [bool(row.inference.adapter) for row in rows].count(True) * self.adapter_token
-        return line.of(following) + adapted, live * line.context
+        return self._of(following) + adapted, live * line.context
 
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
-        times = {name: round(factor * getattr(self, name)) for name in ("load", "adapter_token")}
+        others = ("load", "adapter_token", "least")
+        times = {name: round(factor * getattr(self, name)) for name in others}
         return replace(self, line=self.line.slower(factor), decode=decode, **times)
 
     def scaled(self, factor: float) -> Costs:
@@ -166,6 +170,13 @@ class Costs:
         if (self.gap_stream or self.gap_stream_row) and (n := streams(iteration)):
             gap += self.gap_stream + self.gap_stream_row * n
         return gap
+
+    def _of(self, amounts: Work) -> int:
+        line = self.line if amounts.prefill else self._decode_line(amounts.row)
+        time = line.of(amounts)
+        if self.least:
+            time += max(0, self.least - line.of(amounts._replace(context=0, chunk_context=0)))
+        return time
 
     def _decode_line(self, rows: int) -> Line:
         return self._by_rows.get(rows, self.line)
@@ -216,11 +227,13 @@ def save(costs: Costs, path: Path) -> None:
 
 
 def load(name: str | Path) -> Costs:
-    """Return costs of `STATED` or results/costs by their name, or of any file by its path. Raises
-    CostsError.
+    """Return costs of `STATED` or results/costs by their name, of any file by its path, or of a
+    machine that is not here by an estimate. Raises CostsError.
     """
     if name in STATED:
         return STATED[str(name)]
+    if str(name).startswith(roofline.PREFIX):
+        return _estimated(str(name))
     path = Path(name) if str(name).endswith(".json") else FOLDER / f"{name}.json"
     try:
         values = json.loads(path.read_text())
@@ -243,6 +256,20 @@ def load(name: str | Path) -> Costs:
             f"{path} holds no costs ({type(error).__name__}: {error}); measure them again with "
             f"python -m benchmarks.costs"
         ) from None
+
+
+def _estimated(name: str) -> Costs:
+    """Return the costs of a machine that is not here. Plans, answers and HTTP take what they take
+    beside an engine that leaves the processor alone.
+    """
+    try:
+        values = roofline.values(name)
+    except ValueError as error:
+        raise CostsError(str(error)) from None
+    line, least = _line(values.pop("line")), values.pop("least")
+    around = load("fake-server")
+    name = roofline.marked(name)
+    return replace(around, name=name, line=line, decode={}, least=least, source=values)
 
 
 def _line(terms: Mapping[str, Any]) -> Line:

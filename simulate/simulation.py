@@ -131,7 +131,7 @@ class Simulating(compare.Comparison):
 
     def facts(self) -> dict[str, Any]:
         costs, layout = self.options.costs, described(self.options.layout)
-        fitted = {key: costs.source.get(key) for key in ("hardware", "commit", "date")}
+        fitted = {key: costs.source.get(key) for key in ("hardware", "commit", "date", "estimate")}
         engine = {"engine": costs.source.get("config")}
         simulated = {"costs": costs.name, "layout": layout} | fitted | engine
         return super().facts() | {"simulated": simulated}
@@ -146,7 +146,8 @@ def parse(argv: Sequence[str]) -> Simulation:
     # fmt: off
     add("--costs", default=FAKE.name, metavar="NAME",
         help="how long iterations take: a file of results/costs, a path that ends in .json, "
-        "second, which is what each takes, or fake, the fake engine's own line (default: fake)")
+        "second, which is what each takes, fake, the fake engine's own line, or an estimate for a "
+        "machine that is not here, as roofline:h100,gpt2-medium,bfloat16 (default: fake)")
     add("--step", action="store_true",
         help="compute each iteration, instead of jumping over those between which nothing changes; "
         "slower, and the same")

@@ -131,7 +131,9 @@ def sweep_part(run: Run, figure: Sequence[str]) -> list[str]:
 
 def marked(run: Run) -> str:
     """Return a remark for beside the names of a run that was simulated."""
-    return " (simulated)" if run.first.get("simulated") else ""
+    if not (facts := run.first.get("simulated")):
+        return ""
+    return " (simulated, at estimated costs)" if facts.get("estimate") else " (simulated)"
 
 
 def facts(run: Run) -> list[str]:

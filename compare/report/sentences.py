@@ -108,6 +108,8 @@ def simulated(run: Run) -> str | None:
     if hardware := facts["hardware"]:
         engine = escape(processor(hardware, facts["engine"]))
         costs += f", fitted on {engine} (commit {facts['commit']}, {facts['date'][:10]})"
+    elif estimate := facts.get("estimate"):
+        costs += f": no machine was measured, and these are {escape(estimate)}"
     layout = f" Each variant: {escape(facts['layout'])}." if facts["layout"] else ""
     return (
         "**Simulated**: no server ran. The server's own scheduler served the trace in virtual "

@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compare.report.tables import markdown
 from generate import fake
 from generate.fake import FakeGenerator
 from scheduling.inference import Inference, Iteration, Row
 from simulate import costs
 from simulate.costs import FAKE, Costs, CostsError, Line, load, save, work
+from simulate.roofline import DEVICES, REACHED, Device
 from simulate.time import PS
 
+UNITS = ("bytes", "flops")
 LINE = Line(iteration=500, row=70, context=3, prefill=11, chunk_context=2)
 GRAPHS = Costs("graphs", LINE, decode={1: Line(100, context=5), 4: Line(400, context=1)})
 
@@ -90,11 +93,13 @@ def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> N
 
 
 def test_a_slower_server_is_slow_between_iterations_too() -> None:
-    costs = Costs("x", Line(100, 10), 1000, 10, 200, 8, 50, 3, 7, 9, 5, 6, {4: Line(400)}, load=3)
+    costs = Costs(
+        "x", Line(100, 10), 1000, 10, 200, 8, 50, 3, 7, 9, 5, 6, {4: Line(400)}, load=3, least=150
+    )
     twice = costs.scaled(2.0)
     assert twice.line == Line(200, 20) and twice.decode == {4: Line(800)}
     assert (twice.gap, twice.gap_row) == (2000, 20)
-    assert twice.load == 6
+    assert (twice.load, twice.least) == (6, 300)
     assert (twice.gap_answer, twice.gap_answer_row) == (400, 16)
     assert (twice.gap_stream, twice.gap_stream_row) == (100, 6)
     assert (twice.request, twice.answer, twice.request_turn, twice.answer_turn) == (7, 9, 5, 6)
@@ -119,6 +124,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
         {"config": {"model": "demo"}},
         11,
         12,
+        13,
     )
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))
@@ -157,3 +163,44 @@ def test_a_file_with_other_things_in_it_is_refused(
     path.write_text("[1]")
     with pytest.raises(CostsError, match="holds no costs"):
         load(path)
+
+
+@pytest.mark.parametrize("device", ["h100", "l4", "cpu:46:418"])
+@given(some=iterations(DECODE, PREFILL), padding=st.integers(0, 400))
+def test_an_estimate_is_the_roofline(device: str, some: Iteration, padding: int) -> None:
+    """Of gpt2-medium's 24 layers of width 1024, in two bytes. Padding rows: products outlast the
+    reading of weights.
+    """
+    some = some._replace(padding=padding)
+    of_gpu = DEVICES.get(device, Device(46, 0.418, 0.418))
+    bytes_per_s, flops_per_s = of_gpu.gb_per_s * 1e9, of_gpu.bfloat16 * 1e12
+    _, rows, context, prefill, pairs = work(some)
+    layers, head, width = 24 * 12 * 1024**2, 50257 * 1024, 24 * 1024
+    weights = 2 * (layers + head) + 2 * (24 * 13 + 2) * 1024  # biases and norms are read, too
+    products = 2 * (rows * (layers + head) + prefill * layers)
+    expected = max(weights / bytes_per_s, products / flops_per_s) / REACHED
+    expected += context * max(4 * width / bytes_per_s, 4 * width / flops_per_s) / REACHED
+    expected += pairs * 4 * width / flops_per_s / REACHED + 195 * 1.3e-6 * (device in DEVICES)
+    estimate = load(f"roofline:{device},gpt2-medium,bfloat16")
+    assert estimate.of(some) / PS == pytest.approx(expected, rel=1e-3)  # in whole picoseconds
+    first, second, third = ([decode_row(n), decode_row(n + 5)] for n in (20, 21, 22))
+    following, longer = estimate.following(iteration(first, padding))
+    assert following == estimate.of(iteration(second, padding))
+    assert following + longer == estimate.of(iteration(third, padding))
+
+
+def test_the_error_of_estimates_for_this_machine_is_the_documented_one() -> None:
+    """In percent of the fitted costs, by what benchmarks.engine found of bandwidth and peak."""
+    rows = (1, 4, 8, 16, 32)
+    some = [*(iteration([decode_row(256)] * n) for n in rows), iteration([chunk(0, 256)])]
+    table = [["costs", "1 row", *(f"{n} rows" for n in rows[1:]), "a prompt of 256"]]
+    for name in ("gpt2", "gpt2-medium", "gpt2-float32", "demo"):
+        fitted = load(name)
+        model, dtype = (fitted.source["config"][key] for key in ("model", "dtype"))
+        path = costs.FOLDER.parent / "engine" / f"gpt2-{dtype}" / "engine.json"
+        gb_per_s, gflops = (json.loads(path.read_text())[f"{n}_per_s"] / 1e9 for n in UNITS)
+        estimate = load(f"roofline:cpu:{gb_per_s:.0f}:{gflops:.0f},{model},{dtype}")
+        errors = [100 * (estimate.of(each) / fitted.of(each) - 1) for each in some]
+        table.append([f"`{name}`", *(f"{error:+.0f}" for error in errors)])
+    page = costs.FOLDER.parents[1] / "docs" / "simulating.md"
+    assert markdown(table, left=1) in page.read_text(), markdown(table, left=1)

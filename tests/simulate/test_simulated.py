@@ -34,7 +34,7 @@ from compare.report import drawing, replicas, report, side_by_side, tables
 from config import Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS
 from simulate import PS
-from simulate.costs import FAKE, Costs, save
+from simulate.costs import FAKE, Costs, load, save
 from simulate.run import SimulatedServer
 from simulate.simulation import ENGINE, WITHOUT_EFFECT, Simulating, parse
 from tests.programs import ran
@@ -372,6 +372,20 @@ def test_all_that_is_written_says_that_nothing_was_measured(simulated: Path) -> 
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_all_that_is_written_says_that_costs_are_an_estimate(tmp_path: Path) -> None:
+    named = "roofline:h100,gpt2,bfloat16"
+    assert simulate(tmp_path, *SMALL, "--arrival", "poisson:50", "--costs", named).returncode == 0
+    facts, text = saved(tmp_path)["simulated"], (tmp_path / "report.md").read_text()
+    assert facts["costs"] == f"{named} (an estimate: times 0.78 to 1.40)"
+    assert load(facts["costs"]) == load(named)
+    assert load(named).uncertainty == pytest.approx(0.19, abs=0.01)
+    assert "| variant (simulated, at estimated costs) |" in text
+    assert "no machine was measured, and these are 70% (from 50% to 90%) of 3,350 GB/s" in text
+    drawn = report.drawings(runs.load(tmp_path)).values()
+    assert all(facts["costs"] in draw().get_suptitle() for draw in drawn)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
     """One, until the load asks for more; and of a failure that hit nobody."""
     done = simulate(
@@ -476,6 +490,9 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
     ("argv", "reason"),
     [
         ("--costs abacus", "no costs 'abacus'; name one of fake,"),
+        ("--costs roofline:b300,gpt2,bfloat16", "of h100, h200, .* or cpu:GBPS:GFLOPS"),
+        ("--costs roofline:cpu:0:1,gpt2,bfloat16", "names no estimate; write roofline:DEVICE"),
+        ("--costs roofline:h100,fake,bfloat16", "a model of demo, .*gpt2-xl, and float32 or bf"),
         ("--dtype float32", "--dtype float32: the costs fake know no --dtype; leave it out"),
         ("--fake-slowdown 4 --costs fake-server", "costs fake-server know no --fake-slowdown"),
         ("--model demo", "--model demo: the costs fake are of --model fake; leave it out"),
