@@ -10,8 +10,10 @@ only neighbours in time compare. `peers.json` is saved after each case, and `pee
 
 from __future__ import annotations
 
+import re
 import shlex
 import statistics
+import subprocess
 import sys
 from argparse import Namespace
 from collections import defaultdict
@@ -22,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Benchmark, alternate, ratios, run
-from benchmarks.pairs import throughput
 from benchmarks.peers.engines import THREADS
 from benchmarks.workload import LARGEST
 from compare.machine import processor, save_json
@@ -85,6 +86,24 @@ def without_paths(text: str, options: Namespace) -> str:
     for python in (options.peers_python, options.vllm_python, sys.executable):
         text = text.replace(python, "PYTHON")
     return text
+
+
+def throughput(command: str) -> tuple[float, str]:
+    """Run a command; return the first "123.4 tok/s" that it prints, and the line up to there.
+
+    Raises ConfigError if it fails or prints none.
+    """
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    except OSError as error:
+        raise ConfigError(str(error)) from None
+    output = done.stdout + done.stderr
+    line = re.search(r".*?([\d,]+(?:\.\d+)?) tok/s", output)
+    if done.returncode or not line:
+        raise ConfigError(
+            f"{command} ended with {done.returncode} and printed no tok/s: …{output[-500:]}"
+        )
+    return float(line[1].replace(",", "")), line[0]
 
 
 def measure(name: str, words: str, model: Path, rows: int, options: Namespace) -> dict[str, Any]:

@@ -217,7 +217,7 @@ ENGINES = {
 
 
 def measure(name: str, n: int, serve: Serve) -> None:
-    """Time the burst, and print it as benchmarks.pairs reads it.
+    """Time the burst, and print it as benchmarks.peers reads it.
 
     It is served twice, and the second time counts: by then a peer has compiled, or laid out, what
     it needs for each number of rows.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import kernels
-from benchmarks import agreement, burst, engine, offline, scheduler
+from benchmarks import agreement, burst, engine, offline
 from benchmarks.workload import draw
 from config import build
 from tests.benchmarks.conftest import Run
@@ -116,10 +116,3 @@ def test_the_engine_is_held_against_the_oracle(
     with pytest.raises(SystemExit) as ended:
         result_of(agreement, *arguments)
     assert ended.value.code == 1
-
-
-def test_planning_is_measured_with_and_without_a_queue(result_of: Run) -> None:
-    variants = result_of(scheduler, "--rows 8 --waiting 50")["variants"]
-    assert variants["dynamic"]["50 waiting"]["rows"] == 8
-    assert variants["prefix"]["50 waiting"]["rows"] == 8
-    assert variants["nobatch"]["0 waiting"]["rows"] == 1

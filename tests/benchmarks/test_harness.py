@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-from benchmarks import agreement, burst, costs, engine, gpu, harness, pairs
+from benchmarks import agreement, burst, costs, engine, gpu, harness
 from benchmarks.faults import __main__ as faults
 from benchmarks.harness import alternate, mean
 from tests.benchmarks.conftest import Run
@@ -51,7 +50,6 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
         (costs, "--model fake --name fake", "give another --name"),
         (costs, "--model fake --order sjf", "unknown flag --order"),
         (faults, "--only nothing", "no fault has these words in its name"),
-        (pairs, "'echo nothing' 'echo 1 tok/s'", "echo nothing ended with 0 and printed no tok/s"),
     ],
 )
 def test_bad_input_ends_with_a_sentence(
@@ -72,10 +70,3 @@ def test_only_settings_with_an_effect_are_recorded(
         "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches",
         "preferred_batch_sizes",
     }  # fmt: skip
-
-
-def test_pairs_compare_what_both_commands_print(result_of: Run) -> None:
-    ours, peer = "'echo 3 requests in 1.0 s, 1,200.5 tok/s'", "'echo 600 tok/s'"
-    result: dict[str, Any] = result_of(pairs, "--pairs 2", ours, peer)
-    assert result["pairs"] == [[1200.5, 600.0]] * 2
-    assert result["median_ratio"] == pytest.approx(1200.5 / 600)
