@@ -21,11 +21,6 @@ def test_the_interval_is_students() -> None:
     assert estimate([7.0]).half is None and not estimate([7.0]).shown, "one seed has no interval"
 
 
-def test_equal_rates_of_a_lattice_may_differ_by_its_step() -> None:
-    assert estimate([2.0, 2.0], step=0.09).half == pytest.approx(0.18)
-    assert difference([2.0, 2.0], [4.0, 4.0], step=0.09).half == pytest.approx(0.36)
-
-
 def test_a_paired_difference_is_shown_where_seeds_differ_more_than_modes() -> None:
     rng = np.random.default_rng(1)
     seeds = rng.normal(100, 30, 6)  # what the traces do to both

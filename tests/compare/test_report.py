@@ -165,18 +165,6 @@ def test_a_folder_that_is_no_run_is_refused_in_a_sentence(
     assert done.returncode == 1 and done.stderr.startswith("error: ") and sentence in done.stderr
 
 
-def test_no_difference_is_shown_where_the_interval_spans_zero() -> None:
-    def results(*throughputs: float) -> list[dict[str, float]]:
-        both = enumerate(throughputs)
-        return [{"output_throughput": value, "mean_e2el_ms": 1000.0 * i} for i, value in both]
-
-    seeds = {"a": results(10, 20, 30), "b": results(13, 19, 31), "c": results(20, 30, 41)}
-    text = tables.differences_table(seeds, "a")
-    rows = {line.split(" |")[0].removeprefix("| "): line for line in text.splitlines()}
-    assert "no difference shown (+1 ± 5)" in rows["b − a"] and "| +10 ± 1 |" in rows["c − a"]
-    assert "no difference shown (+0.00 ± 0.00)" in rows["b − a"], "equal is no difference"
-
-
 def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(swept, copy)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from compare import measure
 from compare.analysis import occupancy_over_time
 from compare.summary import latency_line, summarise
 from stats import Answer
@@ -79,18 +76,3 @@ def test_occupancy_over_time_spreads_iterations_over_bins_and_keeps_the_area() -
     coarse = occupancy_over_time(iterations, bins=4)
     assert sum(coarse["live"]) * coarse["bin_s"] == pytest.approx(16, abs=1e-3)
     assert occupancy_over_time([])["live"] == occupancy_over_time([])["padding"] == []
-
-
-def test_iterations_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    pages: Any = iter([{"iterations": [[0.0]], "next_iteration": 1, "completed": 3},
-                  {"iterations": [[1.0]], "next_iteration": 2},
-                  {"iterations": [], "next_iteration": None}])  # fmt: skip
-    urls: list[str] = []
-
-    def get(url: str, *_: object) -> dict[str, object]:
-        urls.append(url)
-        return next(pages)
-
-    monkeypatch.setattr(measure, "get", get)
-    assert measure.stats_of("http://here") == ({"completed": 3}, [[0.0], [1.0]])
-    assert [url.partition("since=")[2] for url in urls] == ["", "1", "2"]

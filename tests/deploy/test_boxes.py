@@ -100,28 +100,6 @@ def test_no_key_no_result_and_no_tests_go_into_the_image(image: Path) -> None:
     assert (image / "demo" / "model.safetensors").is_file() and not (image / "results").exists()
 
 
-def test_pip_is_satisfied_with_what_is_there_before_the_code(tmp_path: Path) -> None:
-    """A dry run of the image's own command: it finds its files, and the tests' packages are the
-    image's.
-    """
-    above: list[str] = []
-    for name, rest in instructions():
-        if name == "COPY":
-            *sources, target = rest.split()
-            above += sources
-            for source in sources:
-                assert goes_in(source)
-                (tmp_path / target).mkdir(exist_ok=True)
-                shutil.copy(ROOT / source, tmp_path / target)
-        if name == "RUN" and rest.startswith("pip install"):
-            break
-    assert above == ["requirements.txt", "client/requirements.txt"], "code above needs pip again"
-    program, *arguments = shlex.split(rest)
-    command = [sys.executable, "-m", program, *arguments, "--dry-run", "--no-index"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "Would install" not in done.stdout, done.stdout + done.stderr
-
-
 def healthy(port: str) -> bool:
     """Return whether the image's health check passes for the server at a port of this machine."""
     program, *arguments = json.loads(only("HEALTHCHECK").split(" CMD ")[1])

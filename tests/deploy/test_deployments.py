@@ -97,13 +97,6 @@ def test_an_impossible_deployment_is_refused_before_any_server_starts(
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_two_replicas_with_power_of_two_are_the_default() -> None:
-    skip_without("ray")
-    deployment = options.parse(["--deploy", "ray"]).deployment
-    assert deployment == Deployment("ray", 2, "power_of_two")
-    assert deployment.start[-2:] == ["--router", "power_of_two"]
-
-
 def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
     result = Run(largest_batch=largest)
     result.seconds.update({"busy": busy_s, "occupied": occupied_s})

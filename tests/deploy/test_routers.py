@@ -185,11 +185,6 @@ def test_what_is_remembered_are_beginnings_of_prompts(
     assert len(known) == min(remembered, len(sent))
 
 
-def test_an_unknown_router_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ValueError, match="unknown router 'rr'; valid ones are random, round_robin"):
-        router("rr")
-
-
 def most_at_once(max_age: float, counts_own: bool = True, name: str = "least_requests") -> int:
     """Return the most requests that one of four replicas has at once, when a request comes each
     second and takes four: 1 if each goes to an idle one.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from gunicorn.config import Config
 from gunicorn.http.message import Request
@@ -140,18 +138,6 @@ def test_continue_is_wanted_once_and_not_when_the_body_comes_by_itself() -> None
     door = reader()
     door.feed(head + b"a")
     assert door.next_request() is None and not door.wants_continue()
-
-
-def test_a_megabyte_in_single_bytes_costs_the_same_a_byte_as_ten_kilobytes() -> None:
-    def seconds_a_byte(raw: bytes) -> float:
-        door, start = reader(10**6), time.process_time()
-        for byte in raw:
-            door.feed(bytes((byte,)))
-            door.next_request()
-        return (time.process_time() - start) / len(raw)
-
-    few, many = (POST + b"Content-Length: 1000000\r\n\r\n" + b"x" * n for n in (10_000, 500_000))
-    assert seconds_a_byte(many) < 10 * seconds_a_byte(few) + 1e-5, "quadratic, it would be 50 times"
 
 
 def test_what_is_held_is_bounded_and_given_back() -> None:

@@ -97,14 +97,15 @@ def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
     manager.close()
 
 
-def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
-    loading = threading.Event()
+def test_a_model_that_cannot_be_loaded_is_reported_and_who_waits_for_it_is_answered() -> None:
+    loading, reported = threading.Event(), list[BaseException]()
 
     def load() -> Generator:
         assert loading.wait(PATIENCE_S)
         raise OSError("no such file")
 
     manager = BatchingManager(make_scheduler(Dynamic()), load)
+    manager.on_failure(reported.append)
     inference = Inference([0], 1)
     manager.enqueue([inference])
     loading.set()
@@ -112,6 +113,8 @@ def test_who_waits_for_a_model_that_cannot_be_loaded_is_answered() -> None:
     assert isinstance(inference.error, EngineFailed)
     assert "loading failed: no such file" in str(inference.error)
     ended(manager)
+    assert manager.not_ready_because() == "loading failed: no such file"
+    assert [type(error) for error in reported] == [OSError]
     manager.close()
 
 

@@ -84,17 +84,6 @@ def test_a_deadline_is_the_request_s_or_else_the_server_s(
     assert client.get("/stats").get_json()["expired"] == 1
 
 
-def test_stats_count_one_run_and_start_anew_after_a_reset(client: FlaskClient) -> None:
-    for tokens in (3, 5):
-        infer(client, HI | {"num_tokens": tokens})
-    error(client.post("/inference", json=HI | {"prompt": ""}), 400)
-    stats = client.get("/stats?iterations=1").get_json()
-    assert [stats[name] for name in ("total-tokens-handled", "completed", "invalid")] == [8, 2, 1]
-    assert len(stats["iterations"]) == 8
-    client.post("/stats/reset", json={})
-    assert client.get("/stats").get_json()["completed"] == 0
-
-
 def test_the_front_page_describes_the_server(client: FlaskClient) -> None:
     page = client.get("/").get_json()
     assert page["mode"] == "dynamic" and page["model"] == "fake"

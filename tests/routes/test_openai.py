@@ -199,16 +199,6 @@ def test_chat_is_the_messages_in_a_plain_template(client_of: Callable[..., Flask
     assert rest["usage"]["total_tokens"] == 128, "without a limit: to the end of the context"
 
 
-def test_a_model_that_is_not_here_is_a_404_that_names_the_one_that_is(
-    client_of: Callable[..., FlaskClient],
-) -> None:
-    client = client_of()
-    response = client.post("/v1/completions", json=ASK | {"model": "gpt-4"})
-    error = response.get_json()["error"]
-    assert response.status_code == 404 and error["code"] == "model_not_found"
-    assert "'fake'" in error["message"] and client.get("/stats").get_json()["invalid"] == 1
-
-
 PROMPT = "If the file"
 
 

@@ -15,7 +15,6 @@ from routes.streams import Stream
 from scheduling.inference import Inference, TokenEvent
 from tests.servers import PATIENCE_S, wait_until
 from tests.spelling import Spelling
-from tests.sse import events
 from tokenizer import Detokenizer, load_tokenizer
 from wire.events import Events, Part
 from wire.replies import Reply
@@ -28,19 +27,6 @@ ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
 def gated(client_of: Callable[..., FlaskClient]) -> tuple[FlaskClient, Spelling]:
     gate = Spelling(gated=True)
     return client_of(engine=lambda: gate, max_batch_size=2), gate
-
-
-def test_a_stream_has_the_text_usage_and_seed_of_a_plain_answer(
-    client_of: Callable[..., FlaskClient],
-) -> None:
-    client, body = client_of(), ASK | {"echo": True}
-    plain = client.post("/inference", json=body).get_json()
-    *chunks, last = events(client.post("/inference", json=body | {"stream": True}).data)
-    assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
-    assert sum(chunk["tokens"] for chunk in chunks) == 8
-    assert {chunk["index"] for chunk in chunks} == {0}
-    assert last["usage"] == plain["usage"] and last["seed"] == plain["seed"]
-    assert set(last["timings"]) == set(plain["timings"]) and len(last["timings"]["itl_s"]) == 7
 
 
 def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> None:

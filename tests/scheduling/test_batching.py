@@ -11,7 +11,7 @@ import pytest
 
 from batching import BatchingManager
 from generate.fake import FakeGenerator, token
-from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed, InvalidRequest
+from scheduling.errors import DeadlinePassed, Draining, GenerationFailed, InvalidRequest
 from scheduling.inference import Generator, Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
 from scheduling.records import IterationRecord
@@ -85,29 +85,6 @@ def test_requests_from_many_threads_each_get_their_own_tokens(
         ]
 
 
-def test_a_failing_iteration_answers_all_of_its_requests_and_the_loop_goes_on(
-    manager_of: ManagerOf, caplog: pytest.LogCaptureFixture
-) -> None:
-    gate = Gate()
-    manager = manager_of(Dynamic(), gate)
-    doomed = [Inference([0], 5), Inference([0], 5)]
-    manager.enqueue(doomed)
-    gate.wait_until_started()
-    gate.error = RuntimeError("out of memory")
-    gate.go.release()
-    wait(*doomed)
-    for inference in doomed:
-        assert isinstance(inference.error, GenerationFailed) and "out of memory" in str(
-            inference.error
-        )
-    gate.error = None
-    later = Inference([0], 1)
-    manager.enqueue([later])
-    gate.go.release()
-    wait(later)
-    assert later.tokens == [1]
-
-
 def test_a_policy_that_raises_fails_its_requests_and_not_the_thread(
     manager_of: ManagerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,22 +143,6 @@ def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Ma
     assert isinstance(late.error, DeadlinePassed), "a deadline wakes the handler in a window"
 
 
-def test_a_cancelled_request_is_answered_at_once_and_others_go_on(
-    manager_of: ManagerOf,
-) -> None:
-    gate = Gate()
-    manager = manager_of(Dynamic(), gate)
-    gone, stays = Inference([0], 100), Inference([0], 2)
-    manager.enqueue([gone, stays])
-    gate.wait_until_started()
-    manager.cancel([gone])
-    wait(gone)
-    assert isinstance(gone.error, Cancelled) and gone.state is State.CANCELLED
-    gate.go.release(2)
-    wait(stays)
-    assert stays.tokens == [1, 1]
-
-
 def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(manager_of: ManagerOf) -> None:
     gate = Gate()
     manager = manager_of(Dynamic(), gate)
@@ -231,26 +192,6 @@ def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> N
     wait(small)
     assert isinstance(large.error, InvalidRequest) and "the whole pool has 2" in str(large.error)
     assert small.error is None and manager.snapshot().n_blocks == 2
-    manager.close()
-
-
-def test_a_model_that_cannot_be_loaded_is_reported() -> None:
-    reported: list[BaseException] = []
-    told = threading.Event()
-
-    def load() -> Generator:
-        raise OSError("no such file")
-
-    def report(error: BaseException) -> None:
-        reported.append(error)
-        told.set()
-
-    manager = BatchingManager(make_scheduler(Dynamic()), load)
-    manager.on_failure(report)
-    assert told.wait(PATIENCE_S) and not manager.wait_until_loaded(PATIENCE_S)
-    assert manager.not_ready_because() == "loading failed: no such file" and isinstance(
-        reported[0], OSError
-    )
     manager.close()
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import GPT2
 from scheduling.policies import Dynamic, Fcfs, Order, Policy
 from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
@@ -47,19 +46,6 @@ def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
     holds()
     if issubclass(kind, Order):
         test_orders.test_orders_never_read_how_long_an_answer_may_be(kind)
-
-
-@EVERY
-def test_tokens_are_those_of_each_request_alone(
-    model: GPT2,  # noqa: F811
-    expected: list[list[int]],  # noqa: F811
-    kind: type[Any],
-) -> None:
-    asks = conversations()
-    n_blocks = 3 + max(-(-each.total_tokens // 4) for each in asks)
-    policy, order = as_pair(kind(), on_demand=True)
-    served = serve(policy, engine(model, n_blocks, 4), asks, order=order, n_blocks=n_blocks)
-    assert served == expected
 
 
 # an iteration a second; A runs when the others come; LATE finds two blocks of WARM's prompt

@@ -202,23 +202,6 @@ def test_a_deadline_ends_who_waits_and_a_full_queue_refuses_who_comes() -> None:
     assert result["server"]["refused"] == 1
 
 
-def test_users_and_levels_have_their_own_numbers() -> None:
-    """The last to come has the highest level, and goes before the one that waits."""
-    requests = [
-        ask(0, user="ann", priority=2),
-        ask(1, 1 * ms, user="ann", priority=2),
-        ask(2, 2 * ms, user="bob", priority=1),
-    ]
-    result, outcomes = served(requests, order="priority")
-    ends = [10.7 * ms, 3 * 10.7 * ms, 2 * 10.7 * ms]
-    assert [outcome.ended_at for outcome in outcomes] == pytest.approx(ends)
-    bob, levels = result["by_user"]["bob"], result["by_priority"]
-    assert bob["mean_e2el_ms"] == levels["1"]["mean_e2el_ms"] == pytest.approx(2 * 10.7 - 2)
-    assert levels["2"]["mean_e2el_ms"] == pytest.approx((10.7 + 3 * 10.7 - 1) / 2)
-    assert result["by_user"]["ann"]["output_throughput"] == pytest.approx(20 / (3 * 10.7 * ms))
-    assert result["server"]["users"]["ann"]["completed"] == 2
-
-
 def test_a_trace_names_adapters_which_are_loaded_and_computed_at_a_cost() -> None:
     costs = replace(FAKE, load=20 * MS, adapter_token=MS)
     lora: dict[str, Any] = {"lora_random": "2:8", "max_loras": 1}
