@@ -1,8 +1,7 @@
-"""Histories of vLLM's runs, in the page's format, from any of three files:
+"""Histories of vLLM's runs, in the page's format, from any of two files:
 
 recording   a line of JSON for each iteration, written by `live.vllm_recorder` inside vLLM
 log         what `vllm serve --enable-logging-iteration-details` prints
-vllm-vcr    a trace of github.com/neuralmagic/vllm-vcr, a line of JSON for each finished request
 
 What a file does not hold stays unknown: a number below 0, or a cell of kind UNKNOWN.
 """
@@ -11,10 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +32,7 @@ MISSING = {
     "request is not computed (drawn as paused).",
     "log": "Grey: vLLM's log counts requests and names none. Hatched: they decode or recompute. No "
     "arrivals, queue or KV blocks; whole seconds; throughput is without first tokens.",
-    "vllm-vcr": "Hatched: this recording has a request's arrival and tokens, and not when its "
-    "prompt was computed. Iterations without a token, queue and KV blocks are not in it.",
 }
-SPECULATIVE = "{}, and speculative decoding cannot be shown; record without it"
-RECORD = "{}; make it with `vllm-vcr record`"
 
 
 def is_log(path: Path) -> bool:
@@ -70,13 +63,11 @@ def history(path: Path, zero: float = 0.0) -> str:
 
 
 def _kind(path: Path) -> str | None:
-    """Return which of the three a file is, by its first line or the first iteration in it."""
+    """Return which of the two a file is, by its first line or the first iteration in it."""
     with path.open(errors="replace") as file:
         first = file.readline()
         if first.startswith('{"vllm"'):
             return "recording"
-        if first.startswith(('{"meta"', '{"prompt_tokens"')):
-            return "vllm-vcr"
         if first.startswith("{"):
             return None
         return "log" if any(ITERATION.search(line) for line in [first, *file]) else None
@@ -159,7 +150,10 @@ def _request(id_: int, arrived_at: float, prompt_tokens: int, max_tokens: int) -
 def _row(inference: Inference, start: int, n: int, made: int) -> Row:
     """Return a row. vLLM may compute one after a request's last token: it is idle."""
     if made > 1:
-        raise RunError(SPECULATIVE.format(f"request {inference.id} gets {made} tokens at once"))
+        raise RunError(
+            f"request {inference.id} gets {made} tokens at once, and speculative decoding cannot "
+            "be shown; record without it"
+        )
     recomputed = max(0, min(start + n, inference.computed) - start)
     inference.computed = max(inference.computed, start + n)
     inference.tokens += [0] * made
@@ -209,54 +203,4 @@ def _stamped(line: str) -> float:
     return datetime.strptime(f"2000-{stamp[0]}", "%Y-%m-%d %H:%M:%S").timestamp()
 
 
-def _vcr(entries: Sequence[Any], history: History, zero: float) -> str:
-    """Note an iteration for each instant at which requests of a vllm-vcr trace got a token."""
-    meta: Mapping[str, Any] = entries[0].get("meta", {})
-    names = {"model": "model", "max_batch_size": "max_num_seqs", "block_size": "block_size"}
-    history.about |= {name: meta[theirs] for name, theirs in names.items() if meta.get(theirs)}
-    history.about["name"] = f"vLLM {meta.get('vllm_version') or ''}".strip()
-    requests = sorted(map(_request_of, entries["meta" in entries[0] :]), key=lambda i: i.arrived_at)
-    for id_, inference in enumerate(requests):
-        inference.id = id_
-    history.zero = requests[0].arrived_at - zero
-    coming, flying, end = deque(requests), list[Inference](), float("-inf")
-    for at in sorted({at for inference in requests for at in inference.token_times}):
-        while coming and coming[0].arrived_at < at:
-            flying.append(coming.popleft())
-        begin = max(end, min(i.arrived_at for i in flying))
-        rows, skipped = [], []
-        for i in flying:
-            prompt, made = len(i.prompt_ids), len(i.tokens)
-            got = i.token_times[made] == at
-            if got and made:
-                rows.append(Row(i, prompt + made - 1, 1, [], True, False))
-            else:  # what is known of it: how many tokens are computed by the end
-                computed = prompt + max(0, made - 1) if got or made else 0
-                skipped.append(Skipped(i, UNKNOWN, computed))
-            i.tokens += [0] * got
-        history.iteration(begin, at - begin, Iteration(rows, -1, -1, -1), skipped)
-        for i in flying:
-            if len(i.tokens) == len(i.token_times):
-                _end(i, at, State.FINISHED, history)
-        flying = [i for i in flying if i.answered_at is None]
-        end = at
-    return history.since(None, end)
-
-
-def _request_of(record: Mapping[str, Any]) -> Inference:
-    """Return the request of a vllm-vcr record, with the times of its tokens. Raises RunError."""
-    if record.get("arrival_ms") is None:
-        raise RunError(RECORD.format("a request has no arrival_ms"))
-    gaps = record.get("itl_ms") or []
-    if record.get("itl_tokens"):
-        raise RunError(SPECULATIVE.format("a request gets several tokens at once"))
-    if record["output_tokens"] != 1 + len(gaps):
-        raise RunError(RECORD.format("a request has no time for each of its tokens"))
-    times = accumulate([record["ttft_ms"], *gaps], initial=record["arrival_ms"])
-    arrived_at, *token_times = (round(at / 1000, 9) for at in times)
-    inference = _request(-1, arrived_at, record["prompt_tokens"], record["output_tokens"])
-    inference.token_times = token_times
-    return inference
-
-
-READERS = {"recording": _recording, "log": _log, "vllm-vcr": _vcr}
+READERS = {"recording": _recording, "log": _log}
