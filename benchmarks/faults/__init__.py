@@ -4,5 +4,4 @@ tools          a server under test, clients of it, and a client in the backgroun
 connections    clients that are too many, too slow, or gone
 processes      signals, a killed worker, engines that fail, disks, clocks
 replicas       a fleet on Ray Serve
-soak           half an hour of everything, and the server's growth meanwhile
 """

@@ -1,10 +1,9 @@
 """Every fault, done to a real server, with the promise and the outcome.
 
-    python -m benchmarks.faults [--short] [--only WORDS] [--soak MINUTES] [--out DIR]
+    python -m benchmarks.faults [--short] [--only WORDS] [--out DIR]
 
-Ten minutes at most. --short does the same smaller, for the tests; --soak adds so many minutes of
-load. Writes faults.md and faults.json to --out. Ends with exit code 1 if a promise
-was broken.
+Ten minutes at most. --short does the same smaller, for the tests. Writes faults.md and
+faults.json to --out. Ends with exit code 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import connections, processes, replicas, soak
+from benchmarks.faults import connections, processes, replicas
 from benchmarks.faults.tools import Fault
 from benchmarks.harness import Benchmark, run
 from compare.report.tables import markdown
@@ -27,8 +26,7 @@ BENCHMARK = Benchmark(
     "Faults, done to real servers.",
     {
         "--short": (False, "the same faults, smaller"),
-        "--only": (str, "faults alone whose name holds these words; none for no fault"),
-        "--soak": (float, "minutes of load besides"),
+        "--only": (str, "faults alone whose name holds these words"),
         "--out": (Path("runs/faults"), "folder"),
     },
 )
@@ -59,13 +57,9 @@ def table(faults: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     options = BENCHMARK.parser().parse_args()
     chosen = [fault for fault in FAULTS if options.only is None or options.only in fault.name]
-    result = BENCHMARK.record()
-    if options.soak:
-        result["soak"] = {}
-        chosen.append(soak.fault(options.soak, result["soak"]))
     if not chosen:
         raise ConfigError(f"--only {options.only!r}: no fault has these words in its name")
-    result["faults"] = [do(fault, options.short) for fault in chosen]
+    result = BENCHMARK.record() | {"faults": [do(fault, options.short) for fault in chosen]}
     hardware, body = result["hardware"], table(result["faults"])
     kept = sum(each["kept"] for each in result["faults"])
     setup = (
