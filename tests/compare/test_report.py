@@ -129,7 +129,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     summary["variants"]["static"]["output_throughput"] *= 2
     (other / "summary.json").write_text(json.dumps(summary))
     out = tmp_path / "compared"
-    done = ran("compare.report", str(swept / "seed-0"), str(other), "--out", str(out))
+    done = ran("compare", "--runs", str(swept / "seed-0"), str(other), "--out", str(out))
     assert done.returncode == 0, done.stderr
     text = (out / "report.md").read_text()
     assert "# seed-0 (simulated) against other (simulated)" in text
