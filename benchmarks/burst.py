@@ -1,4 +1,4 @@
-"""The offline burst: n requests at once through scheduler, manager and engine, without HTTP.
+"""The offline burst: n greedy requests at once through scheduler, manager and engine, without HTTP.
 
     python -m benchmarks.burst --model FOLDER [--n 64] [--modes dynamic,static]
         [any server setting]
@@ -20,7 +20,7 @@ import psutil
 from benchmarks.harness import NO_HTTP, Benchmark, run
 from benchmarks.offline import burst, inference
 from benchmarks.workload import LARGEST, Prompted
-from config import MODES, Config, ConfigError
+from config import MODES, Config
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
@@ -32,8 +32,6 @@ BENCHMARK = Benchmark(
     {
         "--n": (LARGEST, f"requests, at most {LARGEST}"),
         "--modes": ("dynamic", f"of {', '.join(MODES)}, separated by commas"),
-        "--temperature": (0.0, "0 is greedy"),
-        "--top-p": (float, "as of a request"),
     },
     NO_HTTP | {"mode"},  # the results are by mode
     of_engine=True,
@@ -53,7 +51,7 @@ class Iterations:
         pass
 
 
-def measure(config: Config, requests: Sequence[Prompted], sampling: Sampling) -> dict[str, Any]:
+def measure(config: Config, requests: Sequence[Prompted]) -> dict[str, Any]:
     """Serve the burst in one mode: throughput, latency and memory."""
     start = time.perf_counter()
     manager, seen = Server(config).manager, Iterations()
@@ -61,7 +59,7 @@ def measure(config: Config, requests: Sequence[Prompted], sampling: Sampling) ->
     if not manager.wait_until_loaded():
         raise manager.failure or RuntimeError("the engine did not load")
     load_s = time.perf_counter() - start
-    inferences = [inference(config, *request, sampling) for request in requests]
+    inferences = [inference(config, *request, Sampling()) for request in requests]
     start = time.perf_counter()
     manager.enqueue(inferences)
     for each in inferences:
@@ -99,12 +97,7 @@ def main() -> None:
     options, configs = BENCHMARK.configs(
         lambda options: options.modes.split(","), max_batch_size=lambda options: max(1, options.n)
     )
-    if options.temperature < 0 or not 0 < (options.top_p or 1) <= 1:
-        raise ConfigError("--temperature must be 0 or more, and --top-p above 0 and at most 1")
-    sampling = Sampling(options.temperature, top_p=options.top_p)
-    results = {
-        config.mode: measure(config, burst(config, options.n), sampling) for config in configs
-    }
+    results = {config.mode: measure(config, burst(config, options.n)) for config in configs}
     print(json.dumps({"modes": results} | BENCHMARK.record(configs)))
 
 

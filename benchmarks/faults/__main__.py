@@ -1,9 +1,9 @@
 """Every fault, done to a real server, with the promise and the outcome.
 
-    python -m benchmarks.faults [--short] [--only WORDS] [--out DIR]
+    python -m benchmarks.faults [--only WORDS] [--out DIR]
 
-Ten minutes at most. --short does the same smaller, for the tests. Writes faults.md and
-faults.json to --out. Ends with exit code 1 if a promise was broken.
+Ten minutes at most. Writes faults.md and faults.json to --out. Ends with exit code 1 if a promise
+was broken.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ BENCHMARK = Benchmark(
     "faults",
     "Faults, done to real servers.",
     {
-        "--short": (False, "the same faults, smaller"),
         "--only": (str, "faults alone whose name holds these words"),
         "--out": (Path("runs/faults"), "folder"),
     },
 )
 
 
-def do(fault: Fault, short: bool) -> dict[str, Any]:
+def do(fault: Fault) -> dict[str, Any]:
     """Do it; an exception on the way is a broken promise too."""
     start = time.monotonic()
     try:
-        seen, kept = fault.run(short)
+        seen, kept = fault.run(short=False)
     except Exception as error:
         seen, kept = f"{type(error).__name__}: {str(error)[:300]}", False
     seconds = round(time.monotonic() - start, 1)
@@ -59,7 +58,7 @@ def main() -> None:
     chosen = [fault for fault in FAULTS if options.only is None or options.only in fault.name]
     if not chosen:
         raise ConfigError(f"--only {options.only!r}: no fault has these words in its name")
-    result = BENCHMARK.record() | {"faults": [do(fault, options.short) for fault in chosen]}
+    result = BENCHMARK.record() | {"faults": [do(fault) for fault in chosen]}
     hardware, body = result["hardware"], table(result["faults"])
     kept = sum(each["kept"] for each in result["faults"])
     setup = (
