@@ -14,21 +14,24 @@ from config import build
 from live import page as live_page
 from live.saved import serve_again
 from simulate.costs import FAKE
-from tests.browser import comes_true
+from tests.browser import comes_true, state
 
 pytestmark = pytest.mark.extra
 
-N = 16  # requests, and colours that these have
-NAMES = {  # of what lines do in iterations 0, 1, …; the last lasts
+REQUESTS = 16  # as many colours as there are
+# what lines do in iterations 0, 1, …; the last lasts
+NAMES = {
     "p": "prefill", "i": "idle", "r": "recomputed", "w": "no token budget left", "s": "paused",
     "u": "unknown", "d": "decode",
 }  # fmt: skip
-# the pixels of a line's cell in an iteration, without the thin line that is left between cells
-CELL = """([iteration, line, lines]) => {
+# of an iteration the colours of each line's cell, without the thin line that is left between cells
+COLOURS = """([iteration, lines]) => {
   const canvas = document.querySelector('canvas[tabindex]'), height = canvas.height / lines;
-  const [x, width] = liveForTests.column(iteration);
-  const {data} = canvas.getContext('2d').getImageData(x + 1, line * height, width - 1, height - 1);
-  return [...new Set(new Uint32Array(data.buffer))];
+  const context = canvas.getContext('2d'), [x, width] = liveForTests.column(iteration);
+  return Array.from({length: lines}, (_, line) => {
+    const {data} = context.getImageData(x + 1, line * height, width - 1, height - 1);
+    return [...new Set(new Uint32Array(data.buffer))];
+  });
 }"""
 CHIPS = """() => [...document.querySelectorAll('.legend li')].map((item) => {
   const {width, height} = item.firstChild, context = item.firstChild.getContext('2d');
@@ -65,32 +68,43 @@ def test_a_saved_page_needs_no_server_and_says_that_it_is_simulated(
 
 
 def every_kind(*adapters: str) -> str:
-    """A page made by hand: request k is on line k, and does there what NAMES say. adapters: of
-    requests, in turn.
+    """A page made by hand: request k is on line k, and does there what NAMES say; below them are a
+    line of padding and a free one. adapters: of requests, in turn.
     """
     about = {
         "name": "every kind", "mode": "dynamic", "model": "fake", "order": "fcfs",
-        "max_batch_size": N, "token_budget": 256, "n_blocks": 100, "block_size": 16,
+        "max_batch_size": REQUESTS + 2, "token_budget": 256, "n_blocks": 100, "block_size": 16,
         "simulated": "made by hand",
     }  # fmt: skip
     iterations = []
     for i in range(40):  # in sight at once they are wide, and have no room for figures
-        does = [*NAMES][min(i, len(NAMES) - 1)]
-        changes = [word for k in range(N) for word in (k, k, does, 1 if does == "d" else 4, 0, 0)]
-        iterations.append([0.1 * i, 0.1, 0, N, 50, 1, changes])
+        kinds = [*NAMES][i : i + 1]
+        changes = [
+            word
+            for kind in kinds
+            for k in range(REQUESTS)
+            for word in (k, k, kind, 1 if kind == "d" else 4, 0, 0)
+        ]
+        iterations.append([0.1 * i, 0.1, 0, REQUESTS, 50, 1, changes])
     history = {
         "about": about, "now": 4, "restart": True, "first": 0, "next": 40, "lines": [],
         "iterations": iterations, "ended": [], "snapshots": [[0, 50, 0, 0, []]],
         "requests": [
-            [k, 0.0, 4, 100, None, 0, None, adapters[k % len(adapters)]] for k in range(N)
+            [k, 0.0, 4, 100, None, 0, None, adapters[k % len(adapters)]] for k in range(REQUESTS)
         ],
     }  # fmt: skip
     return live_page.saved([json.dumps(history)])
 
 
-def drawn(tab: Any, iteration: int) -> list[frozenset[int]]:
-    """The colours of each line's cell."""
-    return [frozenset(tab.evaluate(CELL, [iteration, line, N])) for line in range(N)]
+def show_all(tab: Any) -> None:
+    """A saved page shows all of its run, and stands still."""
+    tab.keyboard.press("End")
+    comes_true(tab, "liveForTests.state().paused")
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def colours(tab: Any, iteration: int) -> list[frozenset[int]]:
+    return [frozenset(cell) for cell in tab.evaluate(COLOURS, [iteration, state(tab)["lines"]])]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -101,14 +115,14 @@ def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows
     tab = opened((tmp_path / "every-kind.html").as_uri())
     tab.emulate_media(color_scheme=theme)
     comes_true(tab, f"document.documentElement.dataset.theme === {theme!r}")
-    tab.keyboard.press("End")
-    comes_true(tab, "liveForTests.state().paused")
-    decoding = drawn(tab, len(NAMES))
-    assert decoding == drawn(tab, 30) and len({*decoding}) == N, "requests differ"
+    show_all(tab)
+    decoding = colours(tab, 30)[:REQUESTS]
+    assert len({*decoding}) == REQUESTS and {*map(len, decoding)} == {1}, "one plain colour each"
     chips = dict(tab.evaluate(CHIPS))
     assert {*NAMES.values(), "padding", "draft, accepted", "draft, rejected"} == {*chips}
     for i, name in enumerate(NAMES.values()):
-        assert drawn(tab, i)[14] == frozenset(chips[name]), name  # the legend has its colour
+        assert colours(tab, i)[14] == frozenset(chips[name]), name  # the legend has its colour
+    assert colours(tab, 30)[REQUESTS] == frozenset(chips["padding"])
 
 
 def test_where_requests_name_adapters_a_colour_is_an_adapter(
@@ -116,8 +130,7 @@ def test_where_requests_name_adapters_a_colour_is_an_adapter(
 ) -> None:
     (tmp_path / "adapters.html").write_text(every_kind("", "sql", "of/docs"))
     tab = opened((tmp_path / "adapters.html").as_uri())
-    tab.keyboard.press("End")
-    comes_true(tab, "liveForTests.state().paused")
-    cells = drawn(tab, 30)
-    assert cells == (6 * cells[:3])[:N] and len({*cells}) == 3
+    show_all(tab)
+    cells = colours(tab, 30)[:REQUESTS]
+    assert cells == (6 * cells[:3])[:REQUESTS] and len({*cells}) == 3
     assert tab.inner_text(".adapters").split() == ["base", "model", "A", "sql", "B", "of/docs"]
