@@ -64,19 +64,6 @@ def test_a_step_is_compared_with_what_the_machine_allows(
     assert "| 8 and a prompt of 33 | 20 | " in page
 
 
-@pytest.mark.parametrize("step_bytes", [80_000, 8_000])
-def test_as_many_bytes_are_read_as_a_step_reads(
-    monkeypatch: pytest.MonkeyPatch, step_bytes: int
-) -> None:
-    """Reading a large array is slower than reading one that caches hold."""
-    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
-    read: list[int] = []
-    monkeypatch.setattr(engine.Machine, "_read", lambda _, words: read.append(words.nbytes))
-    machine = engine.Machine(build("dynamic", {"model": "fake"}, {}), 80_000, rows=1)
-    machine.bound(step_bytes, flops=1)
-    assert {*read} == {step_bytes}
-
-
 def test_a_step_is_held_against_the_faster_probe_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that reads, then reads twice as fast, then multiplies slowly; steps of 10 s."""
     bounds = iter([(4.0, 1.0), (2.0, 1.0), (4.0, 6.0), (4.0, 3.0)])

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,49 +86,6 @@ def test_a_failed_peer_is_named_and_runs_once(
     assert [sum(f"{peer} --" in line for line in ran if "int8" in line) for peer in
             ("burst", "openvino", "ctranslate2")] == [4, 1, 1]  # fmt: skip
     assert "no int8 here" in (tmp_path / "out" / "peers.md").read_text()
-
-
-def test_without_native_bfloat16_peers_run_in_float32() -> None:
-    names = [*peers.kinds(native=False)["float32"]]
-    ours = ["ours dtype float32", "ours dtype bfloat16"]
-    assert names == [*ours, "vLLM float32", "OpenVINO float32"]
-
-
-class FakeCTranslate2:
-    """A batch: a prompt's tokens beyond the shortest prompt take a step each."""
-
-    def __init__(self, *_: Any, **__: Any):
-        pass
-
-    def generate_batch(self, prompts: list[Any], **how: Any) -> list[Any]:
-        shortest, made = min(map(len, prompts)), [0] * len(prompts)
-        for row, prompt in enumerate(prompts):
-            for step in range(how["max_length"]):
-                made[row] += step >= len(prompt) - shortest
-                if how["callback"](SimpleNamespace(step=step, batch_id=row)):
-                    break
-        return [SimpleNamespace(sequences_ids=[[0] * n]) for n in made]
-
-
-@pytest.mark.parametrize(("n", "tokens"), [("64", "6,904"), ("1", "113")])
-def test_rows_leave_a_batch_of_ctranslate2_with_their_own_number_of_tokens(
-    n: str, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    fake = SimpleNamespace(Generator=FakeCTranslate2, __version__="1")
-    monkeypatch.setitem(sys.modules, "ctranslate2", fake)
-    (tmp_path / "ctranslate2").mkdir()
-    words = ["engines", "ctranslate2", "--model", str(tmp_path), "--n", n]
-    monkeypatch.setattr(sys, "argv", words)
-    engines.main()
-    printed = capsys.readouterr().out
-    assert f"{n} requests, {tokens} tokens in " in printed and printed.endswith(" tok/s\n")
-
-
-def test_too_many_tokens_are_no_throughput(capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        engines.measure("a peer", 2, lambda requests: [tokens + 1 for _, tokens in requests])
-    said = capsys.readouterr()
-    assert "not each request's number of them" in said.err and said.out == ""
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,6 @@ def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> 
     )
 
 
-@alone
-def test_what_is_in_flight_is_counted_from_the_first_send_on() -> None:
-    with stub(first_s=0.4) as server:
-        result, _ = measure(Target("stub", server.url, STUB, ours=False), at(0.6), {}, 10, Watch())
-    assert result["mean_in_flight"] > 0.7, "one request, and a server that never was idle"
-
-
 def test_a_failure_is_a_sentence_and_ends_when_it_is_known() -> None:
     with stub(usage=False) as server:
         [outcome] = replay(server.url, at(0.0), STUB)

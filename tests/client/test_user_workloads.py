@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from shlex import split
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from client.workloads import Workload
 from compare.comparison import Comparison
 from compare.groups import describe, described
 from compare.options import parse
-from config import ConfigError
 
 GREEDY, MODEST = "greedy,20,uniform:50:200", "modest,2,choice:1,25,100,10-40"
 LEVELS = ["0.1:1", "0.9:2"]
@@ -129,22 +127,6 @@ def test_arrivals_that_come_in_bursts_are_dispersed() -> None:
     assert [load["requested_rate"] for load in loads] == pytest.approx([20] * 3, rel=0.15)
     even, poisson, bursty = [load["index_of_dispersion"] for load in loads]
     assert even < 0.3 and poisson == pytest.approx(1, abs=0.25) and bursty > 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("--arrival auto", "leave out --arrival"),
-        ("--lengths normal --sessions 2:1", "leave out --lengths, --sessions"),
-        ("--selection descend", "leave out --selection"),
-        ("--numsamples 9", "leave out them or --numsamples"),
-        ("--sweep", "--sweep sends at rates of its own, and --users have theirs"),
-        ("--trace t.jsonl", "--trace holds the requests; leave out --users"),
-    ],
-)
-def test_flags_that_contradict_users_are_refused(arguments: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        parse(["--users", GREEDY, MODEST, *split(arguments)])
 
 
 def test_users_of_a_comparison_send_for_their_seconds_or_300_requests() -> None:

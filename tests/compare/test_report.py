@@ -76,21 +76,6 @@ def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_togeth
     assert pair["output_throughput"]["mean"] == pytest.approx(sum(b - a for a, b in zip(*each)) / 2)
 
 
-def test_the_report_shows_intervals_rates_and_figures(swept: Path) -> None:
-    text = (swept / "report.md").read_text()
-    assert "| dynamic − static |" in text and " ± " in text and "Means over 2 seeds" in text
-    assert "found cached" not in text.split("## Definitions")[0], "there is no prefix cache"
-    assert "## From light load to beyond capacity" in text
-    assert "highest rate within the limits" in text and "Each seed has quarters of its own" in text
-    assert re.search(r"\| static \| 30 tokens \| \d+ \| [\d.]+ ± [\d.]+ \|", text)
-    assert text.count("the queue only grows |") >= 4 and "Seed 1:" in text
-    assert re.search(r"Little's law: .* differ by [+−]\d+\.\d% at most", text)
-    for name in DRAWN:
-        assert f"({name}.png)" in text
-    caption = report.drawings(runs.load(swept))["rows"]().get_suptitle()
-    assert "80 requests in 2 seeds, poisson:50" in caption, "bars are of all seeds"
-
-
 def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
     text = (swept / "report.html").read_text()
     page = Page(text)

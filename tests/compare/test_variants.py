@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -68,22 +67,3 @@ def test_variants_of_a_mode_stand_side_by_side(tmp_path: Path) -> None:
     assert "| static − wide |" not in report
     assert "- narrow: dynamic, max_batch_size 2" in report
     assert "max_batch_size" not in report.split("settings: ")[1].split("\n")[0]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_what_a_prefix_cache_found_stands_in_the_report(tmp_path: Path) -> None:
-    words = "--model fake --prefixes 4:64:1 --numsamples 30 --arrival poisson:200 --lengths fixed:4"
-    words += (
-        f" --variant plain=dynamic --variant cached='dynamic --prefix-caching' --out {tmp_path}"
-    )
-    done = ran("simulate", *shlex.split(words))
-    assert done.returncode == 0, done.stderr
-    saved = json.loads((tmp_path / "summary.json").read_text())["variants"]
-    found = saved["cached"]["cached_tokens"]
-    assert saved["plain"]["cached_tokens"] == 0 < found and found % 16 == 0
-    text = (tmp_path / "report.md").read_text()
-    assert "| prompt tokens found cached | prompt tokens found cached, % |" in text
-    share = f"{100 * saved['cached']['cached_fraction']:.0f}"
-    assert re.search(r"\| plain \|.*\| 0 \| 0 \|", text)
-    assert re.search(rf"\| cached \|.*\| {found:,} \| {share} \|", text)
-    assert "plain: dynamic, prefix_caching False" in text, "and which is which"

@@ -4,7 +4,6 @@ figure.
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from compare.measure import judged, with_requests
 from compare.report import drawing, tables, who_waits
 from compare.results import keys
 from stats import DEFINITIONS, Answer
-from tests.programs import ran
-from tests.stub import Handler, Stub, stub
 
 
 def answered(request: Request, seconds: float, first_s: float, **timings: float) -> Outcome:
@@ -170,40 +167,6 @@ def test_the_figure_is_drawn_where_nothing_was_answered(tmp_path: Path) -> None:
     for results in (nothing, nothing | {"dynamic": [result_of(1.0, {})]}):
         drawing.save(who_waits.figure(results, ""), tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")
-
-
-BOBS = 4  # tokens, by which his requests are known
-
-
-class Choosy(Handler):
-    """Has no room for one of its users."""
-
-    def _stream(self, stub: Stub, tokens: int) -> None:
-        if tokens == BOBS:
-            self._whole(429, {"error": {"message": "bob is beyond his limit"}})
-        else:
-            super()._stream(stub, tokens)
-
-
-def test_a_run_says_who_waited_and_who_was_refused(tmp_path: Path) -> None:
-    with stub() as server:
-        server.RequestHandlerClass = Choosy
-        words = f"--url {server.url} --api openai --quiet --users ann,40,uniform:5:9"
-        words += f" bob,40,fixed:{BOBS},0-0.5 --priorities 0.5:1 0.5:0 --out {tmp_path / 'run'}"
-        done = ran("client.client", *words.split(), "--figure", str(tmp_path / "a.png"))
-    assert done.returncode == 1 and " of ann from 0.0 to 0." in " ".join(done.stdout.split())
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    users = summary["variants"]["stub"]["by_user"]
-    assert users["bob"]["completed"] == 0 < users["bob"]["refused"] == users["bob"]["failed"]
-    assert users["ann"]["failed"] == 0 < users["ann"]["completed"]
-    assert summary["workload"]["by_user"]["bob"]["requests"] == users["bob"]["failed"]
-    report = (tmp_path / "run" / "report.md").read_text()
-    n = users["bob"]["failed"]
-    assert "## Who waits" in report
-    assert f"| stub | bob | 0, {n} failed ({n} refused) | 0 |" in report
-    assert "| stub | level 1 (highest) |" in report and "| stub | default level |" in report
-    assert "priorities `0.5:1 0.5:0`" in report and "(who_waits.png)" in report
-    assert (tmp_path / "run" / "who_waits.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_pauses_too_short_to_be_told_have_no_column() -> None:

@@ -227,19 +227,6 @@ def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(gpu: None) -> None:
     assert parsed("dynamic --kv-cache 1GB").n_blocks == int(1e9 / (16 * 98_304))
 
 
-def test_a_config_survives_the_way_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parsed(
-        "windowed --batch-size-limit 8 --request-timeout-s 2.5 --decoder-batch-sizes 8,1"
-    )
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: pytest.fail("resolved twice"))
-    assert Config.model_validate_json(config.model_dump_json()) == config
-
-
-def test_http_threads_cover_every_request_in_flight() -> None:
-    assert parsed("dynamic --max-batch-size 2 --max-waiting 3").max_in_flight == 5
-    assert parsed("dynamic --max-batch-size 256 --max-waiting 1044").http_threads > 1300
-
-
 def test_help_shows_every_setting_once_with_its_default_in_a_group() -> None:
     command = [sys.executable, "launch.py", "--help"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -22,7 +22,7 @@ from demo import train as training
 from demo.adapters import STYLES
 from demo.corpus import Corpus, load_corpus
 from demo.evaluate import bits_of_bytes, causal_logits, complete
-from demo.train import CheckpointUnusable, Recipe, _batch, train
+from demo.train import CheckpointUnusable, Recipe, train
 from generate.checkpoint import load_model
 from model import GPT2, causal_attention
 from scheduling.inference import Inference
@@ -79,18 +79,6 @@ def test_its_draft_model_guesses_what_it_writes() -> None:
     assert texts[0] == texts[1]
     verified = sum(each.drafts.verified for each in group)
     assert sum(each.drafts.accepted for each in group) > 0.3 * verified > 100
-
-
-@pytest.mark.nightly
-def test_both_loaders_give_the_same_logits(model: GPT2) -> None:
-    from transformers import GPT2LMHeadModel
-
-    reference = GPT2LMHeadModel.from_pretrained(DEMO, dtype=torch.float32).eval()
-    ids = torch.tensor(list((DEMO / "held_out.txt").read_bytes()[:1024]))
-    with torch.inference_mode():
-        expected = reference(ids[None]).logits[0]
-        ours = model(ids, torch.arange(1024), causal_attention, torch.arange(1024))
-    assert (ours - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_the_completion_in_the_readme_is_what_it_writes(model: GPT2) -> None:
@@ -208,14 +196,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointUnusable, match="damaged; delete it"):
         train(one_step, CORPUS, path, lambda line: None)
-
-
-def test_batches_train_every_position_in_every_phase() -> None:
-    text = torch.zeros(5000, dtype=torch.uint8)
-    recipe = Recipe()
-    for _, context in recipe.phases:
-        positions = [_batch(text, recipe, step, context)[1] for step in range(300)]
-        assert torch.cat(positions).unique().tolist() == list(range(1024))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, program: object, *arguments: Path) -> int:

@@ -77,12 +77,6 @@ def stream_at(fleet: Served, path: str = "/inference") -> Iterator[http.client.H
         yield response
 
 
-def test_requests_go_to_both_replicas(two: str) -> None:
-    post(f"{two}/stats/reset")
-    burst(two, 40, 5)
-    assert min(each["completed"] for each in get(f"{two}/stats")["replicas"].values()) > 5
-
-
 def test_each_replica_has_a_batch_as_large_as_its_rows_and_their_reports_are_merged(
     two: str,
 ) -> None:

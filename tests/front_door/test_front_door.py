@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from client.calls import get, post
+from client.calls import get
 from compare.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
 from front_door.connections import Connection, in_turn
@@ -110,15 +110,6 @@ def many(url: str, n: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
         for connection in connections:
             connection.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-# ---- clients that delay nobody
-
-
-def test_1100_half_sent_requests_hold_no_thread(url: str) -> None:
-    with many(url, 1100, HEAD + b"Content-Length: 100\r\n\r\n{"):
-        assert longest_health_s(url) < SOON_S, "there are 1,072 threads"
-        assert post(f"{url}/inference", json.loads(BODY))["usage"]["completion_tokens"] == 3
 
 
 # ---- HTTP/1.1 as it should be

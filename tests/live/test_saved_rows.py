@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,10 +146,8 @@ def test_timelines_have_the_rows_of_the_run(simulated: Path, tmp_path: Path) -> 
     assert done.stdout.split() == [str(path) for path in paths.values()]
     for name, path in paths.items():
         events = json.loads(path.read_text())["traceEvents"]
-        rows = Counter(event["cat"] for event in events if event["ph"] == "X")
-        expected = rows_in(simulated, name)
-        assert rows["idle"] == expected["idle"]
-        assert rows["decode"] + rows["prefill"] == expected["live"]
+        idle = [event for event in events if event.get("cat") == "idle"]
+        assert len(idle) == rows_in(simulated, name)["idle"]
 
 
 @pytest.mark.parametrize(

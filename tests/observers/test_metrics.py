@@ -164,3 +164,30 @@ def test_draft_tokens_are_counted_alike_by_metrics_stats_timings_and_the_request
     line = json.loads((tmp_path / "log").read_text())
     assert (line["draft_tokens"], line["accepted_tokens"]) == drafted
     assert not any("spec_decode" in name for name in metrics(client_of()))
+
+
+def test_preemptions_and_cached_tokens_are_counted_alike_by_all_four(
+    client_of: Callable[..., FlaskClient], tmp_path: Path
+) -> None:
+    """On a pool of hardly more than one request."""
+    client = client_of(
+        max_batch_size=8, max_model_len=400, request_log=str(tmp_path / "log"), prefix_caching=True,
+        kv_reservation="demand", kv_cache="25blocks",
+    )  # fmt: skip
+    prompts = [[*[97 + i % 3] * 48, *range(97 + i, 117 + i)] for i in range(24)]
+    body = {"prompt_ids": prompts, "num_tokens": 100, "seed": 1}
+    timings = client.post("/inference", json=body).get_json()["timings"]
+    stats, found = client.get("/stats").get_json(), metrics(client)
+    wait_until(lambda: (tmp_path / "log").read_text().count("\n") == 24)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    names = ("prompt_tokens", "cached_tokens", "preemptions", "recomputed_tokens")
+    logged = [sum(line[name] for line in lines) for name in names]
+    assert logged == [stats[name] for name in ("total_input_tokens", *names[1:])]
+    of_metrics = ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits", "vllm:num_preemptions",
+                  "batching_recomputed_tokens")  # fmt: skip
+    assert logged == [found[f"{name}_total"] for name in of_metrics]
+    assert logged[0] == 24 * 68 and min(logged) > 3
+    assert found["vllm:kv_cache_usage_perc"] == 0, "what is kept is free"
+    for each in (lines, timings):
+        preempted_s = sum(request["preempted_s"] for request in each)
+        assert stats["preempted_s"] == pytest.approx(preempted_s, abs=1e-4)

@@ -19,7 +19,7 @@ from client import client as client_py
 from client.calls import ServerError, get
 from compare.machine import command_line
 from compare.options import parse as compared
-from config import HANDOFF, Config, ConfigError, build, from_environment, parse
+from config import HANDOFF, Config, ConfigError, build
 from tests.programs import ran
 from tests.servers import server
 from tests.stub import Handler, stub
@@ -123,14 +123,6 @@ def test_the_key_is_handed_to_the_worker_and_shown_to_nobody() -> None:
     with pytest.raises(ValueError) as invalid:
         Config(mode="dynamic", model="fake", api_key=KEY, max_model_len=10**6)  # type: ignore[arg-type]
     assert KEY not in f"{invalid.value} {invalid.value!r}"
-
-
-def test_a_key_comes_from_the_environment_too_and_none_is_none(tmp_path: Path) -> None:
-    (env := tmp_path / ".env").write_text(f"EB_API_KEY={KEY}\n")
-    argv = ["dynamic", "--model", "fake"]
-    assert parse(argv, {}, env).handoff().count(KEY) == 1
-    assert parse(argv, {"EB_API_KEY": "none"}, env).api_key is None
-    assert from_environment({"EB_API_KEY": KEY}, None) == {"api_key": KEY}
 
 
 # ---- several keys

@@ -1,5 +1,5 @@
-"""KV blocks on demand: who gives way, what that costs and that it changes no text; in virtual time,
-on the engine, and over HTTP.
+"""KV blocks on demand: who gives way, and what that costs; in virtual time. (That it changes
+no text is in test_texts.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import Dynamic, Plan, Victim, View
 from scheduling.scheduler import Scheduler
 from simulate import drive
-from tests.oracle import N_VOCAB, Oracle, engine, model, serve, workload  # noqa: F401
 from tests.virtual import Ask, make_scheduler, run, step
 
 

@@ -1,32 +1,23 @@
-"""Prefix caching: what is found, what is forgotten, what is never written; in virtual time, on the
-engine and over HTTP.
+"""Prefix caching: what is found, what is forgotten, what is never written; in virtual time, and
+over HTTP.
 """
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.calls import post
-from client.load import Watch
-from client.traces import Request
-from client.wire import wire
-from compare.measure import Target, measure
 from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Fcfs, NoBatching, Order, Policy, Prefix, Static
 from scheduling.prefix_cache import PrefixCache, block_keys
 from simulate import drive
 from tests.counts import examples
-from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
-from tests.servers import fake_text, metric, server
 from tests.virtual import Ask, make_scheduler, run, step
 
 DEMAND = Dynamic(kv_reservation="demand", watermark=0.0)
@@ -176,83 +167,22 @@ def test_what_is_shared_is_not_paid_for_twice() -> None:
         assert sum(member.interruptions.preemptions for member in served.inferences) == 0
 
 
-def prompts(n: int, seed: int = 1) -> list[Request]:
-    """Of 16 tokens in common with every third, and 20 of its own."""
-    rng = random.Random(seed)
-    common = [[rng.randrange(97, 123) for _ in range(48)] for _ in range(3)]
-    return [
-        Request(id=i, at=0.0, num_tokens=20 + 40 * (i % 5), seed=i,
-                prompt_ids=[*common[i % 3], *(rng.randrange(97, 123) for _ in range(20))])
-        for i in range(n)
-    ]  # fmt: skip
+def test_another_salt_finds_nothing_and_openais_routes_share_with_ours(
+    client_of: Callable[..., FlaskClient],
+) -> None:
+    client, prompt = client_of("static", prefix_caching=True), [*range(68)]
 
+    def cached(salt: str | None, path: str = "/inference") -> int:
+        body: dict[str, Any] = {"prompt_ids": prompt, "num_tokens": 2}
+        if path != "/inference":
+            body = {"prompt": prompt, "max_tokens": 2}
+        answer = client.post(path, json=body | ({"cache_salt": salt} if salt else {})).get_json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-def test_live_the_texts_are_the_same_and_all_counts_agree(tmp_path: Path) -> None:
-    """On a pool of hardly more than one request, the answers, /stats, /metrics and the request log
-    report the same tokens, preemptions and times.
-    """
-    requests = prompts(24)
-    log = tmp_path / "log.jsonl"
-    settings = {
-        "model": "fake", "max_batch_size": 8, "max_model_len": 400, "request_log": str(log),
-        "prefix_caching": True, "kv_reservation": "demand", "kv_cache": "25blocks",
-    }  # fmt: skip
-    with server("dynamic", settings) as url:
-        target = Target("cached", url, wire("inference", stream=True))
-        result, outcomes = measure(target, requests, {}, 60.0, Watch())
-        metrics = {
-            name: metric(url, f"{name}_total")
-            for name in ("vllm:prefix_cache_queries", "vllm:prefix_cache_hits",
-                         "vllm:num_preemptions", "batching_recomputed_tokens")
-        }  # fmt: skip
-        assert metric(url, "vllm:kv_cache_usage_perc") == 0, "what is kept is free"
-        again = [ask(url, requests[0])["usage"] for _ in range(2)]
-        post(f"{url}/reset_prefix_cache")
-        forgotten = ask(url, requests[0])["usage"]
-    assert [outcome.text for outcome in outcomes] == [fake_text(request) for request in requests]
-    stats = result["server"]
-    lines = [json.loads(line) for line in log.read_text().splitlines()][:24]
-    timings = [o.answer.timings for o in outcomes if o.answer and o.answer.timings]
-    in_log = {name: sum(line[name] for line in lines) for name in
-              ("prompt_tokens", "cached_tokens", "preemptions", "recomputed_tokens")}  # fmt: skip
-    assert list(metrics.values()) == list(in_log.values())
-    assert in_log["prompt_tokens"] == 24 * 68 == result["total_input_tokens"]
-    assert stats["total_input_tokens"] == 24 * 68 and stats["cached_tokens"] > 48
-    assert stats.items() >= {name: in_log[name] for name in [*in_log][1:]}.items()
-    assert stats["preemptions"] > 3
-    for each in (lines, timings):
-        preempted_s = sum(request["preempted_s"] for request in each)
-        assert stats["preempted_s"] == pytest.approx(preempted_s, abs=1e-4)
-    assert all(0 <= t["preempted_s"] < t["e2e_s"] - t["queue_s"] for t in timings)
-    logged_s = sum(line["answered_at"] - line["arrived_at"] for line in lines)
-    for latency_s in (logged_s, sum(timing["e2e_s"] for timing in timings)):
-        assert stats["mean_e2el_ms"] == pytest.approx(1e3 * latency_s / 24, abs=0.01)
-    assert metric_of([again[1], forgotten]) == [64, 0]
-
-
-def ask(url: str, request: Request, **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = post(f"{url}/inference", request.body() | more)
-    return found
-
-
-def metric_of(usages: Sequence[dict[str, Any]]) -> list[int]:
-    return [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
-
-
-def test_another_salt_finds_nothing_and_openais_routes_share_with_ours() -> None:
-    [request] = prompts(1)
-    completion = {"prompt": request.prompt_ids, "max_tokens": 2}
-    with server("static", {"model": "fake", "prefix_caching": True}) as url:
-        ours = [ask(url, request, **salt)["usage"] for salt in salts("a", "b", "a", None)]
-        theirs = [
-            post(f"{url}/v1/completions", completion | salt)["usage"]
-            for salt in salts(None, "b", "c")
-        ]
-    assert metric_of(ours) == [0, 0, 64, 0] and metric_of(theirs) == [64, 64, 0]
-
-
-def salts(*names: str | None) -> list[dict[str, str]]:
-    return [{"cache_salt": name} if name else {} for name in names]
+    assert [cached(salt) for salt in ("a", "b", "a", None)] == [0, 0, 64, 0]
+    assert [cached(salt, "/v1/completions") for salt in (None, "b", "c")] == [64, 64, 0]
+    client.post("/reset_prefix_cache", json={})
+    assert cached("a") == 0
 
 
 # A worked example of `--order prefix`: one row, blocks of four tokens, prompts of 36 of which all

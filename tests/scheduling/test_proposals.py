@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from scheduling.policies import Dynamic, Fcfs, Order, Policy
 from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
-from tests.oracle import engine, model, serve  # noqa: F401
 from tests.scheduling import test_orders
-from tests.scheduling.test_texts import DEMAND, conversations, expected  # noqa: F401
 from tests.servers import ROOT
 from tests.virtual import Ask, any_of, run
 

@@ -1,4 +1,4 @@
-"""Orders that pause rows: whose turn it is, what pausing costs, and that it changes no text."""
+"""Orders that pause rows: whose turn it is, and what pausing costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import Dynamic, Mlfq, Order, Srpt
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
-from tests.oracle import N_VOCAB, Oracle, engine, model, serve  # noqa: F401
 from tests.virtual import Ask, make_scheduler, run, step
 
 # A worked example: one row, an iteration a second.

@@ -15,7 +15,6 @@ from compare.analysis import always_waiting, difference, estimate, growth, growt
 from compare.groups import describe
 from compare.report import tables
 from stats import Answer
-from studies import capacity
 
 
 @pytest.mark.parametrize("lengths", ["normal", "choice:1,25,100", "lognormal:50:1:1000", "fixed:7"])
@@ -71,14 +70,6 @@ def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
     steady = sent + 4  # it fills for four seconds, and no longer
     assert growth_in_flight(sent, steady, 4.0) == 0.0 < growth_in_flight(sent, steady, 0.0)
     assert growth_in_flight([], [], 0.0) == growth_in_flight([1.0] * 9, [2.0] * 9, 0.0) == 0.0
-
-
-def test_a_point_has_what_was_offered_and_what_was_completed() -> None:
-    requests = Workload("fixed:7").requests(30, "poisson:3", scaled=True)
-    result = capacity.measure("nobatch", requests)
-    assert result["requested_rate"] == pytest.approx(3.0, rel=1e-4)
-    assert result["offered_throughput"] == pytest.approx(21.0, rel=1e-4)
-    assert (result["mean_num_tokens"], result["completed"]) == (7.0, 30)
 
 
 def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:
