@@ -14,6 +14,7 @@ from scheduling.policies import Dynamic, Fcfs, Order, Policy
 from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
 from tests.scheduling import test_orders
+from tests.scheduling.test_texts import DEMAND
 from tests.servers import ROOT
 from tests.virtual import Ask, any_of, run
 
