@@ -22,11 +22,11 @@ BAR = 24
 
 
 class Progress:
-    """Shows replays one after another, below a table if there is one. A context manager."""
+    """Shows replays, each in a line, below a table if there is one. A context manager."""
 
     def __init__(self, console: Console):
         self.console = console
-        self._line: RenderableType = ""
+        self.lines: dict[Any, RenderableType] = {}
         self._table: Table | None = None
         # twice a second: drawing takes time from the replay that it shows
         self._live = Live(
@@ -42,25 +42,32 @@ class Progress:
         self._live.stop()
 
     def _render(self) -> RenderableType:
-        return Group(self._table, self._line) if self._table else self._line
+        return Group(*([self._table] if self._table else []), *list(self.lines.values()))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Show nothing meanwhile, and have no thread, so that this process can fork."""
+        self.__exit__()
+        yield
+        self.__enter__()
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def table(self, table: Table) -> None:
-        """Show a table above the line from now on, in a terminal."""
+        """Show a table above the lines from now on, in a terminal."""
         self._table = table
 
     @contextmanager
     def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:
         """Watch one replay, and show it while the context lasts."""
         replayed = Replayed(name, requests, None if self.console.is_terminal else self.say)
-        self._line = replayed
+        self.lines[replayed] = replayed
         try:
             yield replayed
         finally:
-            self._line = ""
+            del self.lines[replayed]
 
 
 class Replayed(Watch):

@@ -156,11 +156,12 @@ class Trace(Sequence[Request]):
         at[firsts] = opening.at
         for i in np.flatnonzero(self.after >= 0):
             at[i] = at[self.after[i]]
-
-        def make(i: int) -> Request:
-            return self.make(i).model_copy(update={"at": float(at[i]), "users": opening.users})
-
+        make = functools.partial(_sent_at, self.make, at, opening.users)
         return replace(self, make=make, at=at, users=opening.users)
+
+
+def _sent_at(make: Callable[[int], Request], at: np.ndarray, users: int | None, i: int) -> Request:
+    return make(i).model_copy(update={"at": float(at[i]), "users": users})
 
 
 def openings(

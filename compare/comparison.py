@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ from compare.servers import server
 from config import ConfigError
 
 
+@dataclass
+class Measured:
+    """What was measured of a server with one seed's trace, up to its end or what `stopped` it."""
+
+    result: dict[str, Any] | None = None  # NAME.json
+    points: list[sweep.Point] = field(default_factory=list)  # of its sweep, by rate
+    swept: bool = False  # to the end
+    stopped: KeyboardInterrupt | ServerError | None = None
+
+
 class Comparison:
     """One comparison, its settings and facts; `run` measures a seed into a folder of its own."""
 
@@ -70,6 +81,7 @@ class Comparison:
             self.workload = data.words
         self.by_ids = first.prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
+        self.points: dict[str, list[sweep.Point]] = {}  # of the seed that is measured, by server
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.machine = runs.facts()
 
@@ -158,51 +170,77 @@ class Comparison:
             f"capacity of {reference}: {reached}; {LOAD:g} of it: --arrival {self.arrival}"
         )
 
-    def run(self, seed: int, folder: Path) -> bool:
+    @property
+    def tasks(self) -> list[tuple[int, str]]:
+        """Seeds and servers in the order of measuring: forwards and backwards in turn, so that a
+        machine that slows down favours no server.
+        """
+        turns = self.options.names, self.options.names[::-1]
+        return [(seed, name) for k, seed in enumerate(self.seeds) for name in turns[k % 2]]
+
+    def results(self) -> Generator[Measured]:
+        """Measure each of `tasks`, until one is stopped."""
+        for task in self.tasks:
+            yield self.measured(*task)
+            if self.stopped:
+                return
+
+    def run(self, seed: int, folder: Path, results: Iterator[Measured]) -> bool:
         """Measure every server with one seed's trace and write the folder; False if nothing was
-        measured.
+        measured. results: of all `tasks` from this seed on.
 
         Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
         kept, marked as partial.
         """
-        data = Workload.of(self.options, seed)
-        requests = self.trace or data.requests(self.options.numsamples, self.arrival)
-        folder.mkdir(parents=True, exist_ok=True)
-        # a large trace is drawn again where it is needed
-        if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
-            save_trace(folder / "trace.jsonl", requests)
-        self.progress.say(f"seed {seed}: {described(describe(requests))}")
-        results: dict[str, dict[str, Any]] = {}
-        points: dict[str, list[sweep.Point]] = {}
-        swept: list[str] = []
-        names = self.options.names
-        try:
-            # forwards and backwards in turn, so that a machine that slows down favours no server
-            for name in names[::-1] if (seed - self.options.seed) % 2 else names:
-                with self.target(name) as target:
-                    result, outcomes = self._replay(target, name, requests)
-                    results[name] = with_requests(result, outcomes)
-                    self.progress.say(tables.result_line(name, result))
-                    if result["partial"]:
-                        raise KeyboardInterrupt
-                    if self.options.sweep:
-                        self._sweep(target, data, points.setdefault(name, []), points)
-                        swept.append(name)
-        except (KeyboardInterrupt, ServerError) as stopped:
-            self.stopped = stopped
-        if results:
-            by = self.stopped and (str(self.stopped) or "interrupted before its end")
-            measured = [name for name in names if name in results]
+        _, requests = self._traffic(seed)
+        if not self.stopped:
+            self.progress.say(f"seed {seed}: {described(describe(requests))}")
+        self.points, done = {}, dict[str, Measured]()
+        for _, name in (task for task in self.tasks if task[0] == seed):
+            done[name] = next(results, Measured(stopped=self.stopped))
+            self.stopped = self.stopped or done[name].stopped
+        measured = {name: r for name in self.options.names if (r := done[name].result)}
+        if measured:
+            folder.mkdir(parents=True, exist_ok=True)
+            # a large trace is drawn again where it is needed
+            if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
+                save_trace(folder / "trace.jsonl", requests)
+            points = {name: done[name].points for name in measured if done[name].points}
+            stopped = next((each.stopped for each in done.values() if each.stopped), None)
+            by = stopped and (str(stopped) or "interrupted before its end")
             runs.save(
                 folder,
                 requests,
-                {name: results[name] for name in measured},
+                measured,
                 {"arrival": self.arrival, "saved": saved} | self.workload,
                 self.facts() | {"seed": seed, "stopped": by},
-                {n: points[n] for n in measured if n in points} if self.options.sweep else None,
-                swept,
+                points if self.options.sweep else None,
+                [name for name, each in done.items() if each.swept],
             )
-        return bool(results)
+        return bool(measured)
+
+    def measured(self, seed: int, name: str) -> Measured:
+        """Measure one server with one seed's trace."""
+        done = Measured()
+        self.points[name] = done.points
+        try:
+            data, requests = self._traffic(seed)
+            with self.target(name) as target:
+                result, outcomes = self._replay(target, name, requests)
+                done.result = with_requests(result, outcomes)
+                self.progress.say(tables.result_line(name, result))
+                if result["partial"]:
+                    raise KeyboardInterrupt
+                if self.options.sweep:
+                    self._sweep(target, data, done.points)
+                    done.swept = True
+        except (KeyboardInterrupt, ServerError) as stopped:
+            done.stopped = stopped
+        return done
+
+    def _traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
+        data = Workload.of(self.options, seed)
+        return data, self.trace or data.requests(self.options.numsamples, self.arrival)
 
     def _replay(
         self, target: Measurable, title: str, requests: Sequence[Request]
@@ -211,13 +249,7 @@ class Comparison:
         with self.progress.replay(title, requests) as watch:
             return measure(target, requests, options.goodput, options.timeout, watch)
 
-    def _sweep(
-        self,
-        target: Measurable,
-        data: Workload,
-        points: list[sweep.Point],
-        all_points: dict[str, list[sweep.Point]],
-    ) -> None:
+    def _sweep(self, target: Measurable, data: Workload, points: list[sweep.Point]) -> None:
         """Run one server at the rates of a sweep; each point goes to `points`. Raises
         KeyboardInterrupt.
         """
@@ -232,7 +264,7 @@ class Comparison:
             points.append(point)
             points.sort(key=lambda p: p["rate"])
             self.progress.say(tables.point_line(target.name, point))
-            self.progress.table(tables.sweep_table(all_points))
+            self.progress.table(tables.sweep_table(self.points))
 
         name = target.name if target.ours else self.options.reference
         burst = self.replicas * burst_size(self.options.config(name))
@@ -262,11 +294,10 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
     except (KeyboardInterrupt, ServerError) as stopped:
         return None, stopped
     measured = False
-    for seed in comparison.seeds:
-        folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
-        measured |= comparison.run(seed, folder)
-        if comparison.stopped:
-            break
+    with contextlib.closing(comparison.results()) as results:
+        for seed in comparison.seeds:
+            folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
+            measured |= comparison.run(seed, folder, results)
     run = runs.load(options.out) if measured else None
     if run:
         report.write(run)

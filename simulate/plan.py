@@ -4,10 +4,10 @@ is. A number suffices if its requests meet the limits and its queue does not gro
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from client.traces import Request
 from compare.measure import burst_size
 from compare.sweep import enough_requests
 from simulate.fleet import Layout
+from simulate.jobs import Jobs
 from simulate.trial import Trial, TrialResult
 
 MOST = 1024  # replicas that are tried
@@ -71,10 +72,12 @@ class PlanAnswer:
 
 
 class Planner:
-    """The search for the fewest replicas of one variant."""
+    """The search for the fewest replicas of one variant. map: calls, as the builtin one does."""
 
-    def __init__(self, trial: Trial, processes: ProcessPoolExecutor, report: Callable[[str], None]):
-        self._trial, self._processes, self._report = trial, processes, report
+    def __init__(
+        self, trial: Trial, map: Callable[..., Iterator[TrialResult]], report: Callable[[str], None]
+    ):
+        self._trial, self._map, self._report = trial, map, report
         self._results: dict[int, dict[int, TrialResult]] = {}  # by replicas and seed
         self._judged: dict[int, Judged] = {}
         self._rule = trial.layout.autoscaling
@@ -240,7 +243,7 @@ class Planner:
         trial = self._trial._replace(layout=self._layout(replicas))
         missing = [seed for seed in seeds if seed not in results]
         trials = [trial._replace(seed=seed) for seed in missing]
-        results.update(zip(missing, self._processes.map(Trial.serve, trials)))
+        results.update(zip(missing, self._map(Trial.serve, trials)))
         return [results[seed] for seed in seeds]
 
     def _layout(self, replicas: int) -> Layout:
@@ -271,12 +274,11 @@ def coverage(n: int) -> float:
     return (n - 1) / (n + 1)
 
 
-def plan(
-    trials: Sequence[Trial], report: Callable[[str], None], processes: int | None = None
-) -> list[PlanAnswer]:
+def plan(trials: Sequence[Trial], report: Callable[[str], None], jobs: int) -> list[PlanAnswer]:
     """Return the answer of each variant. Raises PlanError if none has one."""
-    with ProcessPoolExecutor(processes) as pool:
-        answers = [Planner(trial, pool, report).answer() for trial in trials]
+    with contextlib.ExitStack() as stack:
+        calls = stack.enter_context(Jobs(jobs)).map if jobs > 1 else map
+        answers = [Planner(trial, calls, report).answer() for trial in trials]
     if all(answer.fewest is None for answer in answers):
         raise PlanError("; ".join(f"{answer.name}: {answer.why_not}" for answer in answers))
     return answers

@@ -2,7 +2,7 @@
 measured.
 
 ./simulate.sh [--costs NAME] [--modes a,b | --variant NAME='MODE --setting …'] [--sweep]
-              [--repeats R] [workload] [--out DIR] [any setting of the scheduler]
+              [--repeats R] [--jobs N] [workload] [--out DIR] [any setting of the scheduler]
 ./simulate.sh --replay FILE
 ./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
               [--attainment SHARE] [--autoscale max_replicas=N …] [as above]
@@ -12,29 +12,34 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from client import draws
+from client.calls import ServerError
 from client.draws import Sessions, WorkloadError
 from client.users import Users
 from client.workloads import OF_WORKLOAD
 from compare import comparison as compare
+from compare.comparison import Measured
 from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
 from compare.options import Options, check, chosen, parse_goodput, parser_of, read
+from compare.report import tables
 from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment
-from config.resolve import resolve
+from config.resolve import physical_cores, resolve
 from simulate import plan, plan_page
 from simulate.apart import refuse
 from simulate.costs import FAKE, Costs, CostsError, load
 from simulate.fleet import Layout
+from simulate.jobs import Jobs, Reporting
 from simulate.layouts import add_replicas, described, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.run import SimulatedServer
@@ -60,6 +65,7 @@ class Simulation(Options):
     costs: Costs
     layout: Layout
     jump: bool
+    jobs: int  # processes
     question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
 
@@ -122,6 +128,26 @@ class Simulating(compare.Comparison):
     def alike(self) -> int:
         return self.replicas
 
+    def results(self) -> Generator[Measured]:
+        if self.options.jobs == 1:
+            yield from super().results()
+            return
+        elsewhere = copy.copy(self)
+        elsewhere.progress = Reporting()
+        with Jobs(self.options.jobs, self.progress) as jobs:
+            with self.progress.paused():
+                futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
+            for (_, name), future in zip(self.tasks, futures):
+                done, said = jobs.result(future) or (Measured(stopped=KeyboardInterrupt()), ())
+                for text in said:
+                    self.progress.say(text)
+                if self.options.sweep:
+                    self.points[name] = done.points
+                    self.progress.table(tables.sweep_table(self.points))
+                yield done
+                if isinstance(self.stopped, ServerError):  # as in one process
+                    return
+
     def _server(self, name: str, layout: Layout) -> SimulatedServer:
         options = self.options
         return SimulatedServer(
@@ -135,6 +161,12 @@ class Simulating(compare.Comparison):
         engine = {"engine": costs.source.get("config")}
         simulated = {"costs": costs.name, "layout": layout} | fitted | engine
         return super().facts() | {"simulated": simulated}
+
+
+def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, Sequence[str]]:
+    """Return in a worker what was measured, and what was said of it."""
+    done = comparison.measured(seed, name)
+    return done, comparison.progress.said if isinstance(comparison.progress, Reporting) else ()
 
 
 def parse(argv: Sequence[str]) -> Simulation:
@@ -151,6 +183,9 @@ def parse(argv: Sequence[str]) -> Simulation:
     add("--step", action="store_true",
         help="compute each iteration, instead of jumping over those between which nothing changes; "
         "slower, and the same")
+    add("--jobs", type=int, default=physical_cores(), metavar="N",
+        help="processes that share variants, seeds and --plan's traces; results are the same with "
+        "any number (default: as many as this machine has cores)")
     add("--replay", metavar="FILE",
         help="make the calls of a server's --record FILE again, and say how many iterations "
         "are equal")
@@ -181,11 +216,14 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs=costs,
         layout=layout,
         jump=not known.step,
+        jobs=known.jobs,
         question=_question(known, costs, layout, "--repeats" in given) if known.plan else None,
         recording=known.replay,
     )
     if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay makes the calls that were recorded; leave out all else")
+    if known.jobs < 1:
+        raise ConfigError("--jobs must be at least 1")
     if not known.plan and (known.slo or known.attainment is not None):
         raise ConfigError("--slo and --attainment are of --plan; add it, or use --goodput")
     check(options)
@@ -265,7 +303,7 @@ def answer(options: Simulation, question: Question) -> None:
         for name in options.variants
     ]  # fmt: skip
     show = functools.partial(Console().print, markup=False, highlight=False)
-    answers = plan.plan(trials, show)
+    answers = plan.plan(trials, show, options.jobs)
     command = command_line(Simulating.program, sys.argv[1:])
     caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
     facts = stamp() | {"command": command, "costs": options.costs.name}

@@ -18,6 +18,7 @@ from compare.measure import judged
 from config import Config
 from simulate.costs import Costs
 from simulate.fleet import Layout
+from simulate.jobs import Stoppable
 from simulate.run import SimulatedServer
 
 
@@ -93,7 +94,7 @@ class Trial(NamedTuple):
         """Serve these requests."""
         layout = replace(self.layout, seed=self.seed)
         server = SimulatedServer(self.name, self.config, costs, layout, stream=self.stream)
-        outcomes = server.replay(requests)
+        outcomes = server.replay(requests, watch=Stoppable())
         measures = judged(requests, outcomes, self.question.slo)
         return TrialResult(
             measures["attainment"],

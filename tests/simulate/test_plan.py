@@ -4,11 +4,9 @@ that cannot be are in test_simulated.py.)
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from client.traces import save_trace
 from client.workloads import Workload
 from compare import machine
 from config import build
-from simulate import plan
+from simulate import plan, simulation
 from simulate.costs import FAKE, save
 from tests.programs import ran
 
@@ -31,8 +29,7 @@ ENOUGH = 200  # requests that tell whether the queue grows
 @pytest.fixture
 def cheap(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn, no process is started, and how busy this machine is takes no look."""
-    pool = contextlib.nullcontext(SimpleNamespace(map=map))
-    monkeypatch.setattr(plan, "ProcessPoolExecutor", lambda processes: pool)
+    monkeypatch.setattr(simulation, "physical_cores", lambda: 1)
     monkeypatch.setattr(machine, "hardware", dict)
 
 

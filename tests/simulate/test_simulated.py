@@ -33,7 +33,7 @@ from compare.measure import measure, with_requests
 from compare.report import drawing, replicas, report, side_by_side, tables
 from config import Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS
-from simulate import PS
+from simulate import PS, jobs
 from simulate.costs import FAKE, Costs, load, save
 from simulate.run import SimulatedServer
 from simulate.simulation import ENGINE, WITHOUT_EFFECT, Simulating, parse
@@ -437,6 +437,44 @@ def test_an_interrupted_simulation_keeps_what_is_done(
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_ctrl_c_ends_all_processes_and_keeps_what_each_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say, interrupted = Progress.say, False
+
+    def interrupt(self: Progress, text: str) -> None:
+        nonlocal interrupted
+        say(self, text)
+        if " in flight, " in text and not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "say", interrupt)
+    monkeypatch.setattr(jobs, "PLAIN_EVERY_S", 0.0)
+    done = simulate(tmp_path, *SMALL, "--arrival", "poisson:50", "--numsamples=50000", "--jobs=2")
+    assert done.returncode == 130 and done.stderr == "interrupted; what was simulated is kept\n"
+    for name, result in saved(tmp_path)["variants"].items():
+        assert result["partial"] and result["completed"] < 50_000, name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_any_number_of_processes_writes_the_same(tmp_path: Path) -> None:
+    written = []
+    for n in "12":
+        out = tmp_path / n
+        done = simulate(
+            out, *SMALL, "--max-batch-size", "4", "--arrival", "poisson:50", "--sweep",
+            "--seconds", "0.1", "--repeats", "2", "--jobs", n,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        facts = re.compile(rf"{re.escape(str(out))}|--jobs {n}|20\d\d-\d\d-\d\d[T ][\d:+]+")
+        files = {str(file.relative_to(out)): file for file in out.rglob("*") if file.is_file()}
+        texts = {name: facts.sub("", file.read_text()) for name, file in files.items()}
+        written.append(texts | {"": facts.sub("", done.stdout)})
+    assert written[0] == written[1] and "seed-1/dynamic.json" in written[0]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_sample_of_a_large_run_is_kept_and_its_measures_are_of_all_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +545,7 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
         (f"{WITH_RATE} --attainment 99", "1 at most"),
         (f"{WITH_RATE} --slo tokens:9", "--slo 'tokens:9': give ttft:MS"),
         (f"{WITH_RATE} --step", "leave out --step"),
+        ("--jobs 0", "--jobs must be at least 1"),
     ],
 )
 def test_a_bad_command_line_ends_with_a_sentence(argv: str, reason: str, tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Processes that share the runs of a simulation (`--jobs`), with the same results as one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from rich.table import Table
+
+from client.load import Watch
+from client.progress import PLAIN_EVERY_S, Progress, Replayed
+from client.traces import Request
+
+EVERY_S = 0.5  # between two lines of a worker that a terminal shows
+SHOWN_S = 0.1  # between two looks for such lines
+
+Result = TypeVar("Result")
+
+
+class _Shared(NamedTuple):
+    """What a worker shares with the process that started it."""
+
+    stopped: Any  # multiprocessing's Event
+    lines: Any  # its SimpleQueue: (process, its line; None: no longer)
+    in_terminal: bool
+
+
+_shared: _Shared | None = None  # of a worker
+
+
+def _begin(shared: _Shared) -> None:
+    global _shared
+    _shared = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it stops it
+
+
+def _called(function: Callable[..., Result], *arguments: Any) -> Result | None:
+    """Return the result of a call; None if all were stopped before its end."""
+    try:
+        Stoppable().tick()
+        return function(*arguments)
+    except KeyboardInterrupt:
+        return None
+
+
+class Stoppable(Watch):
+    """Interrupts a worker's replay when all are stopped."""
+
+    def tick(self) -> None:
+        if _shared is not None and _shared.stopped.is_set():
+            raise KeyboardInterrupt
+
+
+class _Reported(Stoppable, Replayed):
+    """A worker's replay, whose line another process shows."""
+
+    def tick(self) -> None:
+        super().tick()
+        assert _shared is not None
+        if time.monotonic() > self._printed + (EVERY_S if _shared.in_terminal else PLAIN_EVERY_S):
+            self._printed = time.monotonic()
+            line = self.__rich__() if _shared.in_terminal else str(self)
+            _shared.lines.put((os.getpid(), line))
+
+
+class Reporting(Progress):
+    """Progress in a worker: lines of replays are shown by the process that started it, which also
+    says what is `said` here once it is that call's turn.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def table(self, table: Table) -> None:
+        """Show none: the other process has the points of all servers."""
+
+    @contextmanager
+    def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:
+        assert _shared is not None
+        try:
+            yield _Reported(name, requests, None)
+        finally:
+            _shared.lines.put((os.getpid(), None))
+
+
+class Jobs(ProcessPoolExecutor):
+    """Workers. A call in the middle of which all are stopped, by Ctrl-C or at the end of the
+    context, has the result None, unless it returns what there is by then.
+    """
+
+    def __init__(self, n: int, progress: Progress | None = None):
+        in_terminal = progress is not None and progress.console.is_terminal
+        self._progress = progress
+        self._lines: Any = multiprocessing.SimpleQueue()
+        self._stopped = multiprocessing.Event()
+        shared = _Shared(self._stopped, self._lines, in_terminal)
+        super().__init__(n, initializer=_begin, initargs=(shared,))
+
+    def __exit__(self, *error: Any) -> None:
+        self._stopped.set()
+        self.shutdown(cancel_futures=True)
+
+    def submit(  # type: ignore[override]
+        self, function: Callable[..., Result], *arguments: Any
+    ) -> Future[Result | None]:
+        return super().submit(_called, function, *arguments)
+
+    def result(self, future: Future[Result]) -> Result:
+        """Return a result, and show what workers do meanwhile. Ctrl-C stops all calls; a second one
+        raises KeyboardInterrupt.
+        """
+        while not future.done():
+            try:
+                wait([future], SHOWN_S)
+                self._show()
+            except KeyboardInterrupt:
+                if self._stopped.is_set():
+                    raise
+                self._stopped.set()
+        return future.result()
+
+    def _show(self) -> None:
+        assert self._progress is not None
+        while not self._lines.empty():
+            process, line = self._lines.get()
+            if isinstance(line, str):
+                self._progress.say(line)
+            elif line is not None:
+                self._progress.lines[process] = line
+            else:
+                self._progress.lines.pop(process, None)
