@@ -1,15 +1,14 @@
 """Step time against what the machine allows: bandwidth and arithmetic, measured around each step.
 
     python -m benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256]
-        [--prompts 16,128] [any server setting]
+        [any server setting]
 
 A step is one iteration of decode rows of one context through the engine, greedy sampling included.
 It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;
 the bound is the larger of the two, as if they overlapped wholly. A CPU's reading is measured with
 loads like the kernels' over as many bytes as the step reads, for caches hold a part of them. Steps
 and probes take turns, and each step is held against the faster probe of the two beside it.
---prompts: steps of 8 decode rows with a prompt of so many tokens besides. Writes engine.md,
-engine.json and a figure to --out.
+Writes engine.md, engine.json and a figure to --out.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from torch import Tensor
 
 import kernels
 from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, run
-from benchmarks.offline import block_tables, decode_rows, load
+from benchmarks.offline import decode_rows, load
 from compare.machine import processor
 from compare.report.drawing import STYLE, caption_of, plain_log, save
 from compare.report.tables import markdown
@@ -38,19 +37,17 @@ from config import ONLY_IN, Config, ConfigError
 from config.resolve import native_bfloat16
 from generate.cached import CachedGenerator
 from generate.linear import Int8Linear
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import Iteration, Row
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
 PROBES = 2  # of which the faster counts
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
-BESIDE = 8  # rows that decode beside a prompt
 BENCHMARK = Benchmark(
     "engine",
     "Step time by rows and context, against the machine's bound.",
     {
         "--rows": ("1,2,4,8,16,32,64", "rows of a step"),
         "--contexts": ("64,256", "tokens of each row"),
-        "--prompts": (str, f"tokens of a prompt beside {BESIDE} rows"),
         "--repeats": (7, "steps, of which the median counts"),
         "--out": (Path("runs/engine"), "folder"),
     },
@@ -124,10 +121,7 @@ class Machine:
 
 
 def timed_steps(
-    engine: CachedGenerator,
-    rows: list[Row],
-    repeats: int,
-    between: Callable[[], Any] = lambda: None,
+    engine: CachedGenerator, rows: list[Row], repeats: int, between: Callable[[], Any]
 ) -> Iterator[tuple[float, Any]]:
     """Seconds of each step, and the result of `between`, called after it.
 
@@ -169,25 +163,8 @@ def against_bound(
     }
 
 
-def beside_a_prompt(
-    engine: CachedGenerator, config: Config, context: int, tokens: int, repeats: int
-) -> dict[str, Any]:
-    """A step of decode rows and a whole prompt."""
-    rows = decode_rows(BESIDE, context, config.block_size)
-    used = sum(len(row.blocks) for row in rows)
-    [blocks] = block_tables(1, tokens, config.block_size, used)
-    prompt = Inference([i % 256 for i in range(tokens)], 1)
-    rows.append(Row(prompt, 0, tokens, blocks, samples=True, idle=False))
-    seconds = statistics.median(seconds for seconds, _ in timed_steps(engine, rows, repeats))
-    return {"prompt_tokens": tokens, "seconds": seconds}
-
-
 def measure(
-    config: Config,
-    rows: Sequence[int],
-    contexts: Sequence[int],
-    prompts: Sequence[int],
-    repeats: int,
+    config: Config, rows: Sequence[int], contexts: Sequence[int], repeats: int
 ) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     # before the engine, which on a GPU takes what memory is left
@@ -206,18 +183,16 @@ def measure(
     for context, n in product(contexts, rows):
         steps.append(against_bound(engine, machine, config, n, context, repeats))
         print(f"{n} rows of context {context}: {1e3 * steps[-1]['seconds']:.2f} ms", flush=True)
-    mixed = [beside_a_prompt(engine, config, contexts[0], n, repeats) for n in prompts]
     return {
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
         "flops_dtype": str(machine.dtype),
         "steps": steps,
-        "with_a_prompt": mixed,
     }
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """A line for each kind of step; the bound, the larger of its two, is of decode rows alone."""
+    """A line for each kind of step; the bound is the larger of its two."""
     lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s"]]
     for step in result["steps"]:
         rows, context, seconds = step["rows"], step["context"], step["seconds"]
@@ -226,9 +201,6 @@ def table(result: Mapping[str, Any]) -> str:
         times = f"{1e3 * seconds:.2f}", f"{1e3 * bound_s:.2f}"
         reached = f"{part:.0f} ({least:.0f} to {most:.0f})"
         lines.append([str(rows), str(context), *times, reached, f"{rows / seconds:,.1f}"])
-    for step in result["with_a_prompt"]:
-        rows, context = f"{BESIDE} and a prompt of {step['prompt_tokens']}", lines[1][1]
-        lines.append([rows, context, f"{1e3 * step['seconds']:.2f}", "–", "–", "–"])
     return markdown(lines, left=0)
 
 
@@ -260,16 +232,11 @@ def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
 def main() -> None:
     options, [config] = BENCHMARK.configs(max_batch_size=lambda options: max(numbers(options.rows)))
     rows, contexts = numbers(options.rows), numbers(options.contexts)
-    prompts = numbers(options.prompts) if options.prompts else []
-    if max(contexts + prompts) > config.max_model_len:
+    if max(contexts) > config.max_model_len:
         raise ConfigError(f"this model's rows hold at most {config.max_model_len} tokens")
     if max(rows) > config.max_batch_size:
         raise ConfigError(f"--rows {max(rows)}: raise --max-batch-size, {config.max_batch_size}")
-    if prompts and (config.max_batch_size <= BESIDE or max(prompts) > config.token_budget):
-        raise ConfigError(
-            f"--prompts needs a --max-batch-size over {BESIDE} and a --token-budget of its largest"
-        )
-    result = measure(config, rows, contexts, prompts, options.repeats)
+    result = measure(config, rows, contexts, options.repeats)
     result |= BENCHMARK.record([config])
     settings = result["config"]
     caption = (

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import agreement, burst, engine
-from benchmarks.engine import BESIDE
 from benchmarks.harness import Benchmark, chosen_settings, run
 from client.calls import ServerError
 from compare.machine import command_line, processor
@@ -56,7 +55,6 @@ BENCHMARK = Benchmark(
     {
         "--rows": ("1,8,32,128,256", "of a step"),
         "--context": ("256", "tokens of each row"),
-        "--prompts": ("16,128", f"tokens of a prompt beside {BESIDE} rows"),
         "--n": (64, "requests of the burst"),
         "--numsamples": (500, "requests of the comparison"),
         "--out": (Path, "folder for the results, results/gpu/MODEL if there is"),
@@ -69,7 +67,7 @@ BENCHMARK = Benchmark(
 def commands(options: Namespace, config: Config, out: Path) -> dict[str, list[str]]:
     """The words after `python -m` of each part, in order, with the settings that have an effect."""
     n = str(options.n)
-    steps = ["--rows", options.rows, "--contexts", options.context, "--prompts", options.prompts]
+    steps = ["--rows", options.rows, "--contexts", options.context]
     modes = ["--numsamples", str(options.numsamples), "--skip-calibration"]
     own = {"model": config.model, "dtype": config.dtype, "device": config.device}
     generate = [word for name, value in own.items() for word in as_flag(name, value)]

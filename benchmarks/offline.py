@@ -32,10 +32,10 @@ def burst(config: Config, n: int) -> list[Prompted]:
     return [([token % n_vocab for token in prompt], tokens) for prompt, tokens in draw(n)]
 
 
-def block_tables(n: int, tokens: int, block_size: int, first: int = 0) -> list[list[int]]:
-    """KV blocks of n rows of so many tokens, each in blocks of its own from `first` on."""
+def block_tables(n: int, tokens: int, block_size: int) -> list[list[int]]:
+    """KV blocks of n rows of so many tokens, each in blocks of its own."""
     size = -(-tokens // block_size)
-    return [list(range(first + i * size, first + (i + 1) * size)) for i in range(n)]
+    return [list(range(i * size, (i + 1) * size)) for i in range(n)]
 
 
 def decode_rows(n: int, context: int, block_size: int) -> list[Row]:

@@ -20,7 +20,7 @@ from config import ConfigError
 
 def test_every_part_gets_the_settings_that_it_knows() -> None:
     chosen = {"max_batch_size": 16, "loop_interval_ms": 1}
-    options = Namespace(rows="1", context="9", prompts="9", n=3, numsamples=5, **chosen)
+    options = Namespace(rows="1", context="9", n=3, numsamples=5, **chosen)
     config: Any = SimpleNamespace(model="gpt2", dtype="float32", device="cuda")
     flags = ("--tokenizer", "--max-batch-size", "--loop-interval-ms")
     found = {
@@ -58,7 +58,7 @@ def test_every_part_is_reported_or_said_to_be_missing(
     monkeypatch.setattr(gpu, "call", here)
     monkeypatch.setattr(gpu, "server", lambda mode, settings, seconds: nullcontext())
     out = tmp_path / "out"
-    sizes = "--device cpu --max-batch-size 16 --rows 1,3 --context 20 --prompts 16 --n 3"
+    sizes = "--device cpu --max-batch-size 16 --rows 1,3 --context 20 --n 3"
     monkeypatch.setattr(sys, "argv", ["gpu", *shlex.split(f"{small} {sizes} --out {out}")])
     with pytest.raises(SystemExit) as ended:
         gpu.main()
@@ -68,7 +68,6 @@ def test_every_part_is_reported_or_said_to_be_missing(
         "\nfloat32: 10 of 10 requests have the oracle's ids",
         "\nA server is ready 0.0 s after its start.",
         "[All of it](steps/engine.md):\n\n| rows |",
-        "\n| 8 and a prompt of 16 | 20 |",
         "\ndynamic: 3 requests, ",
         "**Missing: comparison** (no time was",
     ):

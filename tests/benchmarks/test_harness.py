@@ -39,7 +39,6 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
         (engine, "--model demo --contexts 2000", "at most 1024 tokens"),
         (engine, "--model demo --rows 64 --kv-cache 0.02GB", "raise --kv-cache"),
         (engine, "--model demo --rows 64 --max-batch-size 32", "raise --max-batch-size, 32"),
-        (engine, "--model demo --prompts 999 --token-budget 64", "a --token-budget of its largest"),
         (engine, "--order fcfs", "unknown flag --order"),
         (engine, "--prefix-caching", "unknown flag --prefix-caching"),
         (engine, "--max-waiting 3", "unknown flag --max-waiting"),
