@@ -57,9 +57,9 @@ IN_STATS = (
 
 
 SERVER: dict[str, dict[str, Any]] = {
-    "--url": {"action": "append", "default": [], "help":
+    "--url": {"help":
         "the server, port 8500 unless one is named (default: IP in client/.env or .env, else "
-        "127.0.0.1); of several, each given so, a load goes to one after the other"},
+        "127.0.0.1)"},
     "--api-key": {"metavar": "KEY", "help": "the server's (default: EB_API_KEY, found as IP is)"},
     "--api": {"choices": APIS, "default": "inference", "help":
         "inference: ours; openai: any server's"},
@@ -121,10 +121,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(
             "--prompt asks a server of ours; leave out --api and --model, or send it with --trace"
         )
-    if arguments.prompt is not None and len(arguments.url) > 1:
-        parser.error("--prompt asks one server; give --url once")
-    if len(set(arguments.url)) < len(arguments.url):
-        parser.error("--url names one server twice; leave it out once")
     if arguments.numsamples is not None and arguments.numsamples < 1:
         parser.error("--numsamples must be at least 1")
     return arguments
@@ -160,13 +156,13 @@ def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str,
     return requests, describe(requests) | words
 
 
-def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Send a load, show its result and save it; return the measurement."""
     requests, description = load_of(arguments)
     goodput = parse_goodput(arguments.goodput)
     if arguments.save_trace:
         save_trace(arguments.save_trace, requests)
-    target = target_of(urls, arguments)
+    target = target_of(url, arguments)
     machine = runs.facts() if arguments.out else {}
     console.print(described(description), highlight=False)
     with Progress(console) as progress, progress.replay(target.name, requests) as watch:
@@ -182,7 +178,7 @@ def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -
     if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
         lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
-        drawing.save(figures.latency_vs_tokens(lines, " and ".join(urls)), arguments.figure)
+        drawing.save(figures.latency_vs_tokens(lines, url), arguments.figure)
         console.print(f"figure: {arguments.figure}")
     if arguments.out:
         runs.clear(arguments.out)
@@ -195,8 +191,7 @@ def load(urls: Sequence[str], arguments: argparse.Namespace, console: Console) -
             "asked": {"seeds": [arguments.seed], "servers": [target.name]},
             "started_here": False,
             "stopped": "interrupted before its end" if result["partial"] else None,
-            "also": {} if target.ours else {target.name: " and ".join(urls)},
-            "sharing": len(urls),
+            "also": {} if target.ours else {target.name: url},
             "command": command_line("client/client.py", sys.argv[1:]),
         }
         results = {target.name: with_requests(result, outcomes)}
@@ -214,11 +209,6 @@ def _show(
         for key in IN_STATS:
             form = ",.4g" if isinstance(server[key], float) else ","
             console.print(f"  {key}: {server[key]:{form}}")
-    if target.others:
-        console.print(
-            f"{len(target.servers)} servers got the requests in turn; what they say of themselves "
-            f"is left out, since each saw a part of them."
-        )
     table = Table(
         "milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left"
     )
@@ -246,12 +236,12 @@ def _show_text(outcome: Outcome, console: Console) -> None:
 
 def main() -> None:
     arguments = parse()
-    urls = [server_url(given) for given in arguments.url or [None]]
+    url = server_url(arguments.url)
     try:
         if arguments.prompt is not None:
-            one_prompt(urls[0], arguments)
+            one_prompt(url, arguments)
         else:
-            result = load(urls, arguments, Console())
+            result = load(url, arguments, Console())
             if result["partial"]:
                 print("interrupted; the requests that had ended are shown above", file=sys.stderr)
                 sys.exit(130)

@@ -59,15 +59,13 @@ def replay(
     timeout_s: float = 3600.0,
     watch: Watch | None = None,
     key: str | None = None,
-    others: Sequence[str] = (),
 ) -> list[Outcome]:
     """Send every request at its instant; return the outcomes in the order of the requests.
 
-    Raises Interrupted on Ctrl-C. `key`: the server's API key. `others`: more servers; all get
-    requests in turn (round robin), in the order in which those are sent.
+    Raises Interrupted on Ctrl-C. `key`: the server's API key.
     """
     allow_open_files(len(requests) + 64)
-    run = _Replay([url, *others], requests, wire or Plain(), watch or Watch())
+    run = _Replay(url, requests, wire or Plain(), watch or Watch())
     try:
         with _no_pauses():
             asyncio.run(run.run(timeout_s, key))
@@ -83,9 +81,8 @@ class _Replay:
     _session: aiohttp.ClientSession
     _start: float  # on the clock of time.perf_counter
 
-    def __init__(self, urls: Sequence[str], requests: Sequence[Request], wire: Wire, watch: Watch):
-        self._urls, self._requests, self._wire, self._watch = urls, requests, wire, watch
-        self._turns = itertools.cycle(urls)
+    def __init__(self, url: str, requests: Sequence[Request], wire: Wire, watch: Watch):
+        self._url, self._requests, self._wire, self._watch = url, requests, wire, watch
         # encoded before the first is sent, but for those that repeat an answer
         self._bodies = {r.id: self._encoded(r) for r in requests if r.after is None}
         self._followers = {r.after: r for r in requests if r.after is not None}
@@ -148,8 +145,7 @@ class _Replay:
         pieces = []
         answer, text, error = None, "", ""
         try:
-            url = next(self._turns) + self._wire.path
-            async with self._session.post(url, data=body) as response:
+            async with self._session.post(self._url + self._wire.path, data=body) as response:
                 async for data in response.content.iter_any():
                     pieces.append((self._now(), data))
             reply = Reply(request, scheduled_at, sent_at, pieces or [(self._now(), b"")])

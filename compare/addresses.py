@@ -1,11 +1,9 @@
-"""Servers that client.py measures: their addresses, their API key, and their mode or model."""
+"""The server that client.py measures: its address, its API key, and its mode or model."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,21 +46,8 @@ def api_key(given: str | None) -> str | None:
         raise ConfigError(f"--api-key: {error}") from None
 
 
-def target_of(urls: Sequence[str], arguments: argparse.Namespace) -> Target:
-    """Return the servers to measure, as one target. Raises ServerError, also for servers of
-    different modes or models, and ConfigError for an invalid key.
-    """
-    first, *others = [_server(url, arguments) for url in urls]
-    for other in others:
-        if other.name != first.name:
-            raise ServerError(
-                f"{first.url} serves {first.name}, and {other.url} {other.name}; name servers of "
-                f"one mode or model, which share a load"
-            )
-    return replace(first, others=tuple(other.url for other in others))
-
-
-def _server(url: str, arguments: argparse.Namespace) -> Target:
+def target_of(url: str, arguments: argparse.Namespace) -> Target:
+    """Return the server to measure. Raises ServerError, and ConfigError for an invalid key."""
     key = api_key(arguments.api_key)
     if arguments.api == "openai":
         model = arguments.model or openai_model(url, key)

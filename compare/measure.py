@@ -60,8 +60,8 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure. ours: whether it is one of ours; of any other one, and where `others`
-    take requests in turn with it, only the client's measures are known.
+    """A server to measure. ours: whether it is one of ours; of any other one only the client's
+    measures are known.
     """
 
     name: str
@@ -69,20 +69,19 @@ class Target:
     wire: Wire
     ours: bool = True
     key: str | None = field(default=None, repr=False)
-    others: tuple[str, ...] = ()  # more servers of the same kind
 
     @property
     def are_several(self) -> bool:
-        return bool(self.others)
+        return False
 
     @property
     def has_report(self) -> bool:
-        return self.ours and not self.others
+        return self.ours
 
     @property
     def servers(self) -> Sequence[str]:
         """URLs of all servers."""
-        return (self.url, *self.others)
+        return (self.url,)
 
     def begin(self) -> None:
         for url in self.servers:
@@ -90,7 +89,7 @@ class Target:
             post(f"{url}/stats/reset", key=self.key)
 
     def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
-        return replay(self.url, requests, self.wire, timeout_s, watch, self.key, others=self.others)
+        return replay(self.url, requests, self.wire, timeout_s, watch, self.key)
 
     def report(self) -> ServerReport:
         engine, iterations = stats_of(self.url, self.key)
@@ -155,8 +154,7 @@ def measure(
     result is `partial`, and has the requests that ended.
 
     A server of ours begins with all counts at zero and an empty prefix cache, so that no earlier
-    trace helps. Reports of several targets are left out: each is of a part of the load, by a clock
-    of its own.
+    trace helps.
     """
     if target.ours:
         target.begin()

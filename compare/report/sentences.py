@@ -187,13 +187,12 @@ def deployed(summary: Mapping[str, Any]) -> str | None:
 
 def conditions(run: Run) -> str:
     """Conditions of a run: kind of answers, and place of the servers."""
-    summary, n = run.first, run.first.get("sharing", 1)
+    summary = run.first
     text = "Latencies are of streams."
     if not summary["stream"]:
         text = "Latencies are of plain answers: a request-level batch is answered as a whole."
     if not summary["started_here"]:
-        ran = "The server" if n == 1 else f"The {n} servers, which got the requests in turn,"
-        return f"{text} {ran} ran apart; hardware and commit below are the client's."
+        return f"{text} The server ran apart; hardware and commit below are the client's."
     if summary.get("simulated"):
         return text
     on = deployed(summary) or "a server of its own"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -15,17 +14,12 @@ import pytest
 from scipy import stats
 
 from client import client
-from client.calls import get
 from client.draws import WorkloadError, arrivals, at_rate, count
-from client.load import replay
-from client.traces import Request, Trace, load_trace, save_trace
-from client.wire import wire
+from client.traces import Trace, load_trace, save_trace
 from client.workloads import Workload
 from compare import addresses
-from compare.results import OURS
 from tests.programs import ran
-from tests.servers import ROOT, Serve, assert_all_answered, server
-from tests.stub import stub
+from tests.servers import ROOT, Serve, server
 
 
 def tokens(lengths: str, n: int = 4000) -> np.ndarray:
@@ -197,50 +191,6 @@ def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_several_servers_get_a_load_in_turn_and_only_the_client_s_measures_are_reported(
-    tmp_path: Path, shared_server: Serve
-) -> None:
-    load = split("--numsamples 12 --arrival burst --lengths fixed:4 --quiet")
-    where = split(f"--out {tmp_path}/run --figure {tmp_path}/figure.png")
-    with (
-        shared_server("dynamic", {"model": "fake"}) as one,
-        shared_server("static", {"model": "fake"}) as unlike,
-        server("dynamic", {"model": "fake"}) as two,
-    ):
-        done = ran("client.client", "--url", one, "--url", two, *load, *where)
-        handled = [get(f"{url}/stats")["completed"] for url in (one, two)]
-        refused = ran("client.client", "--url", one, "--url", unlike, *load)
-    assert done.returncode == 0, done.stdout + done.stderr
-    output = " ".join(done.stdout.split())
-    assert handled == [6, 6] and "12 answered, 0 failed" in output
-    assert "2 servers got the requests in turn; what they say of themselves is left out" in output
-    assert "The server's /stats" not in output
-    saved = json.loads((tmp_path / "run" / "dynamic.json").read_text())
-    assert saved["completed"] == 12 and saved["mean_queue_time_ms"] is not None
-    for unknown in (*OURS, "busy_throughput"):
-        assert saved[unknown] is None, unknown
-    report = (tmp_path / "run" / "report.md").read_text()
-    assert "The 2 servers, which got the requests in turn, ran apart" in report
-    assert refused.returncode == 1 and "name servers of one mode or model" in refused.stderr
-
-
-def test_servers_take_turns_in_the_order_of_sending_a_turn_of_a_conversation_as_any_request() -> (
-    None
-):
-    def ask(id: int, at: float, after: int | None = None) -> Request:
-        return Request(id=id, at=at, prompt=f"ask {id}", num_tokens=2, after=after)
-
-    alone = [ask(0, 0.2), ask(1, 0.0), ask(2, 0.1), ask(3, 0.3)]
-    talk = [ask(0, 0.0), ask(1, 0.0, after=0), ask(2, 0.0, after=1)]
-    for requests, shares in ((alone, [[1, 0], [2, 3]]), (talk, [[0, 2], [1]])):
-        with stub() as first, stub() as second:
-            outcomes = replay(first.url, requests, wire("openai", "stub"), others=[second.url])
-            assert_all_answered(outcomes)
-            prompts = [[body["prompt"] for body in each.bodies] for each in (first, second)]
-        assert [[int(text.split()[-1]) for text in texts] for texts in prompts] == shares
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     """Requests beyond the context, and conversations that outgrow it."""
     loads = (
@@ -268,8 +218,6 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
         ("--numsamples 3 --scale 4", "add --trace FILE"),
         ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
         ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),
-        ("--url a --url b --prompt hi", "--prompt asks one server; give --url"),
-        ("--url a --url a --numsamples 3", "--url names one server twice"),
     ],
 )
 def test_a_bad_command_line_exits_with_2(

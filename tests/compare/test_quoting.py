@@ -60,7 +60,7 @@ def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(
         words = "--api openai --numsamples 6 --lengths choice:3,9 --arrival burst --quiet"
         places = ["--out", str(out), "--figure", str(tmp_path / "figure.png")]
         arguments = client.parse([*words.split(), *places])
-        result = client.load([server.url], arguments, Console(file=io.StringIO()))
+        result = client.load(server.url, arguments, Console(file=io.StringIO()))
     assert 0 < result["failed"] < 6 and NAME.fullmatch(result["variant"])
     page = Page((out / "report.html").read_text())
     assert {source[:26] for source in page.sources} == {"data:image/svg+xml;base64,"}

@@ -278,9 +278,8 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
     figure = str(tmp_path / "f.png")
 
     def load(url: str, *more: str) -> Any:
-        return client_py.load(
-            [url], client_py.parse([*argv.split(), figure, *more]), Console(file=io.StringIO())
-        )
+        arguments = client_py.parse([*argv.split(), figure, *more])
+        return client_py.load(url, arguments, Console(file=io.StringIO()))
 
     with server("dynamic", {"model": "fake"}, key=KEY) as url:
         children = psutil.Process().children(recursive=True)
