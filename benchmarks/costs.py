@@ -6,7 +6,7 @@ A real server gets many kinds of iterations, and what it reports of them is fitt
 rows with contexts up to the longest, chunks of prompts alone and beside rows that decode. Rounds of
 this traffic are as short as they can be and take turns with other traffic, which is held out of
 the fit: the speed of a shared machine changes by the minute. Writes the costs with the
-residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
+noise, and the residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.calibration import Rounds, Segment, TrafficServer, at_once, keep, kept, measure
-from benchmarks.fitting import fit, observe, residuals
+from benchmarks.fitting import Served, fit, observe, residuals
 from benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
+from benchmarks.noise import fit_noise
 from compare.machine import processor
 from compare.servers import server
 from config import ONLY_IN, ONLY_OVER_HTTP, ConfigError
 from simulate import PS
-from simulate.costs import FOLDER, STATED, Costs, save
+from simulate.costs import FOLDER, HTTP, STATED, Costs, save
 
-HTTP = ("request", "answer", "request_turn", "answer_turn")
 BENCHMARK = Benchmark(
     "costs",
     "What an iteration costs on this machine, for simulations: about two minutes for demo and "
@@ -55,6 +55,11 @@ def fitted(name: str, rounds: Rounds) -> Costs:
     everything = [each for _, observed in train for each in observed]
     costs = fit(name, everything, at_once(config), mixed)
     costs = replace(costs, **http([run for run, _ in train]))
+    # bursts of fitted traffic are no traffic: in them requests share turns
+    plain = [(run, seen) for run, seen in runs if not run.streamed]
+    http_s = [http_seconds(run.served) for run, _ in plain if run.arrivals == "poisson"]
+    traffic = [seen for run, seen in plain if run.held_out or run.arrivals != "burst"]
+    costs = replace(costs, noise=fit_noise(costs, traffic, [sum(each) for each in http_s]))
     parts = {"fitted": (False, False), "held_out": (True, False), "held_out_streams": (True, True)}
     errors = {
         part: residuals(costs, [seen for run, seen in runs if (run.held_out, run.streamed) == kind])
@@ -68,10 +73,16 @@ def http(segments: Sequence[Segment]) -> dict[str, Any]:
     the time between requests and answers that are sent at once.
     """
     served = [each for part in segments if part.arrivals == "poisson" for each in part.served]
-    request = statistics.median(each.arrived_at - each.sent_at for each in served)
-    answer = statistics.median(each.received_at - each.answered_at for each in served)
-    times = (request, answer, *turns(segments))
+    times = (*http_seconds(served), *turns(segments))
     return {name: max(0, round(seconds * PS)) for name, seconds in zip(HTTP, times)}
+
+
+def http_seconds(served: Sequence[Served]) -> tuple[float, float]:
+    """Return the medians of a request's seconds to the scheduler, and of its answer's back."""
+    return (
+        statistics.median(each.arrived_at - each.sent_at for each in served),
+        statistics.median(each.received_at - each.answered_at for each in served),
+    )
 
 
 def turns(segments: Sequence[Segment]) -> tuple[float, float]:
@@ -115,6 +126,7 @@ def main() -> None:
     keep(name, rounds)
     for part, errors in costs.source["residuals"].items():
         print(f"{part}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
+    print(costs.noise)
     record = BENCHMARK.record([config])
     settings = traffic.config.model_dump(mode="json")
     source = {

@@ -179,13 +179,13 @@ def _late(
     """Iterations that the machine did not hold up, and the seconds by which each, with its gap, was
     longer than expected, and those expected.
     """
-    due = _expected_s(costs, observed)
+    due = expected_s(costs, observed)
     late = np.array([each.whole for each in observed]) - due
     inside = late < np.maximum(STALL_S, due)
     return [each for each, is_in in zip(observed, inside) if is_in], late[inside], due[inside]
 
 
-def _expected_s(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:
+def expected_s(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:
     """Seconds of each iteration with its gap, by the costs."""
     gaps = [costs.between(o.iteration, o.answered) if o.gap else 0 for o in observed]
     return np.array([costs.of(o.iteration) + gap for o, gap in zip(observed, gaps)]) / PS
@@ -246,7 +246,7 @@ def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any
     p50 and p95; and of the iterations beside which nothing happened.
     """
     spent = np.array([sum(each.whole for each in run) for run in runs])
-    expected = np.array([_expected_s(costs, run).sum() for run in runs])
+    expected = np.array([expected_s(costs, run).sum() for run in runs])
     calm = [each for each in chain(*runs) if each.calm]
     result: dict[str, Any] = {
         "iterations": sum(map(len, runs)),

@@ -51,7 +51,7 @@ def _of(
 
 WITHOUT_COLUMN = (  # of each rate of a sweep and the summary
     "completed", "failed", "errors", "client_limited", "wall_clock_s", "requested_rate",
-    "mean_num_tokens", "request_throughput", "busy_throughput", "busy_s", "mean_tpot_ms",
+    "mean_num_tokens", "request_throughput", "busy_s", "mean_tpot_ms",
     "mean_queue_time_ms", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "mean_in_flight",
     "draft_tokens", "accepted_tokens",
 )  # fmt: skip
@@ -67,6 +67,7 @@ KEYS = {key.name: key for key in (
     Key("achieved_rate", "point", "as sent, requests/s", 1, "{:.4g}"),
     Key("offered_throughput", "point", "asked for, tok/s"),
     Key("output_throughput", "point", "throughput, tok/s", short="tok/s"),
+    Key("busy_throughput", "point", "while requests wait, tok/s"),
     Key("goodput", "point", "goodput, requests/s", 1, "{:.2f}"),
     Key("attainment", "point", "within limits, %", 100, short="within\nlimits %"),
     _of("e2el", "mean", short="mean\ns"),

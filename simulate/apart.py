@@ -15,6 +15,7 @@ from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop
+from simulate.noise import NoisyRun
 from simulate.replica import Stretch
 
 # settings that do not go together with it, and their value without effect
@@ -71,6 +72,7 @@ class Apart:
         computed: Callable[[int, Stretch], None],
         ended: EndedAt,
         session: Callable[[Inference], str | None],
+        noise: Callable[[int], NoisyRun | None] = lambda number: None,
         **of_replicas: Any,
     ):
         self._loop, self._layout, self._ended = loop, layout, ended
@@ -81,12 +83,12 @@ class Apart:
         self._free_at = dict.fromkeys(range(n), 0)  # when each has sent all that it has to
         self._prefill = Fleet(
             loop, _part(layout, range(n)), build, costs, computed=computed, ended=self._prefilled,
-            session=lambda first: session(self._whole[first]), **of_replicas,
+            session=lambda first: session(self._whole[first]), noise=noise, **of_replicas,
         )  # fmt: skip
         self._decode = Fleet(
             loop, _part(layout, range(n, layout.replicas)), build, costs,
             computed=lambda number, stretch: computed(n + number, stretch), ended=self._decoded,
-            session=session, **of_replicas,
+            session=session, noise=lambda number: noise(n + number), **of_replicas,
         )  # fmt: skip
 
     def arrive(self, group: Group) -> None:

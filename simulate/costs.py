@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from generate import fake
 from scheduling.inference import Iteration
 from simulate import roofline
+from simulate.noise import Noise
 from simulate.time import PS
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
@@ -112,6 +113,7 @@ class Costs:
     load: int = 0  # of each adapter that is loaded, before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
     least: int = 0  # of an iteration, beside what it attends: to read the weights
+    noise: Noise | None = None  # as fitted; drawn where it is asked for
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
@@ -212,6 +214,7 @@ FAKE = Costs(
 SECOND = Costs("second", Line(iteration=PS))  # an iteration a second, as in worked examples
 STATED = {costs.name: costs for costs in (FAKE, SECOND)}
 _TIMES = [term.name for term in fields(Costs) if term.type == "int"]
+HTTP = ("request", "answer", "request_turn", "answer_turn")  # between client and server
 
 
 def save(costs: Costs, path: Path) -> None:
@@ -221,6 +224,7 @@ def save(costs: Costs, path: Path) -> None:
         "line": asdict(costs.line),
         "decode": {str(size): asdict(line) for size, line in costs.decode.items()},
         **{name: getattr(costs, name) for name in _TIMES},
+        "noise": asdict(costs.noise) if costs.noise else None,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values | dict(costs.source), indent=1) + "\n")
@@ -238,11 +242,13 @@ def load(name: str | Path) -> Costs:
     try:
         values = json.loads(path.read_text())
         values.pop("unit")
+        noise = values.pop("noise", None)
         return Costs(
             path.stem,
             _line(values.pop("line")),
             decode={int(size): _line(line) for size, line in values.pop("decode").items()},
             **{time: _picoseconds(values.pop(time, 0)) for time in _TIMES},
+            noise=noise and Noise(**noise),
             source=values,
         )
     except OSError:
@@ -269,7 +275,7 @@ def _estimated(name: str) -> Costs:
     line, least = _line(values.pop("line")), values.pop("least")
     around = load("fake-server")
     name = roofline.marked(name)
-    return replace(around, name=name, line=line, decode={}, least=least, source=values)
+    return replace(around, name=name, line=line, decode={}, least=least, noise=None, source=values)
 
 
 def _line(terms: Mapping[str, Any]) -> Line:

@@ -17,6 +17,7 @@ from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.loop import ARRIVE, OBSERVE, Arrival, Group, Loop
+from simulate.noise import NoisyRun
 from simulate.replica import SimulatedReplica, Stretch, ignore
 from simulate.time import instant, seconds
 
@@ -76,8 +77,8 @@ class Fleet:
 
     build: makes a replica's scheduler. computed: called with the number of a replica and each of
     its stretches. session: returns the user or conversation of a request, which a router may keep
-    together. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that
-    arrives while no replica is up waits until one is.
+    together. noise: of a replica, by its number. of_replicas (`generate`, `jump`): as of a
+    `SimulatedReplica`. A request that arrives while no replica is up waits until one is.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Fleet:
         computed: Callable[[int, Stretch], None] = ignore,
         ended: EndedAt = lambda number, now, inference: (),
         session: Callable[[Inference], str | None] = lambda inference: inference.user,
+        noise: Callable[[int], NoisyRun | None] = lambda number: None,
         **of_replicas: Any,
     ):
         self.layout = layout
@@ -98,6 +100,7 @@ class Fleet:
         self.missed: list[Failure] = []  # of replicas that were not up
         self._loop, self._build, self._costs = loop, build, costs
         self._computed, self._ended, self._session = computed, ended, session
+        self._noise = noise
         self._of_replicas = {"jump": True} | of_replicas
         self._gateway = Gateway(
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
@@ -173,6 +176,7 @@ class Fleet:
             costs,
             computed=lambda stretch: self._computed(number, stretch),
             ended=ended,
+            noise=self._noise(number),
             **self._of_replicas,
         )
         self._record_change()

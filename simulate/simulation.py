@@ -2,7 +2,8 @@
 measured.
 
 ./simulate.sh [--costs NAME] [--modes a,b | --variant NAME='MODE --setting …'] [--sweep]
-              [--repeats R] [--jobs N] [workload] [--out DIR] [any setting of the scheduler]
+              [--repeats R] [--noise] [--jobs N] [workload] [--out DIR]
+              [any setting of the scheduler]
 ./simulate.sh --replay FILE
 ./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
               [--attainment SHARE] [--autoscale max_replicas=N …] [as above]
@@ -66,6 +67,7 @@ class Simulation(Options):
     layout: Layout
     jump: bool
     jobs: int  # processes
+    noise: int | None  # runs with noise, of each trace
     question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
 
@@ -119,6 +121,22 @@ class Simulating(compare.Comparison):
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[Measurable]:
         yield self._server(name, Layout())
+
+    def measured(self, seed: int, name: str) -> Measured:
+        """Serve one seed's trace, and again with each noise that is drawn."""
+        done = super().measured(seed, name)
+        if not self.options.noise or done.stopped or done.result is None:
+            return done
+        server, (_, requests) = self._server(name, self.options.layout), self._traffic(seed)
+        results = []
+        for k in range(self.options.noise):
+            result, _ = self._replay(server.noisy(seed, k), f"{name}, noise {k + 1}", requests)
+            if result["partial"]:
+                done.stopped = KeyboardInterrupt()
+                return done
+            results.append(result)
+        done.result["drawn"] = {key.name: [key.of(r) for r in results] for key in tables.RANGES}
+        return done
 
     @property
     def replicas(self) -> int:
@@ -186,6 +204,9 @@ def parse(argv: Sequence[str]) -> Simulation:
     add("--jobs", type=int, default=physical_cores(), metavar="N",
         help="processes that share variants, seeds and --plan's traces; results are the same with "
         "any number (default: as many as this machine has cores)")
+    add("--noise", nargs="?", type=int, const=tables.FEWEST_DRAWS, metavar="N",
+        help="serve each trace N times more, each time with noise as the costs were fitted with, "
+        f"and say where 90%% of runs lie (N: {tables.FEWEST_DRAWS} and more); steps")
     add("--replay", metavar="FILE",
         help="make the calls of a server's --record FILE again, and say how many iterations "
         "are equal")
@@ -217,6 +238,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         layout=layout,
         jump=not known.step,
         jobs=known.jobs,
+        noise=known.noise,
         question=_question(known, costs, layout, "--repeats" in given) if known.plan else None,
         recording=known.replay,
     )
@@ -224,6 +246,8 @@ def parse(argv: Sequence[str]) -> Simulation:
         raise ConfigError("--replay makes the calls that were recorded; leave out all else")
     if known.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
+    if known.noise is not None:
+        _check_noise(known, costs)
     if not known.plan and (known.slo or known.attainment is not None):
         raise ConfigError("--slo and --attainment are of --plan; add it, or use --goodput")
     check(options)
@@ -236,6 +260,21 @@ def parse(argv: Sequence[str]) -> Simulation:
                 "--prefix-caching"
             )
     return options
+
+
+def _check_noise(known: argparse.Namespace, costs: Costs) -> None:
+    """Raise ConfigError where no noise can be drawn."""
+    if known.noise < tables.FEWEST_DRAWS:
+        raise ConfigError(
+            f"--noise must be at least {tables.FEWEST_DRAWS}, for ranges that hold 90%"
+        )
+    if known.plan or known.sweep:
+        raise ConfigError("--noise is of one rate; leave out --plan and --sweep")
+    if costs.noise is None:
+        raise ConfigError(
+            f"--noise: the costs {costs.name} have none; name others, or measure this machine's "
+            "with python -m benchmarks.costs"
+        )
 
 
 def _question(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: bool) -> Question:

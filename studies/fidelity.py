@@ -1,7 +1,8 @@
 """The simulator beside real servers, on traces that its costs were not fitted to.
 
 Each trace is served by two fresh servers, an hour or so apart, and by a simulated one at the costs
-of `python -m benchmarks.costs` on the same machine. A burst shows the capacity of a case; loads are
+of `python -m benchmarks.costs` on the same machine, once without noise, and then with noise that is
+drawn: 90% of real runs should lie where these do. A burst shows the capacity of a case; loads are
 shares of it. Finished runs stay valid when the simulator or the costs change.
 """
 
@@ -21,7 +22,7 @@ from client.traces import Request
 from client.wire import Plain
 from client.workloads import Workload
 from compare.measure import Measurable, Target, measure, warm_up
-from compare.report.tables import markdown
+from compare.report.tables import FEWEST_DRAWS, NONE, markdown
 from compare.servers import server
 from config import Config
 from simulate.costs import Costs, load
@@ -61,7 +62,9 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's field
 }
 Row = dict[str, Any]  # numbers of a trace on one side
 SOME = (0.85, 1.2)
-COSTS = {"fake": "fake-server", "demo": "demo"}  # of each part's model, on the machine at hand
+# of each part's model, on the machine at hand
+COSTS = {"fake": "fake-server", "demo": "demo", "gpt2": "gpt2"}
+RANDOM = {"gpt2": {"weights": "random", "tokenizer": "bytes"}}  # as its costs
 # by model and kind of trace: variants, and loads
 PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
     "fake": {
@@ -78,7 +81,9 @@ PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
         PREFIXES: ([CACHING], (0.85,)),
         LONG_PROMPTS: (["dynamic"], (0.85,)),
     },
+    "gpt2": {PLAIN: (["dynamic"], (0.5, 0.85))},
 }
+WIDTH = 2 * 1.645  # of the interval with 90% of a normal distribution, in standard deviations
 
 
 def cases(n: int, repeats: int) -> list[dict[str, Any]]:
@@ -108,7 +113,8 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
     kind, (mode, flags) = case["kind"], VARIANTS[case["variant"]]
     n_requests = ONE_BY_ONE if mode == "nobatch" else n
     first: tuple[Case, int, int] = ({**case, "repeat": 0}, n, 0)
-    with server(mode, flags | {"model": case["part"]}, name=case["variant"]) as url:
+    model = {"model": case["part"], **RANDOM.get(case["part"], {})}
+    with server(mode, flags | model, name=case["variant"]) as url:
         target = Target(case["variant"], url, Plain())
         warm_up(target)
 
@@ -125,10 +131,14 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
     return rows
 
 
-def simulated(case: Case, seed: int, row: Row, costs: Costs) -> Row:
-    """Return the row of a simulated server, with the settings and the blocks of the real one."""
+def simulated(case: Case, seed: int, row: Row, costs: Costs) -> list[Row]:
+    """Return the row of a simulated server, with the settings and the blocks of the real one; and
+    those of more runs with noise, if the costs have it.
+    """
     target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
-    return measured(target, trace(case["kind"], seed, len(row["e2e_s"]), row["rate"]))
+    requests = trace(case["kind"], seed, len(row["e2e_s"]), row["rate"])
+    runs = range(FEWEST_DRAWS if costs.noise else 0)
+    return [measured(each, requests) for each in (target, *(target.noisy(seed, k) for k in runs))]
 
 
 def measured(target: Measurable, requests: Sequence[Request]) -> Row:
@@ -153,6 +163,8 @@ def quantile(name: str, p: float) -> Callable[[Sequence[Row]], float]:
     return lambda rows: 1e3 * float(np.percentile(np.concatenate([r[name] for r in rows]), p))
 
 
+RANGES = ("capacity", "p50", "p99", "ttft")  # measures whose ranges are summed up
+LATER = tuple(f"{part:g}" for part in LOADS)
 MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "capacity": lambda rows: float(np.mean([row["capacity"] for row in rows])),
     "p50": quantile("e2e_s", 50),
@@ -162,10 +174,14 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
 }
 
 
-def compared(real: Sequence[Row], simulated_row: Row) -> dict[str, Any]:
-    """Return one seed's measures on real servers, each with the error of the simulated server and
-    the spread of the repeats.
+def compared(real: Sequence[Row], simulated_rows: Sequence[Row]) -> dict[str, Any]:
+    """Return one seed's measures on real servers, each with the error of the simulated server, the
+    spread of the repeats, and the share of them that lies within the simulated range.
+
+    simulated_rows: the one without noise first. width, variance: of logarithms, of the range and of
+    the repeats.
     """
+    simulated_row, *noisy = simulated_rows
     measures: dict[str, Any] = {"requests": sum(len(row["e2e_s"]) for row in real)}
     measures["failed"] = sum(row["failed"] for row in (*real, simulated_row))
     for name, of in MEASURES.items():
@@ -175,7 +191,23 @@ def compared(real: Sequence[Row], simulated_row: Row) -> dict[str, Any]:
             continue  # a capacity where no request ever waited
         measures[f"{name}_error"] = 100 * (of([simulated_row]) / value - 1)
         measures[f"{name}_spread"] = 100 * (max(repeats) / min(repeats) - 1)
+        drawn = [of([row]) for row in noisy]
+        if min(drawn, default=0.0):
+            least, most = min(drawn), max(drawn)
+            within = [least <= value <= most for value in repeats]
+            measures[f"{name}_covered"] = 100 * float(np.mean(within))
+            measures[f"{name}_width"] = float(np.log(most / least))
+            measures[f"{name}_variance"] = float(np.var(np.log(repeats), ddof=1))
     return measures
+
+
+def wide(cases: Cases, name: str) -> float | None:
+    """Return how many times as wide the simulated ranges are as those with 90% of real runs."""
+    seeds = [seed for case in cases for seed in case["seeds"] if f"{name}_width" in seed]
+    deviation = np.sqrt(np.mean([seed[f"{name}_variance"] for seed in seeds])) if seeds else 0.0
+    if not deviation:
+        return None
+    return float(np.mean([seed[f"{name}_width"] for seed in seeds]) / (WIDTH * deviation))
 
 
 def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
@@ -189,14 +221,15 @@ def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
                 runs.append((place | {"load": name}, seed, [rows[name] for rows in repeated]))
     with multiprocessing.Pool() as pool:
         work = [(place, seed, rows[0], costs[place["part"]]) for place, seed, rows in runs]
-        simulated_rows = pool.starmap(simulated, work, chunksize=1)
+        rows_of_runs = pool.starmap(simulated, work, chunksize=1)
     summary: dict[tuple[str, ...], dict[str, Any]] = {}
-    for (place, _, rows), simulated_row in zip(runs, simulated_rows):
+    for (place, _, rows), simulated_rows in zip(runs, rows_of_runs):
         case = summary.setdefault(tuple(place.values()), {**place, "seeds": []})
-        case["seeds"].append(compared(rows, simulated_row))
+        case["seeds"].append(compared(rows, simulated_rows))
     for case in summary.values():
-        verdicts = {f"{name}_verdict": verdict(case, name) for name in TARGETS}
-        case["seeds"] = [seed | verdicts for seed in case["seeds"]]
+        of_all: Row = {f"{name}_verdict": verdict(case, name) for name in TARGETS}
+        of_all |= {f"{name}_wide": wide([case], name) for name in MEASURES}
+        case["seeds"] = [seed | of_all for seed in case["seeds"]]
     return list(summary.values())
 
 
@@ -227,7 +260,18 @@ def text(cases: Cases) -> str:
             counts = [str(verdicts[word]) for word in (MET, BY_SPREAD, MISSED)]
             error = f"{sum(errors) / len(errors):.1f}"
             rows.append([part, f"{name}, {TARGETS[name]:g}%", *counts, error])
-    return f"{markdown(rows, left=2)}\n\n{HOW}"
+    ranges = [["servers", "measure", "traces", "covered, %", "width ÷ spread"]]
+    for part, name in itertools.product(PARTS, RANGES):
+        within = only(cases, {"part": part, "load": (BURST,) if name == "capacity" else LATER})
+        covered = [
+            s[f"{name}_covered"] for c in within for s in c["seeds"] if f"{name}_covered" in s
+        ]
+        if covered:
+            ratio = wide(within, name)
+            shown = NONE if ratio is None else f"{ratio:.2f}"
+            ranges.append([part, name, str(len(covered)), f"{np.mean(covered):.0f}", shown])
+    tables = [markdown(each, left=2) for each in (rows, ranges) if len(each) > 1]
+    return "\n\n".join([*tables, HOW])
 
 
 HOW = f"""\
@@ -235,11 +279,15 @@ Error: simulated ÷ measured − 1, in %, mean over seeds ± 95%. Latencies are 
 how much real runs of the same trace by fresh servers are apart. *met*: the error is below its
 target; *met by spread*: it is not, but below the spread; *missed*: neither; *reported*: no target
 at this load (above {JUDGED:g}), or p99 of fewer than {LEAST["p99"]:,} real requests. Load: the rate
-of a trace as a part of the capacity of the case's first burst."""
+of a trace as a part of the capacity of the case's first burst. Covered: real runs that lie between
+the least and the most of {FEWEST_DRAWS} simulated runs of their trace with noise, between which 90%
+should lie. Width ÷ spread: how many times as wide that is as the interval with 90% of real runs of
+a trace, by their standard deviation."""
 
 
 def columns(*names: str, verdict: bool = False) -> list[str]:
-    parts = ("", "_error", "_spread", *(("_verdict",) if verdict else ()))
+    judged = ("_verdict",) if verdict else ()
+    parts = ("", "_error", "_spread", *judged, "_covered", "_wide")
     return [f"{name}{part}" for name in names for part in parts]
 
 
@@ -248,12 +296,11 @@ def load_of(case: Case) -> float:
 
 
 PLACE = ("part", "variant", "kind", "load")
-LATER = {"load": tuple(f"{part:g}" for part in LOADS)}
 STUDY = Study(
     name="fidelity",
     title="The simulator beside real servers",
     question="How far is the simulator from real servers?",
-    workload="{repeats} real runs of each trace and one in virtual time, {seeds} traces of {n} "
+    workload="{repeats} real runs of each trace and some in virtual time, {seeds} traces of {n} "
     "requests a case, on the machine that the costs were measured on",
     requests=250,
     seeds=4,
@@ -270,17 +317,19 @@ STUDY = Study(
         "tpot": ("TPOT median, ms", "{:,.2f}"),
         **{f"{name}_error": ("error, %", "{:.1f}") for name in MEASURES},
         **{f"{name}_spread": ("spread, %", "{:.1f}") for name in MEASURES},
+        **{f"{name}_covered": ("covered, %", "{:.0f}") for name in MEASURES},
+        **{f"{name}_wide": ("width ÷ spread", "{:.2f}") for name in MEASURES},
         **{f"{name}_verdict": ("verdict", "") for name in TARGETS},
         "failed": ("failed", "{:.0f}"),
     },
     text=text,
     tables=[
         Table(PLACE, columns("capacity", verdict=True), where={"load": BURST}, title="Capacity"),
-        Table(PLACE, columns("p50", "p99", verdict=True), where=LATER, title="Latency"),
+        Table(PLACE, columns("p50", "p99", verdict=True), where={"load": LATER}, title="Latency"),
         Table(
             PLACE,
             [*columns("ttft", "tpot"), "failed"],
-            where=LATER,
+            where={"load": LATER},
             title="First token, time per token",
         ),
     ],
@@ -290,6 +339,6 @@ STUDY = Study(
             f"{part} servers", f"error of {name}, %", f"{name}_error", load_of, "load", where=where
         )
         for part, name in itertools.product(PARTS, ("p50", "p99"))
-        for where in [{"part": part, "kind": PLAIN} | LATER]
+        for where in [{"part": part, "kind": PLAIN, "load": LATER}]
     ],
 )

@@ -39,6 +39,7 @@ RATES = (
     f"in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that is chance, "
     "and the two need not lie around it."
 )
+NOISE = "Where 90% of runs lie, with the noise that the costs were fitted with"
 
 
 def drawings(run: Run) -> dict[str, Drawing]:
@@ -185,6 +186,7 @@ def _settings(settings: Mapping[str, Any]) -> str:
 def contents(run: Run) -> str:
     """Return the text of report.md."""
     drawn, config = drawings(run), run.first["config"]
+    ranges = tables.ranges(run.results)
 
     def shown(*names: str) -> list[str]:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
@@ -198,6 +200,7 @@ def contents(run: Run) -> str:
             tables.headlines(run.variants, marked(run)),
             " ".join(sentences.sentences(run)),
             tables.differences_table(run.variants, run.baseline) if several else "",
+            f"{NOISE}:\n\n{tables.markdown(ranges)}" if ranges else "",
             sentences.conditions(run),
             *shown("latency_vs_tokens"),
             *who_waits.part(run.variants, shown("who_waits")),
@@ -266,6 +269,8 @@ def show(run: Run, console: Console) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=not wrap)
 
     console.print(tables.terminal_table(run.variants, marked(run)))
+    if ranges := tables.ranges(run.results):
+        console.print(tables.terminal(ranges, wrap=True, caption=NOISE))
     if len(run.summaries) == 1:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():

@@ -15,6 +15,7 @@ from generate.fake import FakeGenerator
 from scheduling.inference import Inference, Iteration, Row
 from simulate import costs
 from simulate.costs import FAKE, Costs, CostsError, Line, load, save, work
+from simulate.noise import Noise
 from simulate.roofline import DEVICES, REACHED, Device
 from simulate.time import PS
 
@@ -125,6 +126,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
         11,
         12,
         13,
+        Noise(-0.1, 0.2, 0.3, 4.0, 0.5, 0.6, 0.7, 0.8, 0.9),
     )
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))
@@ -151,6 +153,9 @@ def test_costs_that_are_not_there_are_said_with_those_that_are(
         ({"gap": 1.5}, "1.5 is no number of picoseconds"),
         ({"answer": True}, "True is no number"),
         ({"decode": []}, "items"),
+        ({"noise": {"level": -0.1}}, "level=-0.1.* is no noise"),
+        ({"noise": {"drift_s": "1"}}, "is no noise"),
+        ({"noise": {"flicker": 1}}, "flicker"),
     ],
 )
 def test_a_file_with_other_things_in_it_is_refused(
