@@ -120,10 +120,6 @@ class Deployed(Target):
     def are_several(self) -> bool:
         return self.deployment.replicas > 1
 
-    @property
-    def has_report(self) -> bool:
-        return True
-
     def report(self) -> ServerReport:
         """Return the report of all: counts are sums, and the occupancy is that of replicas while
         they compute. Raises ServerError, also if a replica was replaced: its counts are lost.

@@ -9,13 +9,7 @@ import numpy as np
 
 from client.outcomes import Answers
 from client.traces import Limits
-from stats import (
-    IN_RESULTS,
-    MEASURES,
-    Answer,
-    distribution,
-    throughputs,
-)
+from stats import IN_RESULTS, MEASURES, Answer, distribution, throughputs
 
 CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
 

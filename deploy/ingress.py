@@ -25,15 +25,7 @@ from observers.run import Run
 from scheduling.errors import InvalidRequest, ServingError
 from tokenizer import load_tokenizer
 from wire import own, refusals
-from wire.messages import (
-    REQUEST_ID,
-    STREAM,
-    STREAM_HEADERS,
-    Answer,
-    answer,
-    failure,
-    request_id,
-)
+from wire.messages import REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer, failure, request_id
 from wire.own import Call
 from wire.request import Request, RequestReader
 from wire.routes import OF_PAGE, ROUTES, offered, route_of

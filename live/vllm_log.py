@@ -55,7 +55,7 @@ def history(path: Path, zero: float = 0.0) -> str:
         entries, cut = (_matches if kind == "log" else _parsed)(lines)
         note += ", whose last line was cut off and is left out" if cut else ""
         about = {"name": "vLLM", "simulated": None, "note": note, "missing": MISSING[kind]}
-        return READERS[kind](entries, History(about, keep=None), zero)
+        return (_log if kind == "log" else _recording)(entries, History(about, keep=None), zero)
     except RunError as error:
         raise RunError(f"{path}: {error}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -201,6 +201,3 @@ def _stamped(line: str) -> float:
     if stamp is None:
         return 0.0
     return datetime.strptime(f"2000-{stamp[0]}", "%Y-%m-%d %H:%M:%S").timestamp()
-
-
-READERS = {"recording": _recording, "log": _log}

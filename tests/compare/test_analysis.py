@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare.analysis import (
-    batch_sizes,
-    difference,
-    estimate,
-    expected_useful_fraction,
-    growth,
-)
+from compare.analysis import batch_sizes, difference, estimate, expected_useful_fraction, growth
 from stats import Answer
 
 

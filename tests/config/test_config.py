@@ -16,16 +16,7 @@ import torch
 
 import kernels
 import launch
-from config import (
-    HANDOFF,
-    Config,
-    ConfigError,
-    flag,
-    from_environment,
-    has_effect,
-    parse,
-    resolve,
-)
+from config import HANDOFF, Config, ConfigError, flag, from_environment, has_effect, parse, resolve
 from config.groups import GROUPS
 from tests.config.test_sentences import refused
 from tests.servers import free_port
