@@ -89,8 +89,14 @@ class Config(Settings):
         return self.block_size * self.shape.kv_bytes_per_token(self.kept_as)
 
     @property
+    def host_blocks(self) -> int:
+        """KV blocks of preempted requests that the host holds; 0: they are recomputed."""
+        swaps = self.preemption == "swap"
+        return int(self.host_kv_gb * 1e9 / self.block_bytes) if swaps else 0
+
+    @property
     def kv_bytes(self) -> int:
-        return self.n_blocks * self.block_bytes
+        return (self.n_blocks + self.host_blocks) * self.block_bytes
 
     @property
     def forced_rates(self) -> list[float]:
@@ -113,7 +119,7 @@ class Config(Settings):
             return None
         kv_cache = f"{self.max_batch_size * self.blocks_per_request}blocks"
         ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": "0"}
-        ours |= {"lora": "", "lora_random": ""}
+        ours |= {"lora": "", "lora_random": "", "preemption": "recompute"}
         return self.model_copy(update=ours)
 
     @property
@@ -190,6 +196,11 @@ def _contradictions(config: Config) -> Iterator[str]:
     if config.decoder_batch_sizes and config.generator != "cached":
         yield (
             "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or "
+            f"--generator {config.generator} out"
+        )
+    if config.host_blocks and config.generator != "cached":
+        yield (
+            "KV blocks are swapped by the cached engine alone; leave --preemption or "
             f"--generator {config.generator} out"
         )
     yield from _unfit_drafts(config)

@@ -23,6 +23,7 @@ from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
 from generate.padded import PaddedGenerator
 from generate.sampling import sample, sample_on_cpu
+from generate.swap import SwappingGenerator
 from model import GPT2, KVCache
 from scheduling.drafts import Drafter
 from scheduling.inference import Generator
@@ -49,7 +50,10 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
         def on_pool(n_blocks: int) -> CachedGenerator:
             return _cached(config, model, n_vocab, n_blocks, drafter, adapters)
 
-        return on_pool(config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool))
+        engine = on_pool(
+            config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool)
+        )
+        return SwappingGenerator(engine, config.host_blocks) if config.host_blocks else engine
 
 
 def _load(config: Config, path: Path | None) -> GPT2:

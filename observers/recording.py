@@ -75,6 +75,8 @@ def line_of(entry: Entry) -> str:
             "padding": iteration.padding,
             "preempted": iteration.preempted,
             "loads": iteration.loads,
+            "swap_out": iteration.swap_out,
+            "swap_in": iteration.swap_in,
             "rows": [_row(row, blocks.get(i)) for i, row in enumerate(iteration.rows)],
         }
     return _to_json({name: value for name, value in line.items() if value})

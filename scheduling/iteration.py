@@ -35,7 +35,7 @@ def rows_of(
     for inference, tokens in plan.admit:
         if inference.id not in waiting or inference.id in reserved:
             raise impossible("only what waits can be admitted, and once")
-        reserved[inference.id] = (inference, tokens)
+        reserved[inference.id] = (inference, max(tokens, inference.computed))
     admitted = set(reserved)
     n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(admitted)
     if n_rows > limits.max_batch_size:

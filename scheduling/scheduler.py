@@ -28,11 +28,9 @@ from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
 from scheduling.shedding import Shedding, SloClasses
 from scheduling.speculation import speculation_of
+from scheduling.swap import Swap, give_up
 
-EXITS: dict[type[ServingError], State] = {
-    Cancelled: State.CANCELLED,
-    DeadlinePassed: State.EXPIRED,
-}
+EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
 
 
 class Scheduler:
@@ -61,6 +59,7 @@ class Scheduler:
         speculate: str = "0",
         draft: str = "ngram",
         preserve_ordering: bool = False,
+        host_blocks: int = 0,
     ):
         self.policy = policy
         self.order = order
@@ -83,6 +82,7 @@ class Scheduler:
         self.past = Past() if policy.reads_past or shed or speculate == "auto" else None
         self.speculation = speculation_of(speculate, draft, self.past)
         self._ordering = ResponseOrder() if preserve_ordering else None
+        self.swap = Swap(host_blocks, limits.block_size)
         attached = (
             SloClasses(slo_classes),
             QueuePolicies(order.queue_policies, self.queue, order),
@@ -95,6 +95,7 @@ class Scheduler:
             self.pauses,
             self.speculation,
             adapters,
+            self.swap if host_blocks else None,
         )
         self.extensions += [extension for extension in attached if extension is not None]
 
@@ -155,8 +156,7 @@ class Scheduler:
             self.pool.reserve(inference, tokens)
         for inference, _ in plan.admit:
             self._admit(inference, now)
-        adapters = self.adapters
-        loads = adapters.place(plan, rows, self.running) if adapters is not None else ()
+        loads = self.adapters.place(plan, rows, self.running) if self.adapters else ()
         for extension in self.extensions:
             extension.planned(rows, now)
         self._batches += bool(plan.admit)
@@ -169,6 +169,8 @@ class Scheduler:
             padding=padding(rows, self.decoder_batch_sizes, self.padded),
             preempted=len(plan.preempt),
             loads=loads,
+            swap_out=self.swap.out,
+            swap_in=self.swap.back,
         )
         return iteration, plan.wake_at
 
@@ -207,15 +209,12 @@ class Scheduler:
         self.running[inference.id] = inference
 
     def _preempt(self, inference: Inference, now: float) -> None:
-        """Running → waiting: its blocks are free, and its KV is computed again when it is back."""
+        """Running → waiting: its blocks are free. When it is back the KV that the host does not
+        keep is computed again.
+        """
         self._stop_running(inference, now)
+        give_up(inference, self.swap.keep(inference), now)
         self.pool.release(inference)
-        interrupted = inference.interruptions
-        interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
-        interrupted.preempted_at = now
-        interrupted.preemptions += 1
-        inference.computed = inference.num_cached_blocks = 0
-        inference.decodes = False
         self.queue.add(inference, now)
 
     def _stop_running(self, inference: Inference, now: float) -> None:

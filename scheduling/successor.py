@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic
 from scheduling.scheduler import Scheduler
+from scheduling.swap import give_up
 
 
 class Successor(Scheduler):
@@ -39,14 +40,10 @@ class Successor(Scheduler):
                 self._restart(inference, now)
 
     def _restart(self, inference: Inference, now: float) -> None:
-        interrupted = inference.interruptions
-        interrupted.end(now)
+        inference.interruptions.end(now)
         if inference.state is State.RUNNING:
-            interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
-            interrupted.preempted_at = now
-            interrupted.preemptions += 1
+            give_up(inference, 0, now)
         inference.computed = inference.num_cached_blocks = inference.standing.bin = 0
-        inference.decodes = False
         self.queue.add(inference, now)
         if inference.deadline is not None:
             self._deadlines.add(inference.deadline, inference)

@@ -113,6 +113,7 @@ class Costs:
     load: int = 0  # of each adapter that is loaded, before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
     least: int = 0  # of an iteration, beside what it attends: to read the weights
+    swap_block: int = 0  # to copy a KV block to the host, or from there
     noise: Noise | None = None  # as fitted; drawn where it is asked for
 
     def of(self, iteration: Iteration) -> int:
@@ -122,7 +123,7 @@ class Costs:
         if self.load or self.adapter_token:
             tokens = sum([row.n_tokens for row in iteration.rows if row.inference.adapter])
             time += self.load * len(iteration.loads) + self.adapter_token * tokens
-        return time
+        return time + self.swap_block * (len(iteration.swap_out) + len(iteration.swap_in))
 
     def following(self, iteration: Iteration) -> tuple[int, int]:
         """Return the time that the next iteration takes, in which the same rows compute a token
@@ -143,7 +144,7 @@ class Costs:
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
-        others = ("load", "adapter_token", "least")
+        others = ("load", "adapter_token", "least", "swap_block")
         times = {name: round(factor * getattr(self, name)) for name in others}
         return replace(self, line=self.line.slower(factor), decode=decode, **times)
 

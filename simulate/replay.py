@@ -161,7 +161,9 @@ class _Server:
     def __init__(self, settings: Entry, observe: Observe | None):
         self._written: list[Entry] = []
         # settings that did not exist yet are at their defaults, as if they did not
-        defaults = {"lora_slots": 0} | {k: f.default for k, f in Config.model_fields.items()}
+        defaults = {"lora_slots": 0, "host_blocks": 0} | {
+            k: f.default for k, f in Config.model_fields.items()
+        }
         values = SimpleNamespace(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in (defaults | settings).items()}
         )

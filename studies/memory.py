@@ -27,6 +27,7 @@ POOLS, LOADS = (8, 16, 32), (0.5, 0.8, 1.0, 1.2)
 VARIANTS: dict[str, Settings] = {
     "whole": {},
     **{victim: {"kv_reservation": "demand", "victim": victim} for victim in VICTIMS},
+    "swap": {"kv_reservation": "demand", "preemption": "swap"},  # the newest; copies take no time
 }
 
 

@@ -12,7 +12,7 @@ import math
 import sys
 import tempfile
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from textwrap import indent
@@ -56,6 +56,7 @@ LIMITS: dict[str, st.SearchStrategy[Any]] = {
     "rows": st.integers(4, 6),
     "budget": st.integers(1, 40),
     "spare_blocks": st.integers(0, 40),
+    "host_blocks": st.sampled_from([0, 6, 100]),
 }
 
 
@@ -77,6 +78,8 @@ def serve_within_limits(
     prompts_computed: Counter[int] = Counter()
     adapters: Adapters | None = options.get("adapters")
     loaded: dict[int, str] = {}  # by slot of the engine
+    device: dict[int, dict[int, Any]] = defaultdict(dict)  # the tokens of each KV block, by place
+    host: dict[int, dict[int, Any]] = {}  # and of each block of the host
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         running, pool = scheduler.running, scheduler.pool
@@ -88,7 +91,15 @@ def serve_within_limits(
         for row in prefill:
             end = min(row.start + row.n_tokens, len(row.inference.prompt_ids))
             prompts_computed[row.inference.id] += max(0, end - row.start - row.recomputed)
+        host.update({to: {**device[block]} for block, to in iteration.swap_out})
+        device.update({to: {**host[block]} for block, to in iteration.swap_in})
         for row in iteration.rows:
+            ids, end = row.inference.prompt_ids, row.start + row.n_tokens
+            tokens = [(ids[0], min(p, len(ids) - 1), p, row.inference.adapter) for p in range(end)]
+            for p in range(row.start, end if row.blocks else 0):
+                device[row.blocks[p // 4]][p % 4] = tokens[p]
+            held = [device[row.blocks[p // 4]][p % 4] for p in range(end if row.blocks else 0)]
+            assert held in ([], tokens), "a row reads the keys and values of other tokens"
             written = row.blocks[row.start // 4 : (row.start + row.n_tokens - 1) // 4 + 1]
             shared = any(pool.references[block] != 1 or block in pool._keys for block in written)
             assert not shared, "a KV block that is shared, or can be found, is written to"

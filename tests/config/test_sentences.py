@@ -44,6 +44,8 @@ SENTENCES = {
     "dynamic --decoder-batch-sizes 8,0": "--decoder-batch-sizes '8,0': 0 is no batch size",
     "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
     "or none",
+    "dynamic --kv-reservation demand --preemption swap --generator padded": "swapped by the cached "
+    "engine alone; leave --preemption or --generator padded out",
     "dynamic --decoder-batch-sizes 8 --generator naive": "decoder_batch_sizes are the cached "
     "engine's",
     **{

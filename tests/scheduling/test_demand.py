@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import pytest
 
-from scheduling.errors import Cancelled
+from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import Dynamic, Plan, Victim, View
 from scheduling.scheduler import Scheduler
@@ -48,11 +48,47 @@ def test_the_worked_example() -> None:
     assert found.scheduler.snapshot().prompt_tokens == 8, "no prompt token is counted twice"
 
 
-def three(tokens: list[int]) -> tuple[Scheduler, list[Inference]]:
+def test_the_worked_example_with_swapping() -> None:
+    found = run(demand(), EXAMPLE, n_blocks=3, host_blocks=1)
+    assert " ".join(found.batches) == "AB A A A A B B B B"
+    b = found.inferences[1]
+    assert (b.interruptions.preempted_s, b.interruptions.recomputed_tokens) == (4.0, 0)
+    copies = [(now, each.swap_out, each.swap_in) for now, each in found.iterations]
+    assert [each for each in copies if any(each[1:])] == [(1.0, [(1, 0)], []), (5.0, [], [(0, 0)])]
+    again = next(each.rows[0] for now, each in found.iterations if now == 5.0)
+    assert (again.start, again.n_tokens) == (4, 1)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed", "finished"])
+def test_what_the_host_keeps_is_free_again_however_it_ends(end: str) -> None:
+    """The newest of three rows is swapped out in an iteration that fails, or is over: if it fails
+    the copy may not have been made.
+    """
+    scheduler, rows = three([8, 8, 8], host_blocks=3)
+    iteration, _ = scheduler.schedule(1.0)
+    [again] = scheduler.swap.kept
+    assert again is rows[2] and iteration.swap_out == [(4, 0), (5, 1)]
+    assert scheduler.snapshot().swapped == 1
+    if end == "failed":
+        scheduler.fail([row.inference for row in iteration.rows], GenerationFailed(""), 2.0)
+    else:
+        scheduler.fail([again] if end == "cancelled" else [], Cancelled("gone"), 1.5)
+        scheduler.apply(iteration, [7] * len(iteration.rows), 2.0)
+    drive(scheduler, [], lambda _: 1.0)
+    recomputed = again.interruptions.recomputed_tokens
+    assert (again.state, recomputed) == {
+        "cancelled": (State.CANCELLED, 0),
+        "failed": (State.FINISHED, 8),
+        "finished": (State.FINISHED, 0),
+    }[end]
+    assert scheduler.swap._pool.free_blocks == 3 and not scheduler.swap.kept
+
+
+def three(tokens: list[int], **limits: int) -> tuple[Scheduler, list[Inference]]:
     """Rows in order that have computed so many tokens, and nothing is free; the first needs a
     block.
     """
-    scheduler = make_scheduler(demand(), max_batch_size=3, n_blocks=sum(tokens) // 4)
+    scheduler = make_scheduler(demand(), max_batch_size=3, n_blocks=sum(tokens) // 4, **limits)
     rows = [Inference([0] * n, 9) for n in tokens]
     scheduler.enqueue(rows, 0.0)
     step(scheduler)

@@ -15,10 +15,12 @@ import torch
 
 from generate.draft_model import DraftModel
 from generate.lora import random_adapter
+from generate.swap import SwappingGenerator
 from model import GPT2
 from scheduling.adapters import Adapters, Rule
 from scheduling.drafts import Drafter
-from scheduling.inference import Inference
+from scheduling.errors import Cancelled
+from scheduling.inference import Generator, Inference, State
 from scheduling.policies import (
     VICTIMS,
     Dynamic,
@@ -34,6 +36,7 @@ from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 from tests.counts import nightly_but
 from tests.oracle import MAX_TOKENS, N_VOCAB, POLICIES, Guesses, Oracle, engine, model, serve  # noqa: F401
+from tests.virtual import make_scheduler
 
 DEMAND = [Dynamic("demand", victim, watermark=0.0) for victim in VICTIMS]
 CASES: list[tuple[Policy, Order]] = [
@@ -89,8 +92,10 @@ def test_tokens_are_those_of_each_request_alone(
     path: str,
 ) -> None:
     seen: Counter[str] = Counter()
-    cases = itertools.product((4, 16), (False, True), (3, 60), ("0", "3"))
-    for block_size, shares, spare, speculate in cases:
+    cases = itertools.product((4, 16), (False, True), (3, 60), ("0", "3"), (0, 9, 500))
+    for block_size, shares, spare, speculate, host in cases:
+        if host and (spare == 60 or policy not in DEMAND):
+            continue
         asks = conversations(block_size)
         for each in asks if not shares else ():
             each.keys = None
@@ -101,18 +106,59 @@ def test_tokens_are_those_of_each_request_alone(
             "token_budget": 12 if spare == 60 else 24,
             "max_batch_size": 3 if order.preemptive else 5,
             "speculate": speculate,
+            "host_blocks": host,
         }
-        kernels = engine(model, n_blocks, block_size, path)
+        cached = engine(model, n_blocks, block_size, path)
+        kernels: Generator = SwappingGenerator(cached, host) if host else cached
         kernels.drafter = near if block_size == 16 else Guesses(asks, expected)
         assert serve(policy, kernels, asks, order=order, **limits) == expected, limits
         seen["cached"] += sum(each.cached_tokens for each in asks)
-        seen["preempted"] += sum(each.interruptions.preemptions for each in asks)
+        seen[f"preempted, {host}"] += sum(each.interruptions.preemptions for each in asks)
+        seen[f"recomputed, {host}"] += sum(each.interruptions.recomputed_tokens for each in asks)
         seen["paused"] += sum(each.interruptions.paused_s > 0 for each in asks)
         seen["accepted"] += sum(each.drafts.accepted for each in asks)
         seen["rejected"] += sum(each.drafts.verified - each.drafts.accepted for each in asks)
     assert seen["cached"] > 100 and seen["accepted"] > 200 and seen["rejected"] > 50
-    assert seen["preempted"] > 5 or policy not in DEMAND
+    for host in (0, 9, 500) if policy in DEMAND else ():
+        assert seen[f"preempted, {host}"] > 5
+        assert (seen[f"recomputed, {host}"] > 0) == (host < 500), "the host's room decides"
     assert seen["paused"] or not order.preemptive
+
+
+def test_texts_are_the_same_when_others_leave_while_the_host_keeps_them(
+    model: GPT2,  # noqa: F811
+) -> None:
+    """Three completions of each prompt, which share its blocks; some are cancelled in the iteration
+    that copies them to the host, or later.
+    """
+
+    def thrice() -> list[Inference]:
+        asks = conversations()[:5]
+        others = [
+            Inference(i.prompt_ids, 20, Sampling(0.8, seed=seed), keys=[*(i.keys or ())], leader=i)
+            for i in asks
+            for seed in (5, 6)
+        ]
+        return sorted(asks + others, key=lambda i: asks.index(i.leader or i))
+
+    expected = serve(NoBatching(), Oracle(model, N_VOCAB), thrice())
+    asks, left = thrice(), list[Inference]()
+    scheduler = make_scheduler(
+        DEMAND[0], n_blocks=30, host_blocks=30, max_batch_size=6, token_budget=24
+    )
+    generator = SwappingGenerator(engine(model, 30, 4), 30)
+    scheduler.enqueue(asks, 0.0)
+    for now in itertools.count(1.0):
+        if not scheduler.has_work:
+            break
+        iteration, _ = scheduler.schedule(now)
+        kept = [each for each in scheduler.swap.kept if each.state is State.WAITING]
+        if kept and len(left) < 3:
+            left += scheduler.fail(kept[-1:], Cancelled(""), now)
+        scheduler.apply(iteration, generator.generate(iteration), now)
+    assert len(left) == 3 and sum(i.interruptions.preemptions for i in asks) > 8
+    for each, text in zip(asks, expected):
+        assert each.tokens == text[: len(each.tokens)] and (each in left or each.tokens == text)
 
 
 @pytest.mark.parametrize("rule", get_args(Rule))

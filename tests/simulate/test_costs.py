@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,11 @@ def test_a_line_counts_what_an_iteration_computes() -> None:
 def test_a_prompt_of_one_token_is_prefill() -> None:
     row = Row(Inference([0], 5), 0, 1, [], samples=True, idle=False)
     assert work(iteration([row])) == (1, 1, 0, 1, 1)
+
+
+def test_copies_of_kv_blocks_take_their_time() -> None:
+    copies = iteration([decode_row(10)])._replace(swap_out=[(1, 0), (2, 1)], swap_in=[(2, 3)])
+    assert replace(GRAPHS, swap_block=7).of(copies) == 100 + 50 + 3 * 7
 
 
 def test_the_fake_engine_sleeps_so_many_times_as_long() -> None:
