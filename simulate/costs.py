@@ -113,8 +113,8 @@ class Costs:
     load: int = 0  # of each adapter that is loaded, before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
     least: int = 0  # of an iteration, beside what it attends: to read the weights
-    swap_block: int = 0  # to copy a KV block to the host, or from there
     noise: Noise | None = None  # as fitted; drawn where it is asked for
+    swap_block: int = 0  # to copy a KV block to the host, or from there
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
