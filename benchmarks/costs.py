@@ -48,7 +48,8 @@ BENCHMARK = Benchmark(
         "--more": (False, "fit the rounds of the calls before, too: a machine's speed changes"),
         "--out": (FOLDER, "folder"),
     },
-    PREFIXES | {"mode", "loop_interval_ms", *ONLY_IN, *ONLY_OVER_HTTP},  # one schedule is fitted
+    # one schedule is fitted: of `dynamic`, with blocks whole or on demand
+    PREFIXES | {"mode", "loop_interval_ms", *ONLY_IN, *ONLY_OVER_HTTP} - {"kv_reservation"},
 )
 
 
