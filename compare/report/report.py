@@ -134,7 +134,7 @@ def marked(run: Run) -> str:
     """Return a remark for beside the names of a run that was simulated."""
     if not (facts := run.first.get("simulated")):
         return ""
-    return " (simulated, at estimated costs)" if facts.get("estimate") else " (simulated)"
+    return " (simulated, estimated)" if facts.get("estimate") else " (simulated)"
 
 
 def facts(run: Run) -> list[str]:

@@ -362,7 +362,7 @@ def test_all_that_is_written_says_that_costs_are_an_estimate(tmp_path: Path) -> 
     assert facts["costs"] == f"{named} (an estimate: times 0.78 to 1.40)"
     assert load(facts["costs"]) == load(named)
     assert load(named).uncertainty == pytest.approx(0.19, abs=0.01)
-    assert "| variant (simulated, at estimated costs) |" in text
+    assert "| variant (simulated, estimated) |" in text
     assert "no machine was measured, and these are 70% (from 50% to 90%) of 3,350 GB/s" in text
     drawn = report.drawings(runs.load(tmp_path)).values()
     assert all(facts["costs"] in draw().get_suptitle() for draw in drawn)

@@ -13,6 +13,7 @@ from client.workloads import Workload
 from scheduling.inference import Inference
 from scheduling.prefix_cache import block_keys
 from studies import (
+    approximations,
     batches,
     capacity,
     fair,
@@ -30,7 +31,7 @@ from studies.study import only
 from tests.programs import ran
 
 SMALL = {"orders": 40, "batches": 256, "fair": 400, "urgent": 60, "memory": 60, "prefixes": 60}
-SMALL |= {"routers": 30, "capacity": 300, "prefill": 20}
+SMALL |= {"routers": 30, "capacity": 300, "prefill": 20, "approximations": 30}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,6 +152,20 @@ def test_the_oracle_knows_all_that_was_served_before() -> None:
     turn = served([1] * 40 + [2] * 9 + [3], [4], 1.0)
     alike = served([1] * 32, [5], 2.0)
     assert prefixes.oracle([alike, turn, first]) == 0 + 48 + 16
+
+
+def test_what_does_not_bind_may_be_approximated_and_mean_lengths_keep_the_sum() -> None:
+    exact, alike = (
+        approximations.drawn(v, 2.0, 60, 1) for v in (approximations.EXACT, "mean lengths")
+    )
+    for lengths in (lambda r: len(r.ids), lambda r: r.num_tokens):
+        assert sum(map(lengths, alike)) == sum(map(lengths, exact))
+        assert max(map(lengths, alike)) - min(map(lengths, alike)) == 1
+    ample, endless, short = (
+        approximations.measures(variant, approximations.POOLS[memory], "gpt2", exact)
+        for variant, memory in (("exact", "ample"), ("endless memory", "short"), ("exact", "short"))
+    )
+    assert ample == endless and short["mean_ttft_ms"] > ample["mean_ttft_ms"]
 
 
 def test_of_one_replica_there_is_no_choice() -> None:
