@@ -15,8 +15,6 @@ from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop
-from simulate.noise import NoisyRun
-from simulate.replica import Stretch
 
 # settings that do not go together with it, and their value without effect
 WITHOUT = {
@@ -55,11 +53,9 @@ class Apart:
     queue until there are rows and blocks for it. If it is preempted, its prompt is computed there
     again. A request of one token ends at its prefill replica.
 
-    token_bytes: of the keys and values of a token. All else is as of a `Fleet`; the numbers of
+    token_bytes: of the keys and values of a token. All else is as of a `Fleet`. The numbers of
     decode replicas follow those of prefill replicas.
     """
-
-    missed: tuple[Failure, ...] = ()
 
     def __init__(
         self,
@@ -69,27 +65,24 @@ class Apart:
         costs: Costs,
         *,
         token_bytes: int,
-        computed: Callable[[int, Stretch], None],
         ended: EndedAt,
         session: Callable[[Inference], str | None],
-        noise: Callable[[int], NoisyRun | None] = lambda number: None,
         **of_replicas: Any,
     ):
         self._loop, self._layout, self._ended = loop, layout, ended
         self._token = 8000 * token_bytes / layout.kv_gbps  # picoseconds to send one
-        self._n = n = layout.prefill_replicas
         self._whole: dict[Inference, Inference] = {}  # by the inference of its first token
         self._arrived_at: dict[Inference, float] = {}  # at the prefill replica
-        self._free_at = dict.fromkeys(range(n), 0)  # when each has sent all that it has to
-        self._prefill = Fleet(
-            loop, _part(layout, range(n)), build, costs, computed=computed, ended=self._prefilled,
-            session=lambda first: session(self._whole[first]), noise=noise, **of_replicas,
-        )  # fmt: skip
-        self._decode = Fleet(
-            loop, _part(layout, range(n, layout.replicas)), build, costs,
-            computed=lambda number, stretch: computed(n + number, stretch), ended=self._decoded,
-            session=session, noise=lambda number: noise(n + number), **of_replicas,
-        )  # fmt: skip
+        self._free_at: dict[int, int] = {}  # when a prefill replica has sent all that it has to
+        prefill = range(layout.prefill_replicas)
+        decode = range(layout.prefill_replicas, layout.replicas)
+        replicas = functools.partial(Fleet, loop, layout, build, costs, **of_replicas)
+        self._prefill = replicas(
+            ended=self._prefilled, session=lambda i: session(self._whole[i]), numbers=prefill
+        )
+        self._decode = replicas(ended=self._decoded, session=session, numbers=decode)
+        self.changes = [Change(0.0, layout.replicas, 0)]
+        self.missed: list[Failure] = []
 
     def arrive(self, group: Group) -> None:
         firsts = [replace(inference, num_tokens=1) for inference in group]
@@ -104,11 +97,7 @@ class Apart:
     @property
     def sent(self) -> dict[int, int]:
         """Requests, by the replica that got them."""
-        return self._prefill.sent | {self._n + k: n for k, n in self._decode.sent.items()}
-
-    @property
-    def changes(self) -> list[Change]:
-        return [Change(0.0, self._layout.replicas, 0)]
+        return self._prefill.sent | self._decode.sent
 
     def replica_seconds(self, end_s: float) -> float:
         """Return the seconds of all replicas together."""
@@ -123,8 +112,8 @@ class Apart:
         if is_whole:
             return self._ended(number, now, inference)
         self._arrived_at[inference] = inference.arrived_at
-        sent_at = max(loop.now, self._free_at[number]) + round(inference.computed * self._token)
-        self._free_at[number] = sent_at
+        begins_at = max(loop.now, self._free_at.get(number, 0))
+        sent_at = self._free_at[number] = begins_at + round(inference.computed * self._token)
         scheduler = self._prefill.replicas[number].scheduler
         kept = scheduler.pool.allocate(scheduler.limits.blocks(inference.computed))
         loop.at(sent_at, ARRIVE, self._sent, number, kept)
@@ -140,10 +129,4 @@ class Apart:
 
     def _decoded(self, number: int, now: float, inference: Inference) -> Iterable[Arrival]:
         inference.arrived_at = self._arrived_at.pop(inference)
-        return self._ended(self._n + number, now, inference)
-
-
-def _part(layout: Layout, numbers: range) -> Layout:
-    """Return the layout of some of the replicas."""
-    slow = {k - numbers.start: times for k, times in layout.slow.items() if k in numbers}
-    return replace(layout, replicas=len(numbers), slow=slow)
+        return self._ended(number, now, inference)

@@ -77,8 +77,9 @@ class Fleet:
 
     build: makes a replica's scheduler. computed: called with the number of a replica and each of
     its stretches. session: returns the user or conversation of a request, which a router may keep
-    together. noise: of a replica, by its number. of_replicas (`generate`, `jump`): as of a
-    `SimulatedReplica`. A request that arrives while no replica is up waits until one is.
+    together. numbers: of its replicas, if it has some of the layout's alone. noise: of a replica,
+    by its number. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that
+    arrives while no replica is up waits until one is.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Fleet:
         ended: EndedAt = lambda number, now, inference: (),
         session: Callable[[Inference], str | None] = lambda inference: inference.user,
         noise: Callable[[int], NoisyRun | None] = lambda number: None,
+        numbers: range | None = None,
         **of_replicas: Any,
     ):
         self.layout = layout
@@ -108,9 +110,10 @@ class Fleet:
         self.replicas: dict[int, SimulatedReplica] = {}  # up, or finishing what they have
         self._up: dict[int, routers.ReplicaLoad] = {}  # as the router sees them
         self._starting: set[int] = set()
-        self._numbers = itertools.count()
+        numbers = range(layout.replicas) if numbers is None else numbers
+        self._numbers = itertools.count(numbers.start)
         self._waiting: list[Group] = []  # requests that came while no replica was up
-        for _ in range(layout.replicas):
+        for _ in numbers:
             self._begin(next(self._numbers))
         for failure in layout.failures:
             loop.at(instant(failure.at_s), ARRIVE, self._fail, failure)

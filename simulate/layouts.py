@@ -78,12 +78,11 @@ def _apart(known: argparse.Namespace) -> dict[str, Any]:
             "--prefill-replicas, --decode-replicas and --kv-gbps belong together, and are above "
             "0, as in --prefill-replicas 1 --decode-replicas 3 --kv-gbps 100"
         )
-    for name in ("replicas", "autoscale", "fail", "start_s", "plan"):
-        if getattr(known, name):
-            raise ConfigError(
-                f"the numbers of --prefill-replicas and --decode-replicas are fixed, and none of "
-                f"them fails; leave out {flag(name)}"
-            )
+    if known.replicas or known.autoscale or known.fail or known.start_s or known.plan:
+        raise ConfigError(
+            "--prefill-replicas and --decode-replicas stay as many as they are; leave out "
+            "--replicas, --autoscale, --fail, --start-s and --plan"
+        )
     prefill, decode, kv_gbps = given
     return {"replicas": prefill + decode, "prefill_replicas": prefill, "kv_gbps": kv_gbps}
 

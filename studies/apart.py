@@ -133,7 +133,7 @@ STUDY = Study(
             "average. apart 1+3: one prefill and three decode replicas. first and apart: a token "
             "budget of 2048, mixed: of 256. Gaps: at 60, 20 and 10 requests a second.",
         ),
-        Table(("gbytes", "variant"), (), (), SLOWER, "By GB/s of a prefill replica, 512+64, strict"),
+        Table(("gbytes", "variant"), (), (), SLOWER, "By GB/s of a prefill replica (512+64)"),
     ],
     figure="Goodput within strict limits and p99 gap by lengths; goodput by bandwidth",
     panels=[
