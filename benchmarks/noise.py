@@ -46,7 +46,8 @@ def fit_noise(costs: Costs, runs: Sequence[Sequence[Observed]], http_s: Sequence
         computed_s += float(due.sum())
         calm = np.array([each.calm for each in run]) & ~stalled
         errors = np.log([each.seconds * PS / costs.of(each.iteration) for each in run])
-        for part in np.array_split(np.arange(len(run)), _n_slots(due)):
+        n_slots = max(1, min(len(run) // LEAST, int(due.sum() / LEAST_S)))
+        for part in np.array_split(np.arange(len(run)), n_slots):
             kept = part[~stalled[part]]
             if len(kept):
                 error = math.log1p(late[kept].sum() / due[kept].sum())
@@ -61,21 +62,11 @@ def fit_noise(costs: Costs, runs: Sequence[Sequence[Observed]], http_s: Sequence
     variance = squares / max(1, n_squares)
     correlation = products / n_products / variance if products > 0 else 0.0
     correlation = min(correlation, MOST_CORRELATION)
-    of_mean = variance * (1 + correlation) / (1 - correlation)
+    found = levels(slots, variance * (1 + correlation) / (1 - correlation))
     stall_s = float(np.mean(stalls)) if stalls else 0.0
     http = float(np.std(np.log(http_s), ddof=1)) if len(http_s) > 1 else 0.0
-    return Noise(
-        *levels(slots, of_mean),
-        math.sqrt(variance),
-        correlation,
-        len(stalls) / computed_s,
-        stall_s,
-        http,
-    )
-
-
-def _n_slots(due: np.ndarray) -> int:
-    return max(1, min(len(due) // LEAST, int(due.sum() / LEAST_S)))
+    own = math.sqrt(variance), correlation
+    return Noise(*found, *own, len(stalls) / computed_s, stall_s, http)
 
 
 def levels(slots: Sequence[Slot], variance: float) -> tuple[float, float, float, float]:
@@ -99,10 +90,6 @@ def levels(slots: Sequence[Slot], variance: float) -> tuple[float, float, float,
 
     wide = math.log(max(float(error.std()), 1e-3))
     bounds = [(math.log(1e-4), 0.0)] * 2 + [(math.log(LEAST_S), math.log(100.0))]
-    found = [
-        minimize(lambda at: fitted(at)[1], (wide, wide, math.log(drift_s)), bounds=bounds)
-        for drift_s in (1.0, 10.0)
-    ]
-    best = min(found, key=lambda each: float(each.fun)).x
+    best = minimize(lambda at: fitted(at)[1], (wide, wide, math.log(3.0)), bounds=bounds).x
     level, drift, drift_s = np.exp(best).tolist()
     return fitted(best)[0], level, drift, drift_s
