@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Inference, Iteration, Row, State
+from scheduling.padding import padding
 from scheduling.policies import Dynamic, MultiBin, NoBatching, Static, Windowed
 from scheduling.scheduler import Scheduler
 
@@ -42,6 +43,28 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
             most = min(most, (inference.num_cached_blocks + 1) * size - inference.computed)
     unfinished = [inference.is_over for inference in scheduler.running.values()].count(False)
     return most if live == unfinished and most < sys.maxsize else 1
+
+
+def going_on(scheduler: Scheduler, now: float) -> tuple[Iteration, None] | None:
+    """Return what `schedule` would where that is known without a plan: `dynamic` goes on with all
+    rows when each decodes and no request waits, as after an end. None: it is not known.
+    """
+    policy, running = scheduler.policy, scheduler.running.values()
+    if scheduler.waiting or type(policy) is not Dynamic or policy.counts_decoded:
+        return None
+    if scheduler.adapters is not None or not _plans_the_same(scheduler):
+        return None
+    if not all(inference.decodes for inference in running):
+        return None
+    row = tuple.__new__  # as in scheduling.iteration
+    rows = [row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in running]
+    for extension in scheduler.extensions:
+        extension.before_plan(now)
+    for extension in scheduler.extensions:
+        extension.planned(rows, now)
+    blocks_used = scheduler.pool.n_blocks - scheduler.pool.free_blocks
+    more = padding(rows, scheduler.decoder_batch_sizes, scheduler.padded)
+    return Iteration(rows, len(rows), 0, blocks_used, padding=more), None
 
 
 def cannot_join(scheduler: Scheduler) -> bool:
