@@ -196,7 +196,7 @@ class _Run:
     def _firsts(self) -> Iterator[Arrival]:
         """Send the requests that wait for no answer; in a closed loop, one of each user."""
         for i in itertools.islice(self._unsent, self._trace.users):
-            yield self._send_first(i, 0.0 if self._trace.users else self._trace[i].at)
+            yield self._send_first(i, 0.0 if self._trace.users else float(self._trace.at[i]))
 
     def _send_first(self, i: int, at: float) -> Arrival:
         """Send a request that waits for no answer. Raises WorkloadError for one beyond the
@@ -259,16 +259,16 @@ class _Run:
 
     def _adapter_of(self, request: Request) -> str:
         """Return the adapter that a request names. Raises WorkloadError for an unknown model."""
-        name, base = request.model or "", self._config.model_name
-        if name in self._adapters:
+        name = request.model or ""
+        if not name or name in self._adapters:
             return name
-        if name not in ("", base):
-            raise WorkloadError(
-                f"request {request.id} of the trace names the model {name!r}, and there are "
-                f"{', '.join([base, *self._adapters])}; add adapters by --lora-random, or leave "
-                "model out"
-            )
-        return ""
+        if name == (base := self._config.model_name):
+            return ""
+        raise WorkloadError(
+            f"request {request.id} of the trace names the model {name!r}, and there are "
+            f"{', '.join([base, *self._adapters])}; add adapters by --lora-random, or leave model "
+            "out"
+        )
 
     def _too_long(self, request: Request, ids: Sequence[int]) -> str:
         """Return the refusal of a request beyond the context; of others nothing."""
