@@ -76,7 +76,8 @@ class Run:
     def iteration(self, record: IterationRecord, max_batch_size: int) -> None:
         iteration, rows = record.iteration, record.rows
         for kind, n in rows.items():
-            self.counts[f"{kind}_rows"] += n * record.n
+            if n:
+                self.counts[f"{kind}_rows"] += n * record.n
         self.counts["preemptions"] += iteration.preempted
         self.counts["adapter_loads"] += len(iteration.loads)
         self.counts["swapped_out_blocks"] += len(iteration.swap_out)

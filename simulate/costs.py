@@ -137,9 +137,10 @@ class Costs:
         if line.context:
             context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
             live = [row.idle for row in rows].count(False)
-        following = Work(1, n, context, 0, 0)
-        adapted = [bool(row.inference.adapter) for row in rows].count(True) * self.adapter_token
-        return self._of(following) + adapted, live * line.context
+        time = self._of(Work(1, n, context, 0, 0))
+        if self.adapter_token:
+            time += self.adapter_token * sum([bool(row.inference.adapter) for row in rows])
+        return time, live * line.context
 
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""

@@ -16,7 +16,7 @@ from simulate.costs import Costs
 from simulate.jump import apply_repeated, cannot_join, going_on, repeats
 from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop, no_follow_up
 from simulate.noise import NoisyRun
-from simulate.time import not_before, seconds
+from simulate.time import PS, not_before, seconds
 
 
 class Stretch(NamedTuple):
@@ -315,9 +315,9 @@ class SimulatedReplica:
         assert stretch is not None
         self._stretch = self._next = None
         iteration, ends = stretch.iteration, stretch.ends()
-        times = [seconds(end) for end in ends]
+        times = [end / PS for end in ends]
         answered = apply_repeated(self.scheduler, iteration, self._generate(iteration), times)
-        gap = self.costs.between(iteration, len(answered))
+        gap = self.costs.between(iteration, len(answered)) if answered else stretch.gap
         if self._noise is not None:
             gap = self._noise.gap(gap)
         self._free_at = ends[-1] + gap
