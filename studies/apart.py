@@ -91,7 +91,7 @@ def verdict(cases: Cases) -> str:
 
     def words(base: str, measure: str) -> str:
         gain, case = best(base, measure)
-        sign = "more" if gain.mean - (gain.half or 0) > 1 else "no more"
+        sign = "more" if gain.mean - (gain.half or 0) > 1 else "not shown to be more"
         where = f"{case['variant']}, {case['lengths']}, {case['limits']}"
         return f"{sign} than {base}'s: {formatted(gain, '{:.2f}')} times at most ({where})"
 
