@@ -5,6 +5,8 @@ test_policies.
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from generate.fake import cost_s
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
@@ -209,6 +211,22 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
     assert pool.allocate(4) == [2, 7, 8, 9]
     with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
         pool.allocate(1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_a_pool_never_gives_a_block_twice_and_loses_none(steps: list[tuple[bool, int]]) -> None:
+    pool, live = BlockPool(40, 4), []
+    for allocate, n in steps:
+        if allocate and n <= pool.free_blocks:
+            live.append(pool.allocate(n))
+            assert live[-1] == sorted(live[-1]) and len(live[-1]) == n
+        elif live:
+            pool.free(live.pop(n % len(live)))
+        owned = [block for blocks in live for block in blocks]
+        assert len(owned) == len(set(owned)) and len(owned) + pool.free_blocks == 40
+    for blocks in live:
+        pool.free(blocks)
+    assert pool.allocate(40) == list(range(40))
 
 
 # ---- rows and groups
