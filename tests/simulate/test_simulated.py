@@ -285,10 +285,11 @@ def test_every_setting_is_honoured_or_refused() -> None:
 
     honoured: set[str] = set()
     for mode in MODES:
+        swap = {"kv_reservation": "demand", "preemption": "swap"} if mode == "dynamic" else {}
         for order in ORDERS:
             config = Read(
                 mode=mode, order=order, model="demo", kv_cache="1GB", request_timeout_s=9,
-                lora_random="1:1",
+                lora_random="1:1", **swap,
             )  # fmt: skip
             read.clear()  # all that was validated
             SimulatedServer("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
