@@ -198,6 +198,11 @@ def _contradictions(config: Config) -> Iterator[str]:
             "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or "
             f"--generator {config.generator} out"
         )
+    if config.preemption == "swap" and not config.host_blocks:
+        yield (
+            f"host_kv_gb {config.host_kv_gb:g} does not hold one KV block of {config.block_bytes} "
+            "bytes; raise --host-kv-gb"
+        )
     if config.host_blocks and config.generator != "cached":
         yield (
             "KV blocks are swapped by the cached engine alone; leave --preemption or "

@@ -41,11 +41,8 @@ class SwappingGenerator(Generator):
 
     def __init__(self, engine: CachedGenerator, n_blocks: int):
         """n_blocks: of the host."""
-        self.n_blocks, self.drafter, self.adapters = (
-            engine.n_blocks,
-            engine.drafter,
-            engine.adapters,
-        )
+        self.n_blocks, self.drafter = engine.n_blocks, engine.drafter
+        self.adapters = engine.adapters
         self._engine, self.host = engine, HostPool(engine.attention.cache, n_blocks)
 
     def generate(self, iteration: Iteration) -> list[int]:

@@ -38,7 +38,7 @@ class Curve:
         self._usual: dict[int, tuple[float, int]] = {}  # seconds, and the number of its last sample
         self._known: list[int] = []  # steps with a usual time, ascending
         self._seconds: list[float] = []  # of each
-        self._beyond: dict[int, list[tuple[int, float]]] = {}  # what `beyond` returned since then
+        self._beyond: dict[int, list[tuple[int, float]]] = {}  # by rows; until the next renewal
 
     def add(self, n: int, seconds: float) -> None:
         step = last_of_step(n)

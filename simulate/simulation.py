@@ -224,7 +224,7 @@ def parse(argv: Sequence[str]) -> Simulation:
     if foreign := [flag(name) for name in OF_SERVERS if flag(name) in given]:
         raise ConfigError(
             f"{foreign[0]} is of servers that run, and here none does; leave it out, or measure "
-            f"with ./compare.sh, and see both with python -m compare.report"
+            f"with ./compare.sh, and see both with ./compare.sh --runs"
         )
     known = read(parser, argv)
     try:

@@ -24,7 +24,7 @@ from studies.runner import FinishedRuns
 from studies.study import Case, Cases, Study, Table, mean, only
 from weights import locate
 
-LARGER = {"model": "gpt2", "weights": "random", "tokenizer": "bytes"}
+LARGER = {"model": "gpt2", "weights": "random", "tokenizer": "bytes", "dtype": "bfloat16"}
 MODELS = {"demo": {"model": "demo"}, "GPT-2 124M": LARGER}
 COSTS = {"demo": "demo", "GPT-2 124M": "gpt2"}
 TOKENS = (16, 64, 256, 1000)

@@ -44,6 +44,7 @@ SENTENCES = {
     "dynamic --decoder-batch-sizes 8,0": "--decoder-batch-sizes '8,0': 0 is no batch size",
     "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
     "or none",
+    "dynamic --kv-reservation demand --preemption swap --host-kv-gb 1e-6": "hold one KV block",
     "dynamic --kv-reservation demand --preemption swap --generator padded": "swapped by the cached "
     "engine alone; leave --preemption or --generator padded out",
     "dynamic --decoder-batch-sizes 8 --generator naive": "decoder_batch_sizes are the cached "
