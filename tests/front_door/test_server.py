@@ -31,7 +31,7 @@ from tests.sse import events
 
 def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> None:
     with server("dynamic", {"model": "fake", "max_batch_size": 256}) as url:
-        assert_all_answered(replay(url, asks(256, 200)))
+        assert_all_answered(replay(url, asks(256, 600)))
         assert get(f"{url}/stats")["largest_batch"] == 256
         assert_all_answered(replay(url, asks(1200, 5)))
         assert get(f"{url}/stats")["refused"] == 0
