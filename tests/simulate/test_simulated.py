@@ -285,7 +285,9 @@ def test_every_setting_is_honoured_or_refused() -> None:
 
     honoured: set[str] = set()
     for mode in MODES:
-        swap = {"kv_reservation": "demand", "preemption": "swap"} if mode == "dynamic" else {}
+        swap: dict[str, Any] = (
+            {"kv_reservation": "demand", "preemption": "swap"} if mode == "dynamic" else {}
+        )
         for order in ORDERS:
             config = Read(
                 mode=mode, order=order, model="demo", kv_cache="1GB", request_timeout_s=9,
