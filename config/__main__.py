@@ -1,5 +1,5 @@
 """The tables of docs/settings.md:  python -m config"""
 
-from config.groups import table
+from config import features, groups
 
-print(table())
+print(features.table() + "\n\n" + groups.table())

@@ -54,9 +54,6 @@ def read_lora_random(text: str) -> dict[str, Source]:
 
 def unfit_adapters(config: Config) -> Iterator[str]:
     """Yield a sentence for each contradiction between adapters and other settings."""
-    if config.adapters and config.generator != "cached":
-        engine = f"--generator {config.generator}"
-        yield f"adapters are the cached engine's; leave {engine} or --lora… out"
     if config.lora and config.model == "fake":
         yield "--lora's folders hold weights, and the model fake has none; use --lora-random"
     taken = {config.model_name, *read_lora_random(config.lora_random)}

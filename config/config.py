@@ -12,6 +12,7 @@ import psutil
 from pydantic import model_validator
 
 import kernels
+from config import features
 from config.adapters import Source, read_lora, read_lora_random, unfit_adapters
 from config.keys import digest
 from config.pool import PoolSize, read_size
@@ -193,20 +194,11 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"{config.model}; lower it"
         )
     yield from _unfit_parts(config)
-    if config.decoder_batch_sizes and config.generator != "cached":
-        yield (
-            "decoder_batch_sizes are the cached engine's; leave --decoder-batch-sizes or "
-            f"--generator {config.generator} out"
-        )
+    yield from features.contradictions(config)
     if config.preemption == "swap" and not config.host_blocks:
         yield (
             f"host_kv_gb {config.host_kv_gb:g} does not hold one KV block of {config.block_bytes} "
             "bytes; raise --host-kv-gb"
-        )
-    if config.host_blocks and config.generator != "cached":
-        yield (
-            "KV blocks are swapped by the cached engine alone; leave --preemption or "
-            f"--generator {config.generator} out"
         )
     yield from _unfit_drafts(config)
     yield from unfit_adapters(config)
@@ -240,11 +232,6 @@ def _unfit_drafts(config: Config) -> Iterator[str]:
         if config.draft != "ngram":
             yield "--draft proposes tokens for --speculate; state --speculate 4, or leave it out"
         return
-    if config.generator != "cached":
-        yield (
-            "draft tokens are verified by the cached engine alone; leave --speculate or "
-            f"--generator {config.generator} out"
-        )
     most = most_drafts(config.speculate)
     if most >= min(config.max_model_len, config.token_budget):
         yield (

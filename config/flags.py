@@ -33,8 +33,8 @@ from scheduling.policies.own import PROBLEMS
 
 # settings without a meaning with engines but the cached one, and with none at all
 UNUSED = {
-    ("generator", "naive"): ("kernels", *OPERATIONS, "kv_dtype", "prefix_caching"),
-    ("generator", "padded"): ("attention", "kv_dtype", "prefix_caching"),
+    ("generator", "naive"): ("kernels", *OPERATIONS),
+    ("generator", "padded"): ("attention",),
     ("model", "fake"): ("kernels", *OPERATIONS, "kv_dtype"),
 }
 FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]

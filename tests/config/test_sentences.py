@@ -45,17 +45,12 @@ SENTENCES = {
     "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
     "or none",
     "dynamic --kv-reservation demand --preemption swap --host-kv-gb 1e-6": "hold one KV block",
-    "dynamic --kv-reservation demand --preemption swap --generator padded": "swapped by the cached "
-    "engine alone; leave --preemption or --generator padded out",
-    "dynamic --decoder-batch-sizes 8 --generator naive": "decoder_batch_sizes are the cached "
-    "engine's",
     **{
         f"static --speculate {text}": f"--speculate '{text}': must be a number of draft tokens (4)"
         for text in ("many", "-1", "4:0", "4:8,2:4", "4,2:16")
     },
     "dynamic --draft acceptance:1.1 --speculate 1": "--draft 'acceptance:1.1': must be ngram, mod",
     "dynamic --draft acceptance:0.5": "state --speculate 4, or leave it out",
-    "nobatch --speculate 4 --generator naive": "verified by the cached engine alone; leave",
     "dynamic --speculate 2:8,1024:32": "1024 draft tokens do not fit into max_model_len 1024 and "
     "token_budget 256, which counts them; lower --speculate",
     "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
@@ -75,11 +70,6 @@ SENTENCES = {
     "dynamic --attention triton": "attention triton runs on a GPU alone; leave --attention out",
     "dynamic --kernels plain --generator naive": "--kernels has no meaning with --generator naive",
     "dynamic --attention plain --generator padded": "--attention has no meaning with --gener",
-    "dynamic --prefix-caching --generator padded": "--prefix-caching has no meaning with",
-    "dynamic --kv-dtype int8 --generator padded": "--kv-dtype has no meaning with",
-    "static --speculate 4 --generator padded": "leave --speculate or --generator padded out",
-    "dynamic --decoder-batch-sizes 8 --generator padded": "leave --decoder-batch-sizes or "
-    "--generator padded out",
     "dynamic --padded-prefill apart": "without --generator padded; add that, or leave it out",
     "dynamic --generator padded --padded-compact 2": "--padded-compact '2': input should be l",
     "dynamic --linear int8 --generator naive": "--linear has no meaning with --generator naive; "
@@ -103,7 +93,6 @@ SENTENCES = {
     "dynamic --lora demo=/x": "--lora names an adapter demo, as another model is named; choose",
     "dynamic --lora lora-1=/x --lora-random 2:8": "--lora names an adapter lora-1, as another mod",
     "dynamic --lora a=/x --model fake": "hold weights, and the model fake has none; use --lora-ran",
-    "dynamic --lora-random 2:8 --generator naive": "adapters are the cached engine's; leave --gen",
     **{
         f"dynamic --lora-random {text}": f"--lora-random '{text}': must be N:RANK, such as 8:16"
         for text in ("8", "0:8", "8:0", "8:65")
