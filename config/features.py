@@ -28,8 +28,12 @@ INT8 = Feature("int8 weights", "--linear int8", lambda c: c.linear == "int8")
 SIZES = Feature(
     "decoder batch sizes", "--decoder-batch-sizes", lambda c: bool(c.decoder_batch_sizes)
 )
+SEPARATE = Feature(
+    "prefill and decode apart", "--prefill-only (--prefill-url)",
+    lambda c: c.prefill_only or c.prefill_url is not None,
+)  # fmt: skip
 ENGINES = (NAIVE, PADDED)  # of which a server has one
-FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES)
+FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE)
 _BY_CACHED_ENGINE = {
     PREFIXES: "KV blocks are shared",
     DRAFTS: "draft tokens are verified",
@@ -37,6 +41,7 @@ _BY_CACHED_ENGINE = {
     SWAP: "KV blocks are swapped",
     INT8_KV: "keys and values are rounded to 8 bits",
     SIZES: "iterations are filled up to fixed sizes",
+    SEPARATE: "keys and values are handed over",
 }
 # of each pair that does not go together, why
 APART = {
@@ -46,6 +51,8 @@ APART = {
         for feature, what in _BY_CACHED_ENGINE.items()
     },
     (NAIVE, INT8): "without a KV cache the linear layers are PyTorch's",
+    (PREFIXES, SEPARATE): "KV blocks are shared by requests computed whole on one server",
+    (DRAFTS, SEPARATE): "drafts are not offered where prefill and decode are apart",
 }
 
 

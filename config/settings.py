@@ -30,8 +30,8 @@ from shapes import SHAPES
 
 ONLY_OVER_HTTP = (
     "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log",
-    "record", "live", "live_prompts", "host", "port", "api_key", "api_keys", "allowed_hosts",
-    "log_level",
+    "record", "live", "live_prompts", "host", "port", "prefill_only", "prefill_url", "api_key",
+    "api_keys", "allowed_hosts", "log_level",
 )  # fmt: skip
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
 SPARE_FILES = 128  # open files of a server beside its connections
@@ -154,6 +154,11 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = setting(8500, "port to listen on", ge=1, le=65535)
+    prefill_only: bool = setting(False,
+        "compute prompts and first tokens alone, for servers with --prefill-url", "off")
+    prefill_url: str | None = setting(None,
+        "a server with --prefill-only, which computes prompts and first tokens for this one: "
+        "http://127.0.0.1:8501", "none")
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
     api_key: SecretStr | None = setting(None,
         "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none",

@@ -85,6 +85,10 @@ def read(argv: Sequence[str]) -> Fleet:
                 f"{flag(name)} is a file of one server; leave it out, or start plain servers by "
                 "./deploy/proxy.sh"
             )
+    if config.prefill_only or config.prefill_url:
+        raise ConfigError(
+            "prefill and decode are apart on plain servers alone; start them by ./deploy/proxy.sh"
+        )
     return Fleet(config, known.replicas, known.router, rule)
 
 

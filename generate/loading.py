@@ -16,6 +16,7 @@ from generate.checkpoint import load_model
 from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
 from generate.graphs import Capture
+from generate.handover import HandoverGenerator
 from generate.linear import pack, pad_head
 from generate.lora import AdaptedGenerator, Adapters, random_adapter, read_adapter
 from generate.naive import NaiveGenerator
@@ -50,10 +51,16 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
         def on_pool(n_blocks: int) -> CachedGenerator:
             return _cached(config, model, n_vocab, n_blocks, drafter, adapters)
 
-        engine = on_pool(
+        cached = on_pool(
             config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool)
         )
-        return SwappingGenerator(engine, config.host_blocks) if config.host_blocks else engine
+        served: Generator = cached
+        cache = cached.attention.cache
+        if config.prefill_only or config.prefill_url:
+            served = HandoverGenerator(served, cache, gives=config.prefill_only)
+        if config.host_blocks:  # its copies come first, so that none of nothing overwrites others
+            served = SwappingGenerator(served, cache, config.host_blocks)
+        return served
 
 
 def _load(config: Config, path: Path | None) -> GPT2:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from generate.cached import CachedGenerator
 from model import KVCache
 from scheduling.inference import Generator, Iteration
 
@@ -39,11 +38,11 @@ class HostPool:
 class SwappingGenerator(Generator):
     """The engine with a host pool."""
 
-    def __init__(self, engine: CachedGenerator, n_blocks: int):
+    def __init__(self, engine: Generator, cache: KVCache, n_blocks: int):
         """n_blocks: of the host."""
         self.n_blocks, self.drafter = engine.n_blocks, engine.drafter
         self.adapters = engine.adapters
-        self._engine, self.host = engine, HostPool(engine.attention.cache, n_blocks)
+        self._engine, self.host = engine, HostPool(cache, n_blocks)
 
     def generate(self, iteration: Iteration) -> list[int]:
         self.host.copy(iteration.swap_out, iteration.swap_in)

@@ -13,12 +13,14 @@ from itertools import chain
 
 from flask import Response, g, request
 
+from routes.prefill import PrefillServer
 from routes.streams import Stream, Streamer
 from routes.watcher import Watcher
-from scheduling.errors import Overloaded
+from scheduling.errors import InvalidRequest, Overloaded
 from scheduling.inference import Inference
 from serving import Exchange, Server
-from wire.messages import STREAM, STREAM_HEADERS, Answer, answer
+from wire.handover import packed
+from wire.messages import REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer
 from wire.own import Call
 from wire.request import Request, RequestReader
 
@@ -28,6 +30,8 @@ class Completions:
 
     def __init__(self, server: Server, reader: RequestReader):
         self.server, self._reader = server, reader
+        url = server.config.prefill_url
+        self._prefill = PrefillServer(server, url) if url else None
         self._watcher = Watcher(server.manager)
         self._streamer = Streamer()
 
@@ -37,15 +41,25 @@ class Completions:
 
     def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
         """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""
-        exchange = Exchange(self.server, read(call.body).named(g.user, g.request_id))
-        if exchange.request.stream:
-            return self._stream(exchange)
-        self._wait_for(exchange.group)
+        asked = read(call.body).named(g.user, g.request_id)
+        config = self.server.config
+        if asked.logprobs is not None and (config.prefill_only or config.prefill_url):
+            message = "logprobs: prefill and decode are apart here, and have none; leave them out."
+            raise InvalidRequest(message, param="logprobs")
+        exchange = Exchange(self.server, asked)
+        if config.prefill_only:
+            for member in exchange.group:
+                member.num_tokens = 1
+            self._wait_for(exchange.group, call)
+            return packed(config, exchange.group, goes_on=asked.num_tokens > 1)
+        if asked.stream:
+            return self._stream(exchange, call)
+        self._wait_for(exchange.group, call)
         return answer(exchange.whole())
 
-    def _wait_for(self, group: Sequence[Inference]) -> None:
+    def _wait_for(self, group: Sequence[Inference], call: Call) -> None:
         """Queue the group, and wait until all of it is answered."""
-        self._enqueue(group)
+        self._enqueue(group, call)
         try:
             with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
                 for member in group:
@@ -56,11 +70,23 @@ class Completions:
             self.server.manager.cancel(group)  # the others' texts will not be read
             raise
 
-    def _enqueue(self, group: Sequence[Inference], stream: Stream | None = None) -> None:
+    def _enqueue(
+        self, group: Sequence[Inference], call: Call, stream: Stream | None = None
+    ) -> None:
         try:
             if stream is not None:
                 self._streamer.follow(stream, group)
-            self.server.manager.enqueue(group)
+            if self._prefill is not None:
+                names = "Content-Type", "Authorization"
+                headers = {name: request.headers.get(name, "") for name in names}
+                headers[REQUEST_ID] = g.request_id
+                self._prefill.compute(group, request.path, call.body, headers)
+                for member in group:
+                    member.done = threading.Event()
+                    member.done.set()
+                group = [member for member in group if not member.is_over]
+            if group:
+                self.server.manager.enqueue(group)
         except Overloaded:
             self.server.refused(group)
             raise
@@ -72,7 +98,7 @@ class Completions:
         while not event.wait(self.server.seconds_until(deadline)):
             self.server.manager.expire()
 
-    def _stream(self, exchange: Exchange) -> Response:
+    def _stream(self, exchange: Exchange, call: Call) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
         Tokens that pile up while the reader is slow are sent as one event. Returns with the first
@@ -85,7 +111,7 @@ class Completions:
             and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
         )
         stream = Stream(exchange.events(), connection if chunked else None)
-        self._enqueue(group, stream)
+        self._enqueue(group, call, stream)
         with ExitStack() as stack:
             # without effect unless the client disconnects before the end
             stack.callback(self.server.manager.cancel, group)

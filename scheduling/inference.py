@@ -92,12 +92,12 @@ class Inference:
     slo_class: str | None = None  # its limits hold where the request states none
     slo_ttft_ms: float | None = None  # limit of its time to first token
     slo_tpot_ms: float | None = None  # limit of its time per output token
-    # `prefix_cache.block_keys` of the prompt, extended as the completion comes; None: its KV blocks
-    # are not shared
+    # `prefix_cache.block_keys` of prompt and completion so far; None: its KV blocks are not shared
     keys: list[bytes] | None = None
     # first completion of the same prompt; this one waits until it has computed what both share
     leader: Inference | None = None
     scores: Scores | None = None  # log-probabilities, if wanted
+    handed: Any = None  # `handover.Handover`, of a prompt that one server computes for another
 
     # set by the scheduler
     id: int = -1  # in arrival order

@@ -10,17 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from config import Config, ConfigError, flag
+from config.apart import WITHOUT
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop
 
-# settings that do not go together with it, and their value without effect
-WITHOUT = {
-    "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
-    "preserve_ordering": False,
-}  # fmt: skip
 # fields of an inference that a prefill replica sets: of all, and of those that end there
 COMPUTED = ("arrived_at", "admitted_at", "blocks", "computed", "tokens", "token_times", "decodes")
 END = ("state", "answered_at", "error", "is_over")

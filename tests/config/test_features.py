@@ -16,6 +16,7 @@ FLAGS = {
     features.SWAP: "--kv-reservation demand --preemption swap",
     features.INT8_KV: "--kv-dtype int8",
     features.SIZES: "--decoder-batch-sizes 8",
+    features.SEPARATE: "--prefill-only",
 }
 
 

@@ -99,6 +99,17 @@ SENTENCES = {
     },
     "dynamic --max-loras 4": "--max-loras has no meaning without --lora or --lora-random; add one",
     "dynamic --lora-policy skip": "--lora-policy has no meaning without --lora or --lora-random;",
+    "dynamic --prefill-only --prefill-url http://a:1": "and --prefill-url has others compute them;",
+    **{
+        f"dynamic --prefill-only {line}": f"{line.split()[0]} is not offered where prefill and "
+        "decode are apart; leave it or --prefill-only out"
+        for line in ("--prefill first", "--shed", "--record x", "--preserve-ordering")
+    },
+    "dynamic --prefill-url http://a:1 --model fake": "has no keys and values to hand over; leave",
+    **{
+        f"dynamic --prefill-url {url}": "must be the address of a server, such as http://127.0.0.1"
+        for url in ("a:1", "https://a:1", "http://a:1/x", "http:")
+    },
     "dynamic --port": "--port: expected one argument",
 }
 

@@ -8,18 +8,21 @@ import copy
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 
 from generate.draft_model import DraftModel
+from generate.handover import HandoverGenerator
 from generate.lora import random_adapter
 from generate.swap import SwappingGenerator
 from model import GPT2
 from scheduling.adapters import Adapters, Rule
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled
+from scheduling.handover import HandedOver, begin
 from scheduling.inference import Generator, Inference, State
 from scheduling.policies import (
     VICTIMS,
@@ -34,6 +37,7 @@ from scheduling.policies import (
 )
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
+from simulate import drive
 from tests.counts import nightly_but
 from tests.oracle import MAX_TOKENS, N_VOCAB, POLICIES, Guesses, Oracle, engine, model, serve  # noqa: F401
 from tests.virtual import make_scheduler
@@ -109,7 +113,8 @@ def test_tokens_are_those_of_each_request_alone(
             "host_blocks": host,
         }
         cached = engine(model, n_blocks, block_size, path)
-        kernels: Generator = SwappingGenerator(cached, host) if host else cached
+        swapping = SwappingGenerator(cached, cached.attention.cache, host)
+        kernels: Generator = swapping if host else cached
         kernels.drafter = near if block_size == 16 else Guesses(asks, expected)
         assert serve(policy, kernels, asks, order=order, **limits) == expected, limits
         seen["cached"] += sum(each.cached_tokens for each in asks)
@@ -146,7 +151,8 @@ def test_texts_are_the_same_when_others_leave_while_the_host_keeps_them(
     scheduler = make_scheduler(
         DEMAND[0], n_blocks=30, host_blocks=30, max_batch_size=6, token_budget=24
     )
-    generator = SwappingGenerator(engine(model, 30, 4), 30)
+    cached = engine(model, 30, 4)
+    generator = SwappingGenerator(cached, cached.attention.cache, 30)
     scheduler.enqueue(asks, 0.0)
     for now in itertools.count(1.0):
         if not scheduler.has_work:
@@ -159,6 +165,40 @@ def test_texts_are_the_same_when_others_leave_while_the_host_keeps_them(
     assert len(left) == 3 and sum(i.interruptions.preemptions for i in asks) > 8
     for each, text in zip(asks, expected):
         assert each.tokens == text[: len(each.tokens)] and (each in left or each.tokens == text)
+
+
+@pytest.mark.parametrize("host", [0, 60])
+def test_texts_are_the_same_where_another_server_computes_prompts_and_first_tokens(
+    model: GPT2,  # noqa: F811
+    expected: list[list[int]],
+    host: int,
+) -> None:
+    """And each token is counted once, by the server that computes it; some of those that are
+    preempted compute their prompt again. Of prompts of 1 … 45 tokens in blocks of 4.
+    """
+    asks, firsts = conversations(), conversations()
+    for each in firsts:
+        each.num_tokens, each.keys = 1, None
+    cached = engine(model, 80, 4)
+    serve(Dynamic(), HandoverGenerator(cached, cached.attention.cache, gives=True), firsts)
+    for each, first in zip(asks, firsts):
+        seed, handed = first.sampling.seed, replace(first.handed, arrived_at=-3.0)
+        begin(each, first.tokens[0], seed, handed, queue_s=1.0, now=-0.5)
+    scheduler = make_scheduler(DEMAND[0], n_blocks=22, host_blocks=host, max_batch_size=5)
+    scheduler.extensions.append(HandedOver())
+    cached = engine(model, 22, 4)
+    generator: Generator = HandoverGenerator(cached, cached.attention.cache, gives=False)
+    if host:
+        generator = SwappingGenerator(generator, cached.attention.cache, host)
+    drive(scheduler, [(0.0, asks)], lambda _: 1.0, generator.generate)
+    assert [each.tokens for each in asks] == expected
+    assert scheduler.prompt_tokens == 0 and not any(each.handed.data for each in asks)
+    assert scheduler.completion_tokens == sum(len(text) - 1 for text in expected)
+    assert {(each.arrived_at, each.admitted_at, each.token_times[0]) for each in asks} == {
+        (-3.0, -2.0, -0.5)
+    }
+    assert sum(each.interruptions.preemptions for each in asks) > 2
+    assert any(each.interruptions.recomputed_tokens for each in asks) == (not host)
 
 
 @pytest.mark.parametrize("rule", get_args(Rule))
