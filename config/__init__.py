@@ -6,7 +6,6 @@ adapters   LoRA adapters in folders, or random ones
 pool       the size of the KV cache, with its unit
 settings   every setting, with its meaning and its limits
 features   which of them go together
-apart      what does not go together with prefill and decode apart
 resolve    what `auto` means on this machine
 config     Config: settings that fit together, and what follows from them
 orders     what each order of the waiting requests needs

@@ -14,7 +14,6 @@ from pydantic import model_validator
 import kernels
 from config import features
 from config.adapters import Source, read_lora, read_lora_random, unfit_adapters
-from config.apart import unfit_apart
 from config.keys import digest
 from config.pool import PoolSize, read_size
 from config.resolve import VOCABULARIES, onednn_multiplies_bfloat16
@@ -203,7 +202,6 @@ def _contradictions(config: Config) -> Iterator[str]:
         )
     yield from _unfit_drafts(config)
     yield from unfit_adapters(config)
-    yield from unfit_apart(config)
     vocabulary = VOCABULARIES[config.tokenizer]
     if vocabulary > shape.vocab_size:
         yield (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from config.tables import flag
+
 if TYPE_CHECKING:
     from config.config import Config
 
@@ -32,6 +34,11 @@ SEPARATE = Feature(
     "prefill and decode apart", "--prefill-only (--prefill-url)",
     lambda c: c.prefill_only or c.prefill_url is not None,
 )  # fmt: skip
+# settings without which prefill and decode are apart, also in virtual time: values without effect
+WITHOUT = {
+    "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
+    "preserve_ordering": False,
+}  # fmt: skip
 ENGINES = (NAIVE, PADDED)  # of which a server has one
 FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE)
 _BY_CACHED_ENGINE = {
@@ -57,10 +64,15 @@ APART = {
 
 
 def contradictions(config: Config) -> Iterator[str]:
-    """Yield a sentence for each pair of chosen features that do not go together."""
+    """Yield a sentence for each pair of chosen features, or settings, that do not go together."""
     for (one, other), why in APART.items():
         if one.chosen(config) and other.chosen(config):
             yield f"{why}; leave {other.flag} or {one.flag} out"
+    if config.prefill_only and config.prefill_url:
+        yield "--prefill-only computes prompts, and --prefill-url has another do so; leave one out"
+    for name, value in (WITHOUT | {"record": None}).items() if SEPARATE.chosen(config) else ():
+        if getattr(config, name) != value:
+            yield f"{SEPARATE.name} go without {flag(name)}; leave it or {SEPARATE.flag} out"
 
 
 def table() -> str:

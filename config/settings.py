@@ -158,7 +158,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "compute prompts and first tokens alone, for servers with --prefill-url", "off")
     prefill_url: str | None = setting(None,
         "a server with --prefill-only, which computes prompts and first tokens for this one: "
-        "http://127.0.0.1:8501", "none")
+        "http://127.0.0.1:8501", "none", pattern="^http://[^/]+$")
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
     api_key: SecretStr | None = setting(None,
         "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none",

@@ -46,11 +46,15 @@ def environment(config: Config) -> dict[str, str]:
     }
 
 
-def listing(ports: Sequence[int], admin: Path) -> str:
-    """Return servers.cfg: a list of servers, which get no requests until `Admin.let_in`."""
-    text = f"global\n    stats socket {admin} level admin\n\nbackend servers\n"
+def listing(ports: Sequence[int], admin: Path, prefill: int = 0, door: int = 0) -> str:
+    """Return servers.cfg: a list of servers, which get no requests until `Admin.let_in`. The first
+    ones, so many as `prefill`, are asked by the others, at the port `door`.
+    """
+    text, servers = f"global\n    stats socket {admin} level admin\n", "\nbackend servers\n"
+    if prefill:
+        text += f"\nlisten prefill\n    bind 127.0.0.1:{door}\n"
     for k, port in enumerate(ports, 1):
-        text += f"    server {k} 127.0.0.1:{port} check disabled\n"
+        text += servers * (k == prefill + 1) + f"    server {k} 127.0.0.1:{port} check disabled\n"
     for k, port in enumerate(ports, 1):  # under /replicas/K/, whether it is ready or not
         text += (
             f"\nbackend replica-{k}\n    retries 0\n"
@@ -62,23 +66,21 @@ def listing(ports: Sequence[int], admin: Path) -> str:
 
 
 class Admin:
-    """Commands for a running HAProxy, through its admin socket."""
+    """Commands for a running HAProxy, through its admin socket. Servers are called servers/2."""
 
     def __init__(self, path: Path):
         self.path = path
 
-    def let_in(self, server: int) -> None:
+    def let_in(self, name: str) -> None:
         """Send requests to a server, at once and not after its next check."""
-        name = f"servers/{server}"
         self._run(f"set server {name} state ready; set server {name} health up")
 
-    def drain(self, server: int) -> None:
-        self._run(f"set server servers/{server} state drain")
+    def drain(self, name: str) -> None:
+        self._run(f"set server {name} state drain")
 
-    def in_flight(self, server: int) -> int:
+    def in_flight(self, name: str) -> int:
         rows = csv.DictReader(self._run("show stat").removeprefix("# ").splitlines())
-        name = ("servers", str(server))
-        return next(int(row["scur"]) for row in rows if (row["pxname"], row["svname"]) == name)
+        return next(int(row["scur"]) for row in rows if f"{row['pxname']}/{row['svname']}" == name)
 
     def _run(self, commands: str) -> str:
         with socket.socket(socket.AF_UNIX) as connection:

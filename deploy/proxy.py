@@ -1,6 +1,7 @@
 """Several servers on this machine behind HAProxy: started, watched, replaced, ended.
 
     python -m deploy.proxy MODE --replicas N [settings]     (deploy/proxy.sh)
+    python -m deploy.proxy MODE --prefill-replicas N --decode-replicas N [settings]
 
 Requests do not come through here: HAProxy passes them on by deploy/haproxy.cfg. It and the servers
 have sessions of their own, so that Ctrl-C in a terminal reaches this process alone:
@@ -34,6 +35,7 @@ from deploy.kinds import APPENDED, sharing_cores
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.1
 END_S = 10.0  # for processes to end after Ctrl-C, before they are killed
+Replicas = tuple[int, int]  # servers that compute prompts for the others, and the others
 
 
 class Ended(Exception):
@@ -48,9 +50,10 @@ class ServerProcess:
     """The process of one of the servers."""
 
     def __init__(
-        self, number: int, port: int, command: Sequence[str], environment: Mapping[str, str]
+        self, name: str, port: int, command: Sequence[str], environment: Mapping[str, str]
     ):
-        self.number, self.port = number, port
+        """name: HAProxy's, such as servers/2."""
+        self.name, self.number, self.port = name, int(name.partition("/")[2]), port
         self._command, self._environment = command, environment
         self.start()
 
@@ -86,17 +89,23 @@ class Proxy:
     """HAProxy and its servers. `folder`: for its files; `settings`: the servers' command line."""
 
     def __init__(
-        self, config: Config, settings: Sequence[str], replicas: int, program: str, folder: Path
+        self,
+        config: Config,
+        settings: Sequence[str],
+        replicas: Replicas,
+        program: str,
+        folder: Path,
     ):
         self.config = config
         self.listen = haproxy.address(config)
-        self.settings, self.ports = settings, free_ports(replicas)
+        self.settings, (self.prefill, _) = settings, replicas
+        self.door, *self.ports = free_ports(1 + sum(replicas))
         self.servers: list[ServerProcess] = []
         self._signals: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: self._signals.put(number))
         self._admin, listed = haproxy.Admin(folder / "admin"), folder / "servers.cfg"
-        listed.write_text(haproxy.listing(self.ports, self._admin.path))
+        listed.write_text(haproxy.listing(self.ports, self._admin.path, self.prefill, self.door))
         configs = ["-f", str(ROOT / "deploy" / "haproxy.cfg"), "-f", str(listed)]
         self._haproxy = subprocess.Popen(
             [program, "-db", *configs],
@@ -125,13 +134,16 @@ class Proxy:
     def _start(self) -> None:
         self._wait(self._listens)
         environment = os.environ | {"EB_THREADS": str(self.config.threads)}
-        self.servers = [
-            ServerProcess(k, port, command(self.config, self.settings, k, port), environment)
-            for k, port in enumerate(self.ports, 1)
-        ]
+        of_others = ["--prefill-url", f"http://127.0.0.1:{self.door}"] if self.prefill else []
+        for k, port in enumerate(self.ports, 1):
+            first = k <= self.prefill
+            settings = [*self.settings, *(["--prefill-only"] if first else of_others)]
+            name = f"{'prefill' if first else 'servers'}/{k}"
+            words = command(self.config, settings, k, port)
+            self.servers.append(ServerProcess(name, port, words, environment))
         self._wait(lambda: not [each for each in self.servers if not each.is_ready()])
         for server in self.servers:
-            self._admin.let_in(server.number)
+            self._admin.let_in(server.name)
         url = f"http://{self.listen}"
         lines = [f"ready: {len(self.servers)} servers in mode {self.config.mode} on {url}"]
         lines += [
@@ -203,18 +215,16 @@ class Proxy:
     def _replace(self, server: ServerProcess) -> None:
         """Replace a server. Raises Ended if the new one does not come up."""
         # also if it has ended: its successor listens before it can answer
-        self._admin.drain(server.number)
+        self._admin.drain(server.name)
         if server.process.poll() is None:
-            self._wait(
-                lambda: not self._admin.in_flight(server.number), self.config.drain_timeout_s
-            )
+            self._wait(lambda: not self._admin.in_flight(server.name), self.config.drain_timeout_s)
             server.process.terminate()
             self._wait(lambda: server.process.poll() is not None)
         self._gone.add(server.number)  # if it does not come back, that is reported below
         server.start()
         self._wait(server.is_ready)
         self._gone.remove(server.number)
-        self._admin.let_in(server.number)
+        self._admin.let_in(server.name)
 
     # ---- ending
 
@@ -267,29 +277,41 @@ def command(config: Config, settings: Sequence[str], number: int, port: int) -> 
     return [sys.executable, str(ROOT / "launch.py"), *settings, *own]
 
 
-def read(argv: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the number of servers and their settings. Raises ConfigError; exits 0 after --help."""
+def read(argv: Sequence[str]) -> tuple[Replicas, list[str]]:
+    """Return the servers and their settings. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
         prog="deploy/proxy.sh",
-        usage="%(prog)s MODE [--replicas N] [settings]",
+        usage="%(prog)s MODE [--replicas N | --prefill-replicas N --decode-replicas N] [settings]",
         description="Serve GPT-2 by several servers on this machine, behind HAProxy.",
         epilog="All settings of ./server.sh (--help lists them) are those of each server; --host "
         "and --port are HAProxy's.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--replicas", type=int, default=2, metavar="N", help="servers (default: %(default)s)"
-    )
+    for name, what in (
+        ("", "servers (default: 2)"),
+        ("prefill-", "instead: servers that compute prompts and first tokens alone"),
+        ("decode-", "servers that compute all other tokens"),
+    ):
+        parser.add_argument(f"--{name}replicas", type=int, metavar="N", help=what)
     known, settings = parser.parse_known_args(argv)
-    if known.replicas < 1:
+    prefill, decode = known.prefill_replicas, known.decode_replicas
+    if (prefill, decode) == (None, None):
+        prefill, decode = 0, 2 if known.replicas is None else known.replicas
+    elif None in (prefill, decode) or prefill < 1 or known.replicas is not None:
+        raise ConfigError(
+            "--prefill-replicas and --decode-replicas belong together, instead of --replicas, and "
+            "are at least 1"
+        )
+    if decode < 1:
         raise ConfigError("--replicas must be at least 1")
-    return known.replicas, settings
+    return (prefill, decode), settings
 
 
 def main() -> None:
     try:
         replicas, settings = read(sys.argv[1:])
-        config, program = parse(settings, fill_in=sharing_cores(replicas)), haproxy.find()
+        checked = [*settings, *["--prefill-only"] * bool(replicas[0])]
+        config, program = parse(checked, fill_in=sharing_cores(sum(replicas))), haproxy.find()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -13,14 +13,13 @@ from itertools import chain
 
 from flask import Response, g, request
 
-from routes.prefill import PrefillServer
+from routes.handover import PrefillServer, packed
 from routes.streams import Stream, Streamer
 from routes.watcher import Watcher
-from scheduling.errors import InvalidRequest, Overloaded
+from scheduling.errors import Overloaded
 from scheduling.inference import Inference
 from serving import Exchange, Server
-from wire.handover import packed
-from wire.messages import REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer
+from wire.messages import JSON, REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer
 from wire.own import Call
 from wire.request import Request, RequestReader
 
@@ -41,18 +40,13 @@ class Completions:
 
     def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
         """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""
-        asked = read(call.body).named(g.user, g.request_id)
-        config = self.server.config
-        if asked.logprobs is not None and (config.prefill_only or config.prefill_url):
-            message = "logprobs: prefill and decode are apart here, and have none; leave them out."
-            raise InvalidRequest(message, param="logprobs")
-        exchange = Exchange(self.server, asked)
-        if config.prefill_only:
+        exchange = Exchange(self.server, read(call.body).named(g.user, g.request_id))
+        if self.server.config.prefill_only:
             for member in exchange.group:
                 member.num_tokens = 1
             self._wait_for(exchange.group, call)
-            return packed(config, exchange.group, goes_on=asked.num_tokens > 1)
-        if asked.stream:
+            return packed(self.server.config, exchange)
+        if exchange.request.stream:
             return self._stream(exchange, call)
         self._wait_for(exchange.group, call)
         return answer(exchange.whole())
@@ -77,14 +71,9 @@ class Completions:
             if stream is not None:
                 self._streamer.follow(stream, group)
             if self._prefill is not None:
-                names = "Content-Type", "Authorization"
-                headers = {name: request.headers.get(name, "") for name in names}
-                headers[REQUEST_ID] = g.request_id
-                self._prefill.compute(group, request.path, call.body, headers)
-                for member in group:
-                    member.done = threading.Event()
-                    member.done.set()
-                group = [member for member in group if not member.is_over]
+                headers = {REQUEST_ID: g.request_id, "Content-Type": JSON}
+                headers["Authorization"] = request.headers.get("Authorization", "")
+                group = self._prefill.begin(group, request.path, call.body, headers)
             if group:
                 self.server.manager.enqueue(group)
         except Overloaded:

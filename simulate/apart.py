@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from config import Config, ConfigError, flag
-from config.apart import WITHOUT
+from config.features import WITHOUT
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs

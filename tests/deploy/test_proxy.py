@@ -154,6 +154,7 @@ def error(reply: Response) -> Any:
         ("--replicas 0", "--replicas must be at least 1"),
         ("--replicas two", "argument --replicas"),
         ("--max-batch-size 0", "--max-batch-size"),
+        ("--prefill-replicas 2", "--prefill-replicas and --decode-replicas belong together"),
         ("--replica 2", "unknown flag --replica"),
     ],
 )
@@ -261,6 +262,17 @@ def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) 
                 assert fetch(url, "POST", "/inference", ASK).status == 200
             completed = [get(f"{url}/replicas/{k}/stats")["completed"] for k in (busy, 3 - busy)]
         assert completed == [0, 6]
+
+
+@pytest.mark.extra
+def test_each_prefill_and_each_decode_server_computes_its_part(tmp_path: Path) -> None:
+    flags = "--model demo --prefill-replicas 2 --decode-replicas 2"
+    with started(tmp_path, flags, ready=True) as proxied:
+        for _ in range(4):
+            assert fetch(proxied.url, "POST", "/inference", ASK).status == 200
+        stats = [get(f"{proxied.url}/replicas/{k}/stats") for k in (1, 2, 3, 4)]
+        assert [each["completed"] for each in stats] == [2, 2, 2, 2]
+        assert [each["live_rows"] for each in stats] == [2, 2, 8, 8]
 
 
 # ---- signals

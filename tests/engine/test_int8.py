@@ -14,6 +14,7 @@ from config import build
 from demo.evaluate import bits_of_bytes, causal_logits
 from generate.attention import KernelAttention
 from generate.checkpoint import load_model
+from generate.handover import read, write
 from generate.linear import pack
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.swap import HostPool
@@ -65,6 +66,9 @@ def test_the_host_keeps_steps_besides() -> None:
     HostPool(cache, 2).copy([(0, 1), (2, 0)], [(1, 3), (0, 0)])
     assert all(map(torch.equal, [tensor[3] for tensor in kept], first))
     assert all(map(torch.equal, [tensor[0] for tensor in kept], second))
+    write(cache, [2, 1], read(cache, [3, 0]))
+    assert all(map(torch.equal, [tensor[2] for tensor in kept], first))
+    assert all(map(torch.equal, [tensor[1] for tensor in kept], second))
 
 
 def test_demo_predicts_as_well_with_int8_keys_and_values(demo: GPT2) -> None:

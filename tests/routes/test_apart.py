@@ -1,4 +1,4 @@
-"""A prefill and a decode server beside one that does both: the same answers, over HTTP."""
+"""A prefill and a decode server: the answers of one that does both, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from client.calls import get
-from routes.prefill import PrefillServer
+from config import build
+from routes.handover import PrefillServer, packed, unpack
+from scheduling.handover import Handover
 from scheduling.inference import Inference
-from tests.fronts import JSON, Response, fetch
+from tests.fronts import JSON, fetch
 from tests.servers import PATIENCE_S, free_port, server, wait_until_free
 from tests.sse import events
 from wire.refusals import Refused
@@ -20,22 +22,19 @@ from wire.refusals import Refused
 LONG = "If the file object is a list of filenames, and when the filename"  # 4 KV blocks
 DRAWN = {"prompt": LONG, "num_tokens": 20, "seed": 3}
 COMPLETION = {"prompt": LONG, "max_tokens": 40, "seed": 3}
-CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "seed": 1}
 ASKS: list[tuple[str, dict[str, Any]]] = [
     ("/inference", DRAWN | {"num_tokens": 60, "temperature": 0}),
     ("/inference", DRAWN | {"prompt": [LONG, "If"], "n": 3}),
     ("/inference", DRAWN | {"num_tokens": 1, "echo": True}),
     ("/v1/completions", COMPLETION | {"stop": ["e", " "], "n": 3}),
     ("/v1/completions", COMPLETION | {"frequency_penalty": 1.5}),
-    ("/v1/chat/completions", CHAT),
-    ("/v1/completions", COMPLETION | {"max_tokens": 2000}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
 ]
-STREAM = COMPLETION | {"stream": True, "n": 2}
 
 
-def streamed(response: Response) -> list[str]:
-    choices = [piece["choices"][0] for piece in events(response.body)]
-    return ["".join(each["text"] for each in choices if each["index"] == i) for i in range(2)]
+def streamed(url: str) -> str:
+    found = events(fetch(url, "POST", "/v1/completions", COMPLETION | {"stream": True}).body)
+    return "".join(piece["choices"][0]["text"] for piece in found)
 
 
 def asked(url: str, tokens: int = 5) -> Refused:
@@ -45,7 +44,7 @@ def asked(url: str, tokens: int = 5) -> Refused:
     )
     with pytest.raises(Refused) as caught:
         body = json.dumps(DRAWN | {"num_tokens": tokens}).encode()
-        PrefillServer(ours, url).compute([Inference([1], 2)], "/inference", body, JSON)
+        PrefillServer(ours, url).begin([Inference([1], 2)], "/inference", body, JSON)
     return caught.value
 
 
@@ -59,16 +58,40 @@ def test_the_answers_of_a_pair_are_those_of_one_server() -> None:
         both = [[pool.submit(fetch, url, "POST", *ask) for url in (one, decode)] for ask in ASKS]
         for expected, answer in both:
             assert answer.result().masked == expected.result().masked
-        texts, same = [streamed(fetch(u, "POST", "/v1/completions", STREAM)) for u in (one, decode)]
-        assert texts == same
+        assert streamed(decode) == streamed(one)
         for url in (prefill, decode):
             wait_until_free(url)
         first, rest, all_ = (get(f"{url}/stats") for url in (prefill, decode, one))
-        assert first["total_output_tokens"] == 15, "a token of each completion"
-        assert 15 + rest["live_rows"] == all_["total_output_tokens"], "and each other one there"
+        assert first["total_output_tokens"] == 14, "one of each completion"
+        assert 14 + rest["live_rows"] == all_["total_output_tokens"]
         refused = fetch(decode, "POST", "/v1/completions", COMPLETION | {"logprobs": 1})
-        assert refused.status == 400 and b"have none; leave them out" in refused.body
+        assert refused.status == 400 and b"there are none; leave it out" in refused.body
         own = asked(prefill, tokens=5000)
         assert own.code == "context_length_exceeded" and "beyond the context" in str(own)
         assert asked(one).code == "no_prefill_server"
     assert asked(f"http://127.0.0.1:{free_port()}").code == "prefill_server_failed"
+
+
+def sent(**settings: Any) -> bytes:
+    """The answer to a prompt of two KV blocks."""
+    config, first = build("dynamic", {"model": "demo"} | settings, {}), Inference([1] * 17, 1)
+    first.tokens, first.handed = [7], Handover(bytearray(2 * config.block_bytes))
+    wants_more: Any = SimpleNamespace(group=[first], request=SimpleNamespace(num_tokens=5))
+    return packed(config, wants_more).body
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (sent(weights="random"), "weights 'random' and this one 'pretrained'; start both"),
+        (sent(block_size=32), "block_size 32 and this one 16"),
+        (sent()[:-1], "bytes of keys and values instead of"),
+        (sent().replace(b"[7,", b"[7,7,"), "too many values"),
+        (b"{}", "'of'"),
+    ],
+)
+def test_keys_and_values_of_another_model_or_form_or_size_are_refused(
+    body: bytes, error: str
+) -> None:
+    with pytest.raises((Refused, ValueError, LookupError), match=error):
+        unpack(build("dynamic", {"model": "demo"}, {}), body, [Inference([1] * 17, 5)], 0.0, 0.0)
