@@ -121,8 +121,8 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
     model = {"model": case["part"], **RANDOM.get(case["part"], {})}
     with contextlib.ExitStack() as stack:
         if case["variant"] == APART:
-            first = server(mode, flags | model | {"prefill_only": True})
-            flags = flags | {"prefill_url": stack.enter_context(first)}
+            prefill = server(mode, flags | model | {"prefill_only": True})
+            flags = flags | {"prefill_url": stack.enter_context(prefill)}
         url = stack.enter_context(server(mode, flags | model, name=case["variant"]))
         target = Target(case["variant"], url, Plain())
         warm_up(target)
