@@ -4,18 +4,19 @@ reports; pure.
 A measure of a request is declared once, in MEASURES: /stats, the `timings` of an answer,
 Prometheus, the client's results, reports and figures read it there. Seconds inside, milliseconds in
 keys that end in `_ms`; keys follow vLLM's benchmark JSON where it has one. Percentiles are linear
-(numpy).
+(numpy, which is loaded where columns are computed: a page in a browser has none).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
+
     from scheduling.inference import Inference
 
 ROW_KINDS = ("live", "idle", "padding", "recomputed", "rejected")  # of computed rows
@@ -55,11 +56,15 @@ class Measure(NamedTuple):
 def _tpot_s(times: Any) -> Any:
     n, decode_s = times.completion_tokens, times.last_token_at - times.first_token_at
     if isinstance(n, int):  # a server computes it for every answer
-        return decode_s / (n - 1) if n > 1 else np.nan
+        return decode_s / (n - 1) if n > 1 else math.nan
+    import numpy as np
+
     return np.where(n > 1, decode_s / np.maximum(n - 1, 1), np.nan)
 
 
 def _gaps_s(times: Any) -> Any:
+    import numpy as np
+
     made = np.array(times.token_times)
     return made[1:] - made[:-1]
 
@@ -241,7 +246,7 @@ def times_from(timings: Mapping[str, Any], started_at: Any = 0.0) -> Times:
     return Times(started_at, started_at + timings["queue_s"], first, last, end)
 
 
-_STATISTICS: Any = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+_STATISTICS = ("mean", "std", "min", "max")
 _PERCENTILES = (50, 90, 95, 99)
 
 
@@ -249,12 +254,15 @@ def distribution(name: str, seconds: Iterable[float]) -> dict[str, float | None]
     """{"mean_NAME_ms": …, std, min, max, p50, p90, p95, p99} of values in seconds, without NaN;
     None each where there are no values.
     """
+    import numpy as np
+
     values = seconds if isinstance(seconds, np.ndarray) else np.fromiter(seconds, float)
     values = values[~np.isnan(values)] * 1e3
     keys = [f"{each}_{name}_ms" for each in (*_STATISTICS, *(f"p{p}" for p in _PERCENTILES))]
     if not values.size:
         return dict.fromkeys(keys)
-    result = [*(of(values) for of in _STATISTICS.values()), *np.percentile(values, _PERCENTILES)]
+    result = [getattr(np, each)(values) for each in _STATISTICS]
+    result += list(np.percentile(values, _PERCENTILES))
     return {key: round(float(value), 3) for key, value in zip(keys, result)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,8 +36,11 @@ def reason(error: Exception, *kinds: type) -> str | None:
 
 
 def watched(*parts: Policy | Order) -> AbstractContextManager[None]:
-    """Watch what calls a user's own policy or order; others are trusted."""
-    return watchdog().watch() if SOURCES.keys() & map(type, parts) else nullcontext()
+    """Watch what calls a user's own policy or order; others are trusted. In a browser, which has no
+    threads, the page ends the worker instead.
+    """
+    watches = SOURCES.keys() & map(type, parts) and sys.platform != "emscripten"
+    return watchdog().watch() if watches else nullcontext()
 
 
 def planned(policy: Policy, order: Order, view: View) -> Plan:

@@ -84,7 +84,8 @@ def test_few_files_lie_at_the_root() -> None:
 HEAVY = "torch flask gunicorn safetensors app"
 ABSENT = {  # modules, and what they load without
     "scheduling.scheduler, scheduling.policies, simulate.costs": "torch flask pydantic numpy",
-    "batching, stats, generate.fake": "torch flask aiohttp matplotlib pydantic",
+    "batching, stats, generate.fake": "torch flask aiohttp matplotlib pydantic numpy",
+    "playground.run": "client config numpy pydantic rich aiohttp torch",
     "client.client, compare.comparison": f"{HEAVY} tiktoken sortedcontainers ray fastapi "
     "deploy.serve",
     "simulate.simulation, simulate.run": f"{HEAVY} serving batching",

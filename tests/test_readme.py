@@ -67,7 +67,12 @@ def run(module: str, *arguments: str) -> None:
 
 def test_the_readme_shows_each_program() -> None:
     scripts = {program for program in PARSERS if program.endswith(".sh")}
-    assert {command[0] for command in COMMANDS} == scripts | {"./test.sh", "python", "curl"}
+    assert {command[0] for command in COMMANDS} == scripts | {
+        "./playground.sh",
+        "./test.sh",
+        "python",
+        "curl",
+    }
 
 
 @pytest.mark.parametrize("program", PARSERS)
