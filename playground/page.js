@@ -1,15 +1,15 @@
 /* The page of the playground: sliders and variants are a state, which the link holds; a worker runs
-   it; charts and the live page show what came of it. What a link says is text until it is checked,
-   and its policy is run by a click alone.
+   it; charts and the live page show what came of it. What a link says is checked or shown as text,
+   and its policy runs by a click alone.
 
    In reading order: state · controls · variants · results · the editor · the worker · start. */
 
-import {Distribution, Scatter, Shares, duration} from "./charts.js";
+import {Distribution, Scatter, Shares, duration, swatch} from "./charts.js";
 
 const get = (id) => document.getElementById(id);
 
-function element(tag, className = "", text = "") {
-  return Object.assign(document.createElement(tag), {className, textContent: text});
+function element(tag, className = "", text = "", more = {}) {
+  return Object.assign(document.createElement(tag), {className, textContent: text, ...more});
 }
 
 // ---- state
@@ -39,96 +39,86 @@ class Fours(Policy):
         return start(whole_groups(view, 4), view, "four")
 `;
 
-/** Numbers that are easy to say, from `low` to `high`: so many in a decade. */
-function steps(low, high, of = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8]) {
+/** Numbers from low to high that are easy to say: so many in each decade, or octave. */
+function steps(low, high, each = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8], power = 10) {
   const all = [];
-  for (let power = -3; power < 6; power++) {
-    for (const step of of) all.push(Number((step * 10 ** power).toPrecision(3)));
+  for (let unit = power ** -3; unit <= high; unit *= power) {
+    for (const step of each) all.push(Number((step * unit).toPrecision(6)));
   }
   return all.filter((value) => value >= low && value <= high);
 }
 
-const powers = (low, high) => {
-  const all = [];
-  for (let n = low; n <= high; n *= 2) all.push(n, 1.5 * n);
-  return all.filter((n) => Number.isInteger(n) && n <= high);
-};
+const octaves = (low, high) => steps(low, high, [1, 1.5], 2).filter(Number.isInteger);
 
-const SLIDERS = [
-  {name: "rate", of: "load", label: "load", unit: "requests/s", values: steps(0.05, 2000),
-    help: "Requests come at random instants (a Poisson process), so many a second on average."},
-  {name: "tokens", of: "load", label: "answers", unit: "tokens on average", values: steps(2, 400),
-    help: "Completion tokens: each costs its request a row in one iteration."},
-  {name: "prompt", of: "load", label: "prompts", unit: "tokens on average", values: steps(1, 400),
-    help: "Prompt tokens are computed at the beginning, many in one iteration (prefill)."},
-  {name: "spread", of: "load", label: "lengths differ by", unit: "× their mean",
-    values: [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2],
-    help: "Standard deviation of prompt and answer lengths, divided by their mean; 0: all are alike."},
-  {name: "requests", of: "load", label: "how many", unit: "requests", values: steps(20, 1000),
-    help: "Requests of the whole run. More take longer to simulate."},
-  {name: "rows", of: "server", label: "rows", unit: "in a batch at most", values: powers(1, 256),
-    help: "Requests that are computed together (max_batch_size)."},
-  {name: "blocks", of: "server", label: "memory", unit: "KV blocks", values: powers(64, 16384),
-    help: "Keys and values of 16 tokens each. A request joins only when blocks for all its tokens are free; “on demand” gives them one by one, and takes them back (preemption) when none is left."},
-  {name: "budget", of: "server", label: "prompt tokens", unit: "in an iteration", values: powers(16, 2048),
-    help: "Token budget: longer prompts are computed in chunks, so that rows that decode need not wait long."},
-];
+const SLIDERS = [ // name, group, label, unit, values, help
+  ["rate", "load", "load", "requests/s", steps(0.05, 2000),
+    "Requests come at random instants (a Poisson process), so many a second on average."],
+  ["tokens", "load", "answers", "tokens on average", steps(2, 400),
+    "Completion tokens: each costs its request a row in one iteration."],
+  ["prompt", "load", "prompts", "tokens on average", steps(1, 400),
+    "Prompt tokens are computed first, many in one iteration (prefill)."],
+  ["spread", "load", "lengths differ by", "× their mean",
+    [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2],
+    "Standard deviation of prompt and answer lengths, divided by their mean; 0: all are alike."],
+  ["requests", "load", "how many", "requests", steps(20, 1000),
+    "Requests of the whole run. More take longer to simulate."],
+  ["rows", "server", "rows", "in a batch at most", octaves(1, 256),
+    "Requests that are computed together (max_batch_size)."],
+  ["blocks", "server", "memory", "KV blocks", octaves(64, 16384),
+    "Keys and values of 16 tokens each. A request joins only when blocks for all its tokens are " +
+    "free; “memory on demand” gives them one by one, and takes them back (preemption) when none is left."],
+  ["budget", "server", "prompt tokens", "in an iteration", octaves(16, 2048),
+    "Token budget: longer prompts are computed in chunks, so that other rows go on meanwhile."],
+].map(([name, group, label, unit, values, help]) => ({name, group, label, unit, values, help}));
 const MODES = {
-  nobatch: "one at a time", static: "static batches", windowed: "windowed batches",
-  dynamic: "dynamic (continuous)", "dynamic --kv-reservation demand": "dynamic, memory on demand",
-  multibin: "bins by length",
+  nobatch: "nobatch: one at a time", static: "static: whole batches",
+  windowed: "windowed: static, but waits", dynamic: "dynamic: join at any time",
+  "dynamic --kv-reservation demand": "dynamic, memory on demand", multibin: "multibin: by length",
 };
 const ORDERS = {
-  fcfs: "first come", sjf: "short answers first", srpt: "least work left", mlfq: "least served first",
-  hrrn: "longest relative wait",
+  fcfs: "first come, first served", sjf: "short answers first", hrrn: "longest relative wait first",
+  srpt: "least work left first", mlfq: "least served first",
 };
-const MODE_HELP = "When requests join a batch. Static: none joins until all are finished. Windowed: the same, and a batch waits for 4 requests or 10 ms. Dynamic: requests join and leave between any two iterations.";
-const ONLY_DYNAMIC = ["srpt", "mlfq"]; // orders that pause rows
-const OWN = /^yours\.py:[A-Za-z_]\w{0,40}$/;
-const MOST = 4;
+const PAUSE = ["srpt", "mlfq"]; // orders that pause rows, in dynamic alone
+const OWN = /^yours\.py:[A-Za-z_]\w{0,40}$/, MOST = 4, MOST_CODE = 20_000;
 const state = {
   costs: "demo", rate: 80, tokens: 100, prompt: 20, spread: 0.8, requests: 300, rows: 32,
   blocks: 2048, budget: 256, seed: 0, stream: false, variants: ["static", "dynamic"],
 };
-let costs = {}; // by name: rate and words
+let costs = {}; // by name: a rate, and their origin in words
 let shown = [0, 1]; // variants in the grid
-let code = EXAMPLE, trusted = true, own = {modes: [], orders: []};
+let code = EXAMPLE, trusted = true, own = {modes: [], orders: [], error: ""};
 
 const nearest = (values, x) =>
   values.reduce((best, value) => Math.abs(value - x) < Math.abs(best - x) ? value : best);
 
-/** "dynamic --order sjf" as [mode, order]; null for what is neither known nor the reader's own. */
+/** "dynamic --order sjf" as [mode, order]; null if they are neither known nor the reader's own. */
 function parted(variant) {
-  const [mode, order = "fcfs"] = String(variant).split(" --order ");
-  const isMode = mode in MODES || OWN.test(mode), isOrder = order in ORDERS || OWN.test(order);
-  return isMode && isOrder ? [mode, order] : null;
+  const [mode, order = "fcfs"] = variant.split(" --order ");
+  const fits = Object.hasOwn(ORDERS, order) && (mode.startsWith("dynamic") || !PAUSE.includes(order));
+  return (Object.hasOwn(MODES, mode) || OWN.test(mode)) && (fits || OWN.test(order))
+    ? [mode, order] : null;
 }
 
 const joined = (mode, order) => order === "fcfs" ? mode : `${mode} --order ${order}`;
-const named = (variant) => {
-  const [mode, order] = parted(variant), short = (word) => word.replace("yours.py:", "");
-  const by = mode.endsWith("demand") ? "dynamic on demand" : short(mode);
-  return order === "fcfs" ? by : `${by}, ${short(order)}`;
-};
-const isOwn = (variant) => variant.includes("yours.py:");
+const isOwn = (variant) => variant.includes("yours.py");
+const named = (variant) => variant.replaceAll("yours.py:", "").replace(" --order ", ", ")
+  .replace(" --kv-reservation", " on");
 
 function fromLink() {
   const link = new URLSearchParams(location.hash.slice(1));
-  if (Object.hasOwn(costs, link.get("costs"))) state.costs = link.get("costs");
+  if (Object.hasOwn(costs, link.get("costs") ?? "")) state.costs = link.get("costs");
   state.rate = costs[state.costs].rate;
   for (const {name, values} of SLIDERS) {
-    const given = Number(link.get(name) ?? state[name]);
-    state[name] = nearest(values, Number.isFinite(given) ? given : state[name]);
+    state[name] = nearest(values, Number(link.get(name) ?? state[name]) || 0);
   }
   state.seed = Math.abs(Math.trunc(Number(link.get("seed")))) % 1e6 || 0;
   state.stream = link.get("stream") === "1";
   const variants = link.getAll("v").filter(parted).slice(0, MOST);
   if (variants.length) state.variants = variants;
-  shown = state.variants.map((_, i) => i).slice(0, 2);
-  if (link.has("code") && link.get("code") !== EXAMPLE) {
-    code = link.get("code").slice(0, 20000);
-    trusted = false;
-  }
+  shown = [...state.variants.keys()].slice(0, 2);
+  code = (link.get("code") ?? EXAMPLE).slice(0, MOST_CODE);
+  trusted = code === EXAMPLE;
 }
 
 function toLink() {
@@ -141,466 +131,440 @@ function toLink() {
   history.replaceState(null, "", `#${link}`);
 }
 
-let due = 0;
+let linking = 0;
 
-/** The state has changed. */
+/** The state is another one: run it, and put it into the address. */
 function changed() {
-  clearTimeout(due);
-  due = setTimeout(toLink, 300);
+  clearTimeout(linking);
+  linking = setTimeout(toLink, 300);
   worker.want();
 }
 
 // ---- controls
 
+/** A word with its explanation, for mouse, keys and fingers. */
 function term(text, help) {
-  const made = element("span", "term", text);
-  made.tabIndex = 0;
+  const made = element("span", "term", text, {tabIndex: 0}), tip = get("tip");
   const show = () => {
-    const box = made.getBoundingClientRect(), tip = get("tip");
+    const box = made.getBoundingClientRect();
     tip.textContent = help;
     tip.hidden = false;
     tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
-    const below = box.bottom + 6, room = innerHeight - tip.offsetHeight - 8;
-    tip.style.top = `${below > room ? box.top - tip.offsetHeight - 6 : below}px`;
+    const above = box.top - tip.offsetHeight - 6, below = box.bottom + 6;
+    tip.style.top = `${below + tip.offsetHeight > innerHeight ? above : below}px`;
   };
-  const hide = () => { get("tip").hidden = true; };
   for (const type of ["pointerenter", "focus"]) made.addEventListener(type, show);
-  for (const type of ["pointerleave", "blur"]) made.addEventListener(type, hide);
+  for (const type of ["pointerleave", "blur"]) made.addEventListener(type, () => { tip.hidden = true; });
   return made;
 }
 
-function makeSlider({name, of, label, unit, values, help}) {
-  const box = element("div", "slider"), head = element("label"), said = element("output");
-  const input = Object.assign(element("input"), {
-    type: "range", id: name, min: 0, max: values.length - 1,
-  });
-  const left = element("span"), right = element("span");
-  left.append(term(label, help));
-  right.append(said, element("span", "unit", ` ${unit}`));
-  head.htmlFor = name;
-  head.append(left, right);
+function on(id, type, act) {
+  (typeof id === "string" ? get(id) : id).addEventListener(type, act);
+}
+
+function makeSlider({name, group, label, unit, values, help}) {
+  const box = element("div", "slider"), head = element("label", "", "", {htmlFor: name});
+  const input = element("input", "", "", {type: "range", id: name, max: values.length - 1});
+  const said = element("output"), value = element("span");
+  const say = () => {
+    input.value = values.indexOf(nearest(values, state[name]));
+    said.textContent = state[name].toLocaleString("en");
+    input.setAttribute("aria-valuetext", `${said.textContent} ${unit}`);
+  };
+  value.append(said, element("span", "quiet", ` ${unit}`));
+  head.append(term(label, help), value);
   box.append(head, input);
-  get(of).append(box);
-  input.addEventListener("input", () => {
+  get(group).append(box);
+  on(input, "input", () => {
     state[name] = values[input.value];
     say();
     changed();
   });
-  function say() {
-    input.value = values.indexOf(nearest(values, state[name]));
-    said.textContent = state[name].toLocaleString("en");
-    input.setAttribute("aria-valuetext", `${state[name]} ${unit}`);
-  }
   say();
   return say;
 }
 
-function select(options, chosen, act, label) {
+function select(options, chosen, label, act) {
   const made = element("select");
   made.setAttribute("aria-label", label);
   for (const [value, text] of options) {
-    made.append(Object.assign(element("option", "", text), {value, selected: value === chosen}));
+    made.append(element("option", "", text, {value, selected: value === chosen}));
   }
-  made.addEventListener("change", () => act(made.value));
+  on(made, "change", () => act(made.value));
   return made;
 }
 
 function makeControls() {
-  const says = SLIDERS.map(makeSlider), pick = element("div", "pick");
-  const again = Object.assign(element("button", "", "Another draw"), {type: "button"});
-  again.addEventListener("click", () => {
+  const says = SLIDERS.map(makeSlider), pick = element("label", "pick"), check = element("label", "pick");
+  const box = element("input", "", "", {type: "checkbox", checked: state.stream});
+  const again = element("button", "", "Another draw", {type: "button"});
+  const sayOrigin = () => {
+    get("origin").textContent = `Costs ${state.costs}: ${costs[state.costs].words}.`;
+  };
+  on(again, "click", () => {
     state.seed = (state.seed + 1) % 1e6;
     changed();
   });
-  get("load").append(again);
-  pick.append(term("costs", "How long an iteration takes: a line fitted to a real server's iterations."),
-    select(Object.keys(costs).map((name) => [name, name]), state.costs, (name) => {
-      state.costs = name;
-      state.rate = nearest(SLIDERS[0].values, costs[name].rate);
-      says.forEach((say) => say());
-      sayOrigin();
-      changed();
-    }, "costs"));
-  const check = element("label", "check");
-  const box = Object.assign(element("input"), {type: "checkbox", checked: state.stream});
-  box.addEventListener("change", () => {
+  on(box, "change", () => {
     state.stream = box.checked;
     changed();
   });
-  check.append(box, term("answers are streamed", "Each token is sent as it comes. Otherwise an answer is sent as a whole, and in static batches when the batch is finished."));
+  pick.append(
+    term("costs", "How long an iteration takes: a line that was fitted to a real server's."),
+    select(Object.keys(costs).map((name) => [name, name]), state.costs, "costs", (name) => {
+      Object.assign(state, {costs: name, rate: nearest(SLIDERS[0].values, costs[name].rate)});
+      says[0]();
+      sayOrigin();
+      changed();
+    }));
+  check.append(box, term("answers are streamed", "Each token is sent as it comes. Otherwise an " +
+    "answer is sent as a whole, and in a static batch when the whole batch is finished."));
+  get("load").append(again);
   get("server").append(pick, check);
   sayOrigin();
 }
 
-function sayOrigin() {
-  get("origin").textContent = `Costs ${state.costs}: ${costs[state.costs].words}`;
-}
-
 // ---- variants
 
-const COLUMNS = [
-  {head: "tokens/s", help: "Completion tokens of all answers, divided by the time from the first request to the last answer.", of: (m) => m.throughput, say: (x) => Math.round(x).toLocaleString("en"), more: true},
-  {head: "latency, mean", help: "From a request's sending to its whole answer.", of: (m) => m.mean, say: duration},
-  {head: "latency, p99", help: "99 of 100 requests have their answers after this time.", of: (m) => m.p99, say: duration},
-  {head: "first token, median", help: "Time to first token (TTFT). Without streaming it is counted back from the answer.", of: (m) => m.ttft, say: duration},
-  {head: "gap, p99", help: "From one token of an answer to the next (inter-token latency), at the server.", of: (m) => m.gap, say: duration},
-  {head: "useful rows", help: "Share of computed rows that gave a request something new. The others are idle (their request is finished, its batch is not), or were computed again after a preemption.", of: (m) => m.useful, say: (x) => `${(100 * x).toFixed(1)}%`, more: true},
+const percent = (x) => `${(100 * x).toFixed(1)}%`;
+const COLUMNS = [ // head, field of what is measured, format, whether more is better, help
+  ["tokens/s", "throughput", (x) => Math.round(x).toLocaleString("en"), true,
+    "Tokens of all answers, divided by the time from the first request to the last answer."],
+  ["latency, mean", "mean", duration, false, "From a request's sending to its whole answer."],
+  ["latency, p99", "p99", duration, false, "99 of 100 requests have their answer within this time."],
+  ["first token, median", "ttft", duration, false,
+    "Time to first token (TTFT); where answers are not streamed, until the server has computed it."],
+  ["gap, p99", "gap", duration, false,
+    "From one token of an answer to the next, at the server; 99 of 100 gaps are shorter."],
+  ["useful rows", "useful", percent, true,
+    "Share of the computed rows that gave a request something new. The others are idle (their " +
+    "request is finished, its batch is not), or compute again what a preemption has cost."],
 ];
 
 function makeHeads() {
-  const first = element("th");
-  first.append(term("variant", MODE_HELP));
-  get("heads").append(first, ...COLUMNS.map(({head, help}) => {
+  const heads = [["variant", , , , "A mode: when requests join a batch. And an order: which waiting " +
+    "request goes first."], ...COLUMNS];
+  for (const [head, , , , help] of heads) {
     const cell = element("th");
     cell.append(term(head, help));
-    return cell;
-  }));
-}
-
-function swatch(i) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  made.setAttribute("class", "swatch");
-  made.setAttribute("viewBox", "0 0 24 12");
-  line.setAttribute("class", `line v${i}`);
-  line.setAttribute("d", "M0 6h24");
-  made.append(line);
-  return made;
+    get("heads").append(cell);
+  }
 }
 
 function makeVariants() {
   get("variants").tBodies[0].replaceChildren(...state.variants.map(makeVariant));
   get("add").disabled = state.variants.length === MOST;
   get("file").hidden = !state.variants.some(isOwn);
+  showResults();
 }
 
 function makeVariant(variant, i) {
   const row = element("tr"), cell = element("td"), actions = element("div", "actions");
-  const [mode, order] = parted(variant);
-  const options = (known, mine, now) => [
-    ...Object.entries(known),
-    ...[...new Set(OWN.test(now) ? [...mine, now] : mine)].map((word) => [word, word]),
-  ];
-  const set = (to) => {
-    state.variants[i] = to;
+  const [mode, order] = parted(variant), dynamic = mode.startsWith("dynamic");
+  const options = (known, mine, now) => [...Object.entries(known),
+    ...[...new Set([...mine, now].filter((word) => OWN.test(word)))].map((word) => [word, word])];
+  const orders = Object.entries(ORDERS).filter(([name]) => dynamic || !PAUSE.includes(name));
+  const set = (...words) => {
+    state.variants[i] = parted(joined(...words)) ? joined(...words) : words[0];
+    results[i] = undefined;
     makeVariants();
     changed();
   };
-  const orders = Object.fromEntries(Object.entries(ORDERS).filter(([name]) =>
-    mode.startsWith("dynamic") || !ONLY_DYNAMIC.includes(name)));
-  const tick = Object.assign(element("input"), {type: "checkbox", checked: shown.includes(i)});
-  tick.setAttribute("aria-label", "show its rows below");
-  tick.title = "show its rows below";
-  tick.addEventListener("change", () => {
-    shown = tick.checked ? [...shown, i].slice(-2) : shown.filter((each) => each !== i);
-    shown.sort();
+  const tick = element("input", "", "", {
+    type: "checkbox", checked: shown.includes(i), title: "show its rows below",
+  });
+  const remove = element("button", "", "×", {
+    type: "button", title: "remove it", disabled: state.variants.length === 1,
+  });
+  on(tick, "change", () => {
+    shown = (tick.checked ? [...shown, i].slice(-2) : shown.filter((each) => each !== i)).sort();
     makeVariants();
     changed();
   });
-  const remove = Object.assign(element("button", "", "×"), {
-    type: "button", title: "remove it", disabled: state.variants.length === 1,
-  });
-  remove.addEventListener("click", () => {
+  on(remove, "click", () => {
     state.variants.splice(i, 1);
+    results.splice(i, 1);
     shown = shown.filter((each) => each !== i).map((each) => each > i ? each - 1 : each);
-    if (!shown.length) shown = [0];
     makeVariants();
     changed();
   });
   actions.append(tick, swatch(i),
-    select(options(MODES, own.modes, mode), mode, (to) => set(joined(to,
-      to.startsWith("dynamic") || !ONLY_DYNAMIC.includes(order) ? order : "fcfs")), "mode"),
-    select(options(orders, own.orders, order), order, (to) => set(joined(mode, to)), "order"), remove);
+    select(options(MODES, own.modes, mode), mode, "mode", (to) => set(to, order)),
+    select(options(Object.fromEntries(orders), own.orders, order), order, "order",
+      (to) => set(mode, to)), remove);
   cell.append(actions);
   row.append(cell);
   return row;
 }
 
+/** Add a variant, and show its rows beside the first one's. */
+function add(variant) {
+  state.variants = [...state.variants.slice(0, MOST - 1), variant];
+  shown = [...new Set([shown[0] ?? 0, state.variants.length - 1])];
+  results.length = state.variants.length - 1;
+  makeVariants();
+  changed();
+}
+
 // ---- results
 
-let charts, requests = [], results = [];
+let charts = null, requests = []; // of each when it is sent, and its tokens
+const results = []; // of each variant
 
 function makeCharts() {
   const at = get("charts");
   charts = {
-    latency: new Scatter(at, "Latency", "of each request, by the tokens of its answer"),
-    ttft: new Distribution(at, "First token", "share of requests that have it", "time to first token"),
-    gaps: new Distribution(at, "Gaps", "share of tokens that come within", "from one token to the next"),
-    rows: new Shares(at, "Useful rows", "of all that were computed"),
+    points: new Scatter(at, "Latency", "of each request, by the tokens of its answer"),
+    firsts: new Distribution(at, "First token", "requests that have it", "time to first token"),
+    gaps: new Distribution(at, "Gaps", "tokens that come within", "from one token to the next"),
+    rows: new Shares(at, "Useful rows", "of all that are computed"),
   };
 }
 
-/** What the charts and the table say of a variant. */
-function measured({answers, token_times: encoded, rows, history}) {
-  const bytes = Uint8Array.from(atob(encoded), (c) => c.charCodeAt(0));
-  const times = new Float64Array(bytes.buffer), points = [], ttft = [], latency = [], gaps = [];
-  let k = 0, tokens = 0, last = 0;
+/** Measures of a variant, and what its charts show. */
+function measured({answers, token_times: encoded, rows}) {
+  const times = new Float64Array(Uint8Array.from(atob(encoded), (c) => c.charCodeAt(0)).buffer);
+  const points = [], firsts = [], gaps = [];
+  let k = 0, last = 0;
   for (const [id, first, , ended] of answers) {
-    const [at, , n] = requests[id];
+    const [at, n] = requests[id];
     points.push([n, ended - at]);
-    latency.push(ended - at);
-    ttft.push(first - at);
-    for (let i = 1; i < n; i++) gaps.push(times[k + i] - times[k + i - 1]);
+    firsts.push(first - at);
+    for (let i = k + 1; i < k + n; i++) gaps.push(times[i] - times[i - 1]);
     k += n;
-    tokens += n;
     last = Math.max(last, ended);
   }
-  for (const values of [latency, ttft]) values.sort((a, b) => a - b);
-  const sorted = Float64Array.from(gaps).sort(), all = Object.values(rows).reduce((a, b) => a + b, 0);
+  const sorted = (values) => Float64Array.from(values).sort();
   const rank = (values, part) => values[Math.min(values.length - 1, Math.floor(part * values.length))];
+  const latencies = sorted(points.map(([, latency]) => latency)), shares = Object.values(rows);
+  const shapes = {points, firsts: sorted(firsts), gaps: sorted(gaps), rows};
   return {
-    points, ttftSorted: ttft, gaps: sorted, rows, history,
-    throughput: tokens / (last - requests[0][0]), useful: rows.live / all,
-    mean: latency.reduce((a, b) => a + b, 0) / latency.length, p99: rank(latency, 0.99),
-    ttft: rank(ttft, 0.5), gap: rank(sorted, 0.99),
+    answers, ...shapes, throughput: k / (last - requests[0][0]),
+    mean: latencies.reduce((a, b) => a + b) / latencies.length, p99: rank(latencies, 0.99),
+    ttft: rank(shapes.firsts, 0.5), gap: rank(shapes.gaps, 0.99),
+    useful: rows.live / shares.reduce((a, b) => a + b),
   };
 }
 
 function showResults() {
-  const known = state.variants.map((variant, i) => ({result: results[i], name: named(variant), colour: i}))
+  const known = state.variants.map((variant, i) => ({name: named(variant), colour: i, result: results[i]}))
     .filter(({result}) => result && !result.error);
-  const series = (of) => known.map(({result, name, colour}) => ({...of(result), name, colour}));
-  charts.latency.show(series(({points}) => ({points})));
-  charts.ttft.show(series(({ttftSorted}) => ({sorted: ttftSorted})));
-  charts.gaps.show(series(({gaps}) => ({sorted: gaps})));
-  charts.rows.show(series(({rows}) => ({rows})));
-  const best = COLUMNS.map(({of, more}) => {
-    const values = known.map(({result}) => of(result)).filter(Number.isFinite);
-    return known.length > 1 && (more ? Math.max : Math.min)(...values);
-  });
+  for (const name in charts) {
+    charts[name].show(known.map(({result, ...look}) => ({...look, values: result[name]})));
+  }
+  const best = COLUMNS.map(([, name, , more]) =>
+    known.length > 1 && (more ? Math.max : Math.min)(...known.map(({result}) => result[name] ?? NaN)));
   [...get("variants").tBodies[0].rows].forEach((row, i) => {
     while (row.cells.length > 1) row.lastChild.remove();
     const result = results[i];
     if (result?.error) {
-      const cell = element("td", "wide bad text", result.error);
-      cell.colSpan = COLUMNS.length;
-      return row.append(cell);
+      return row.append(element("td", "wide bad text", result.error, {colSpan: COLUMNS.length}));
     }
-    COLUMNS.forEach(({head, of, say}, k) => {
-      const cell = element("td", "", result ? say(of(result)) : "–");
-      cell.dataset.head = head;
-      if (result && of(result) === best[k]) cell.className = "best";
-      row.append(cell);
+    COLUMNS.forEach(([head, name, say], k) => {
+      const value = result?.[name] ?? NaN, text = Number.isNaN(value) ? "–" : say(value);
+      row.append(element("td", value === best[k] ? "name" : "", text));
+      row.lastChild.dataset.head = head;
     });
   });
 }
 
-let framed = "";
-
-/** Give the histories of the ticked variants to the live page in its frame. */
-function showGrid() {
-  const histories = shown.map((i) => results[i]?.history).filter(Boolean), frame = get("live");
-  const page = frame.contentWindow, all = histories.join();
-  if (!page?.showRuns || all === framed || !histories.length) return;
-  framed = all;
-  frame.hidden = false;
+/** Give histories to the live page in its frame, which becomes as high as they need. */
+function showGrid(histories) {
+  const frame = get("live"), page = frame.contentWindow;
+  if (!page.showRuns || !histories.length) return; // it is loading, or nothing is ticked
+  frame.classList.add("known");
   page.showRuns(histories.map(JSON.parse));
+  const fit = (times) => {
+    const high = page.document.documentElement.scrollHeight;
+    if (high <= frame.clientHeight || !times) return;
+    frame.style.height = `${high}px`;
+    requestAnimationFrame(() => fit(times - 1)); // its grids grow with it
+  };
+  fit(6);
 }
 
 function openGrid() {
   const frame = get("live");
-  frame.addEventListener("load", () => {
+  on(frame, "load", () => {
     frame.contentDocument.querySelector("header").hidden = true;
+    frame.contentDocument.body.style.padding = "0";
     setTheme(document.documentElement.dataset.theme === "dark");
-    showGrid();
   });
-  frame.hidden = false; // a frame that is not shown has no width to draw for
   frame.src = "live.html";
 }
 
 function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  const page = get("live").contentDocument, {dataset} = document.documentElement;
+  dataset.theme = dark ? "dark" : "light";
   get("theme").textContent = dark ? "Light" : "Dark";
-  const page = get("live").contentDocument, its = page?.documentElement.dataset.theme;
-  if (its && its !== document.documentElement.dataset.theme) page.getElementById("theme").click();
+  if ((page?.documentElement.dataset.theme ?? dataset.theme) !== dataset.theme) {
+    page.getElementById("theme").click();
+  }
 }
 
 // ---- the editor
 
-function numberLines(at = 0) {
-  const n = get("code").value.split("\n").length, lines = get("lines");
-  get("code").rows = Math.max(8, n);
-  lines.replaceChildren(...Array.from({length: n}, (_, i) =>
-    element("b", i + 1 === at ? "at" : "", String(i + 1))));
-}
-
 /** Say an error beside the editor, and mark its line. */
 function sayWrong(text) {
-  const [, line] = /\(yours\.py, line (\d+)\)/.exec(text) ?? [];
+  const line = Number(/\(yours\.py, line (\d+)\)/.exec(text)?.[1] ?? 0);
+  const n = get("code").value.split("\n").length;
   get("wrong").textContent = text;
-  numberLines(Number(line ?? 0));
+  get("code").rows = Math.max(8, n);
+  get("lines").replaceChildren(...Array.from({length: n}, (_, i) =>
+    element("b", i + 1 === line ? "at" : "", String(i + 1))));
 }
 
-let typed = 0;
+function trust(text) {
+  trusted = true;
+  get("foreign").hidden = true;
+  get("code").value = code = text;
+  worker.again();
+}
 
 function makeEditor() {
+  let typing = 0;
   get("code").value = code;
   get("foreign").hidden = trusted;
-  numberLines();
-  get("code").addEventListener("input", () => {
+  sayWrong("");
+  on("code", "input", () => {
     code = get("code").value;
-    numberLines();
-    clearTimeout(typed);
-    typed = setTimeout(changed, 400);
+    sayWrong("");
+    clearTimeout(typing);
+    typing = setTimeout(changed, 400);
   });
-  get("code").addEventListener("keydown", (event) => {
-    if (event.key !== "Tab" || event.shiftKey) return;
-    event.preventDefault();
-    document.execCommand("insertText", false, "    ");
-  });
-  get("run").addEventListener("click", () => {
-    trusted = true;
-    get("foreign").hidden = true;
-    worker.addsOwn = true;
-    worker.forget();
-    changed();
-  });
-  get("reset").addEventListener("click", () => {
-    get("code").value = code = EXAMPLE;
-    trusted = true;
-    get("foreign").hidden = true;
-    changed();
-  });
-}
-
-/** The worker has loaded the editor's text. */
-function learnt({modes, orders, error}) {
-  own = {modes, orders};
-  sayWrong(error);
-  if (worker.addsOwn && !state.variants.some(isOwn) && !error) {
-    const variant = orders.length ? joined("dynamic", orders[0]) : modes[0];
-    if (variant) {
-      if (state.variants.length === MOST) state.variants.pop();
-      state.variants.push(variant);
-      shown = [shown[0] ?? 0, state.variants.length - 1];
-      changed();
-    }
-  }
-  worker.addsOwn = false;
-  makeVariants();
-  showResults();
+  on("run", "click", () => trust(code));
+  on("reset", "click", () => trust(EXAMPLE));
 }
 
 // ---- the worker
 
-const PATIENCE_MS = 10_000; // of one variant
+const PATIENCE_MS = 10_000; // with a policy of the reader's
+const CLICK = "Click “Run it” below to run your policy.";
 
 const worker = {
-  port: null, id: 0, timer: 0, addsOwn: false, sent: "",
+  port: null, id: 0, timer: 0, adds: false,
 
   begin() {
     this.port = new Worker("worker.js", {type: "module"});
-    this.port.addEventListener("message", ({data}) => this[data.kind](data));
-    this.port.addEventListener("error", (event) => this.failed({message: event.message}));
+    on(this.port, "message", ({data}) => this[data.kind](data));
+    on(this.port, "error", (event) => this.failed({message: event.message}));
   },
 
   /** Run the state as it is now. */
   want() {
     this.id += 1;
     const runs = state.variants.map((variant) => trusted || !isOwn(variant));
-    const words = {id: this.id, shown, code: trusted ? code : null};
-    this.port.postMessage({...words, runs, state});
-    runs.forEach((may, i) => {
-      if (!may) results[i] = {error: "This policy came with the link. Read it below, and click Run it."};
-    });
+    runs.forEach((may, i) => { if (!may) results[i] = {error: CLICK}; });
+    this.port.postMessage({id: this.id, state, runs, shown, code: trusted ? code : null});
     get("variants").classList.add("old");
   },
 
-  /** Load the editor's text again, even if it has not changed. */
-  forget() { this.port.postMessage(null); },
+  /** Take the reader's text once more, and add a variant of it if there is none. */
+  again() {
+    this.adds = true;
+    this.port.postMessage({again: true});
+    changed();
+  },
 
-  ready() { get("state").textContent = "running …"; },
-  learnt(data) { learnt(data); },
+  begun(data) {
+    clearTimeout(this.timer);
+    if (data.own) this.timer = setTimeout(() => this.stop(), PATIENCE_MS);
+  },
 
-  facts({id, command, trace, requests: drawn}) {
+  learnt({modes, orders, error}) {
+    clearTimeout(this.timer);
+    own = {modes, orders, error};
+    sayWrong(error);
+    const [variant] = [...orders.map((order) => joined("dynamic", order)), ...modes];
+    if (this.adds && variant && !state.variants.some(isOwn)) add(variant);
+    else makeVariants();
+    this.adds = false;
+  },
+
+  facts({id, command, requests: drawn}) {
     if (id !== this.id) return;
     requests = drawn;
     get("command").textContent = command;
-    this.trace = trace;
-  },
-
-  begun({id}) {
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.stop(), PATIENCE_MS);
   },
 
   served({id, index, result}) {
     clearTimeout(this.timer);
     if (id !== this.id) return;
     results[index] = result.error ? result : measured(result);
-    results.length = state.variants.length;
     showResults();
   },
 
   done({id, ms}) {
     if (id !== this.id) return;
     get("variants").classList.remove("old");
-    get("state").textContent = `${requests.length} requests × ${state.variants.length}: simulated in ${duration(ms / 1000)}`;
-    const wrong = results.find((result) => result?.error?.includes("yours.py"));
-    if (wrong) sayWrong(wrong.error);
-    showGrid();
+    get("trace").disabled = false;
+    get("state").textContent = `${requests.length} requests, ${state.variants.length} ` +
+      `variants: simulated in ${duration(ms / 1000)}`;
+    sayWrong(own.error || results.find((result) => result?.error?.includes("yours.py"))?.error || "");
+  },
+
+  rows({id, histories}) {
+    if (id === this.id) showGrid(histories);
+  },
+
+  trace({text}) {
+    const href = URL.createObjectURL(new Blob([text]));
+    element("a", "", "", {href, download: "trace.jsonl"}).click();
+    URL.revokeObjectURL(href);
   },
 
   failed({message}) {
     get("problem").hidden = false;
-    get("problem").textContent = `Python could not be loaded: ${message}`;
+    get("problem").textContent = `Python does not run here: ${message}`;
   },
 
-  /** A policy that does not come back. */
+  /** A policy does not come back. */
   stop() {
     this.port.terminate();
     trusted = false;
+    own.error = `Your policy took longer than ${PATIENCE_MS / 1000} s, and was stopped.`;
     this.begin();
-    this.want();
-    sayWrong(`It took longer than ${PATIENCE_MS / 1000} s, and was stopped. Change it, and click Run.`);
+    changed();
+    showResults();
   },
 };
 
 // ---- start
 
+function copies(id, text) {
+  const {textContent: name} = get(id);
+  on(id, "click", async () => {
+    await navigator.clipboard.writeText(text());
+    get(id).textContent = "Copied";
+    setTimeout(() => { get(id).textContent = name; }, 1200);
+  });
+}
+
 async function start() {
-  costs = await (await fetch("costs.json")).json();
   worker.begin();
+  costs = await (await fetch("costs.json")).json();
   fromLink();
   const dark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(dark.matches);
-  dark.addEventListener("change", () => setTheme(dark.matches));
-  get("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+  on(dark, "change", () => setTheme(dark.matches));
+  on("theme", "click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
   makeControls();
   makeHeads();
-  makeVariants();
   makeCharts();
   makeEditor();
   openGrid();
-  showResults();
+  makeVariants();
   worker.want();
-  get("add").addEventListener("click", () => {
-    const wanted = ["dynamic --order sjf", "windowed", "nobatch", "static", "dynamic"];
-    state.variants.push(wanted.find((variant) => !state.variants.includes(variant)) ?? "dynamic");
-    makeVariants();
-    showResults();
-    changed();
-  });
-  const copies = (id, text) => get(id).addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text());
-    const said = get(id).textContent;
-    get(id).textContent = "Copied";
-    setTimeout(() => { get(id).textContent = said; }, 1200);
-  });
-  copies("link", () => {
-    toLink();
-    return location.href;
-  });
+  const next = ["dynamic --order sjf", "windowed", "nobatch", "dynamic", "static"];
+  on("add", "click", () => add(next.find((one) => !state.variants.includes(one))));
+  on("trace", "click", () => worker.port.postMessage({trace: state}));
   copies("copy", () => get("command").textContent);
-  get("trace").addEventListener("click", () => {
-    const url = URL.createObjectURL(new Blob([worker.trace ?? ""], {type: "application/jsonl"}));
-    Object.assign(element("a"), {href: url, download: "trace.jsonl"}).click();
-    URL.revokeObjectURL(url);
-  });
-  if ("serviceWorker" in navigator) navigator.serviceWorker.register("offline.js");
+  copies("link", () => (toLink(), location.href));
+  on(window, "hashchange", () => location.reload()); // another link in the same tab
+  navigator.serviceWorker?.register("offline.js");
 }
 
 /** For tests in a browser; nothing on the page uses it. */
-window.playgroundForTests = {state, worker, results: () => results};
+window.playgroundForTests = {state, results, worker};
 
 start();

@@ -1,8 +1,8 @@
 """Runs of the playground: a state of its page in, what a variant did with the trace out.
 
-The page's worker calls it in Pyodide, which has the standard library and sortedcontainers alone. So
-draws are Python's own, and settings come from a table that `playground.build` took from Configs.
-All else is the code that ./simulate.sh runs, and so are the results, to the picosecond.
+The page's worker calls `answer` in Pyodide, which has the standard library and sortedcontainers
+alone. So draws are Python's own, and settings come from a table that `playground.build` took from
+Configs. All else is the code of ./simulate.sh, and so are the results, to the picosecond.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import random
 import shlex
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,11 +33,28 @@ from simulate.replica import SimulatedReplica, Stretch
 from simulate.time import PS, seconds
 from stats import ROW_KINDS, times_of
 
-FILE = "yours.py"  # what the editor holds: a mode or an order in it is yours.py:NAME
-GRID = 2000  # iterations of a variant that the live page shows
+FILE = "yours.py"  # the editor's text; a mode or an order in it is yours.py:NAME
+GRID = 6000  # iterations of a history at most
 LONGEST = 500  # tokens of a prompt, and of a completion
-State = Mapping[str, Any]  # of the page: state.js has its fields and their limits
+State = Mapping[str, Any]  # of the page, by the names of its sliders
 Settings = Mapping[str, Mapping[str, Any]]  # of a Config, by the name of its costs
+
+
+def answer(words: Sequence[Any], settings: Settings) -> Any:
+    """Return what the worker asks for: a name and what it is about."""
+    match words:
+        case "learn", code:
+            return learn(code)
+        case "facts", state:
+            drawn = [[request.at, request.num_tokens] for request in trace(state)]
+            return {"command": command(state), "requests": drawn}
+        case "served", variant, state:
+            return served(variant, state, settings)
+        case "history", variant, state:
+            return Served(variant, state, settings, GRID).observer.json(variant)
+        case "trace", state:
+            return jsonl(state)
+    raise ValueError(f"{words!r} is no question")
 
 
 class Request(NamedTuple):
@@ -96,7 +113,7 @@ def settings_of(variant: str, state: State, settings: Settings) -> SimpleNamespa
     mode, *flags = variant.split()
     given = {name[2:].replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2])}
     values = {**settings[state["costs"]], "order": "fcfs", **given, "mode": mode}
-    for kind in (MODES[mode], ORDERS[values["order"]]):  # those of the reader's own are not there
+    for kind in (MODES[mode], ORDERS[values["order"]]):  # the reader's own are in no Config
         values = {each.name: each.default for each in fields(kind)} | values
     values |= {"max_batch_size": state["rows"], "token_budget": state["budget"]}
     values |= {"n_blocks": state["blocks"]}
@@ -104,20 +121,20 @@ def settings_of(variant: str, state: State, settings: Settings) -> SimpleNamespa
 
 
 class Served:
-    """A variant that serves a trace, and what is seen of it. Raises what a reader's policy does."""
+    """A variant that has served the trace. Raises what a policy of the reader's does.
 
-    def __init__(self, variant: str, state: State, settings: Settings, grid: bool):
+    shown: iterations of its history.
+    """
+
+    def __init__(self, variant: str, state: State, settings: Settings, shown: int = 0):
         self.rows = dict.fromkeys(ROW_KINDS, 0)
-        self.iterations = 0
-        self.answers: list[list[float]] = []  # id, and first, last token and end at the client
-        self.token_times = array("d")  # at the server, request by request as in `answers`
-        self._state, self._costs = state, load(state["costs"])
+        self.answers: list[list[float]] = []  # id; first token, last one and end at the client
+        self.token_times = array("d")  # at the server, in the order of `answers`
+        self._costs, self._stream, self._shown = load(state["costs"]), state["stream"], shown
         its = settings_of(variant, state, settings)
         scheduler = build_scheduler(its)
-        facts = about(its, str(its.model))
-        facts |= {"simulated": f"simulated, costs {self._costs.name}", "note": ""}
+        facts = about(its, its.model) | {"simulated": f"simulated, costs {self._costs.name}"}
         self.observer = RunObserver(scheduler, facts, zero=0.0)
-        self._shown = GRID if grid else 0
         self._numbers: dict[Inference, int] = {}
         loop = Loop()
         replica = SimulatedReplica(
@@ -126,77 +143,67 @@ class Served:
         loop.serve(self._arrivals(trace(state)), replica)
 
     def _arrivals(self, requests: Iterable[Request]) -> Iterator[Arrival]:
-        streamed = self._state["stream"]
         for request in requests:
-            sampling = Sampling(seed=request.seed)
-            inference = Inference(
-                request.prompt_ids, request.num_tokens, sampling, streamed=streamed
-            )
+            sampling, n = Sampling(seed=request.seed), request.num_tokens
+            inference = Inference(request.prompt_ids, n, sampling, streamed=self._stream)
             self._numbers[inference] = request.id
             yield request.at + self._costs.request / PS, [inference]
 
     def _computed(self, stretch: Stretch) -> None:
-        for kind, n in IterationRecord(0.0, 0.0, stretch.iteration).rows.items():
-            self.rows[kind] += n * stretch.n
         iteration = stretch.iteration
-        for k in range(min(stretch.n, self._shown - self.iterations)):
-            if k == 1:  # from now on each row computes one token after the other
+        for kind, n in IterationRecord(0.0, 0.0, iteration).rows.items():
+            self.rows[kind] += n * stretch.n
+        for k in range(min(stretch.n, self._shown)):
+            if k == 1:  # from now on each row computes one token
                 iteration = iteration._replace(rows=stretch.rows(1))
             begun = stretch.begins(k)
             record = IterationRecord(seconds(begun), (stretch.end(k) - begun) / PS, iteration)
             self.observer.iteration(record)
-        self.iterations += stretch.n
+            self._shown -= 1
 
     def _ended(self, now: float, inference: Inference) -> Iterable[Arrival]:
-        ended_at = now + self._costs.answer / PS
-        assert inference.answered_at is not None
-        end = inference.answered_at + self._costs.answer / PS if inference.streamed else ended_at
-        times = times_of(inference).ending_at(end)  # as in SimulatedServer
-        stamps = [times.first_token_at, times.last_token_at, ended_at]
-        self.answers.append([self._numbers[inference], *stamps])
+        """Note an answer, with the times of `SimulatedServer`."""
+        end = ended_at = now + self._costs.answer / PS
+        if inference.streamed and inference.answered_at is not None:
+            end = inference.answered_at + self._costs.answer / PS
+        times = times_of(inference).ending_at(end)
+        number = self._numbers[inference]
+        self.answers.append([number, times.first_token_at, times.last_token_at, ended_at])
         self.token_times.extend(inference.token_times)
-        if self._shown:
-            self.observer.answered(inference)
+        self.observer.answered(inference)
         return ()
 
 
-def served(variant: str, state: State, settings: Settings, grid: bool = False) -> dict[str, Any]:
-    """Serve the trace by a variant; return what the page draws, or the error in a sentence. grid:
-    with the history of the rows.
-    """
+def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
+    """Serve the trace by a variant; return what charts show, or the error in a sentence."""
     mode, _, order = variant.partition(" --order ")
-    for name, table in ((mode.split()[0], MODES), (order or "fcfs", ORDERS)):
-        if name not in table:
-            return {"error": f"there is no {name}"}
+    chosen = [(MODES, mode.split()[0]), (ORDERS, order or "fcfs")]
+    if unknown := [name for table, name in chosen if name not in table]:
+        return {"error": f"there is no {unknown[0]}"}
     try:
-        run = Served(variant, state, settings, grid)
+        run = Served(variant, state, settings)
     except Exception as error:
-        kinds = MODES[mode.split()[0]], ORDERS[order or "fcfs"]
-        return {"error": reason(error, *kinds) or own.described(error)}
-    return {
-        "answers": run.answers,
-        "token_times": base64.b64encode(run.token_times.tobytes()).decode(),  # of float64
-        "rows": run.rows,
-        "iterations": run.iterations,
-        "history": run.observer.json(variant) if grid else None,
-    }
+        return {"error": reason(error, MODES[chosen[0][1]], ORDERS[chosen[1][1]]) or str(error)}
+    times = base64.b64encode(run.token_times.tobytes()).decode()
+    return {"answers": run.answers, "token_times": times, "rows": run.rows}
 
 
 def learn(code: str) -> dict[str, Any]:
-    """Load the reader's policies and orders in place of those before; return their names, and the
+    """Take the reader's policies and orders in place of those before; return their names, and the
     error in a sentence.
     """
     for table in (MODES, ORDERS):
-        for name in [name for name in table if name.startswith(f"{FILE}:")]:
+        for name in [name for name in table if name.startswith(FILE)]:
             del table[name]
     os.environ.pop(own.HANDED_ON, None)
     own.PROBLEMS.clear()
+    names: list[str] = []
     path = Path(FILE).resolve()
     path.write_text(code)
     try:
         names = [f"{FILE}:{word.rpartition(':')[2]}" for word in own.offered(path)]
     except Exception as error:
-        names, own.PROBLEMS[FILE] = [], own.described(error, str(path))
+        own.PROBLEMS[FILE] = own.described(error, str(path))
     own.load(names, MODES, ORDERS)
     return {
         "modes": [name for name in names if name in MODES],

@@ -1,12 +1,9 @@
-/* The worker: Pyodide with the project's own modules. It runs what the page wants last; a state that
-   is superseded while a variant runs is left after that variant. */
+/* The worker: Pyodide with the project's own modules. It runs the state that the page wants last,
+   and leaves an older one between two variants. The grid's rows come when nothing else is wanted. */
 
 import {loadPyodide} from "./pyodide.mjs";
 
-let wanted = null, running = false, learnt = null;
-let served, learn, facts; // of Python
-
-const parsed = (proxy) => JSON.parse(proxy);
+let ask = null, wanted = null, running = false, learnt = null;
 
 async function start() {
   const [python, archive] = await Promise.all([
@@ -14,63 +11,59 @@ async function start() {
     fetch("app.zip").then((answer) => answer.arrayBuffer()),
   ]);
   python.unpackArchive(archive, "zip", {extractDir: "/home/pyodide"});
-  python.runPython(`
+  const answer = python.runPython(`
 import json
 from playground import run
 
-with open("settings.json") as file:
-    settings = json.load(file)
-
-
-def served(variant, state, grid):
-    return json.dumps(run.served(variant, json.loads(state), settings, grid))
-
-
-def learn(code):
-    return json.dumps(run.learn(code))
-
-
-def facts(state):
-    state = json.loads(state)
-    return json.dumps({
-        "command": run.command(state), "trace": run.jsonl(state),
-        "requests": [[r.at, len(r.prompt_ids), r.num_tokens] for r in run.trace(state)],
-    })
+settings = json.load(open("settings.json"))
+lambda words: json.dumps(run.answer(json.loads(words), settings))
 `);
-  served = python.globals.get("served");
-  learn = python.globals.get("learn");
-  facts = python.globals.get("facts");
-  postMessage({kind: "ready"});
+  ask = (...words) => JSON.parse(answer(JSON.stringify(words)));
   go();
 }
 
 async function go() {
-  if (running || !served) return;
+  if (running || !ask) return;
   running = true;
   while (wanted) {
-    const {id, state, code, runs, shown} = wanted, text = JSON.stringify(state), began = performance.now();
+    const next = wanted;
     wanted = null;
-    if (code !== null && code !== learnt) {
-      learnt = code;
-      postMessage({kind: "learnt", id, ...parsed(learn(code))});
-    }
-    postMessage({kind: "facts", id, ...parsed(facts(text))});
-    for (const [index, variant] of state.variants.entries()) {
-      if (wanted) break;
-      if (!runs[index]) continue;
-      postMessage({kind: "begun", id, index});
-      const result = parsed(served(variant, text, shown.includes(index)));
-      postMessage({kind: "served", id, index, result});
-      await new Promise((resolve) => setTimeout(resolve)); // messages are taken meanwhile
-    }
-    if (!wanted) postMessage({kind: "done", id, ms: performance.now() - began});
+    await run(next);
   }
   running = false;
 }
 
+async function run({id, state, code, runs, shown}) {
+  const say = (kind, more) => postMessage({kind, id, ...more}), began = performance.now();
+  // messages are taken meanwhile; true if there is a newer state
+  const superseded = () => new Promise((resolve) => setTimeout(() => resolve(wanted !== null)));
+  if (code !== null && code !== learnt) {
+    say("begun", {own: true});
+    say("learnt", ask("learn", learnt = code));
+  }
+  say("facts", ask("facts", state));
+  for (const [index, variant] of state.variants.entries()) {
+    if (!runs[index]) continue;
+    say("begun", {own: variant.includes("yours.py")});
+    const result = ask("served", variant, state);
+    say("served", {index, result});
+    if (result.error) runs[index] = false;
+    if (await superseded()) return;
+  }
+  say("done", {ms: performance.now() - began});
+  await new Promise((resolve) => setTimeout(resolve, 150));
+  const histories = [];
+  for (const index of shown.filter((i) => runs[i])) {
+    if (await superseded()) return;
+    histories.push(ask("history", state.variants[index], state));
+  }
+  say("rows", {histories});
+}
+
 addEventListener("message", ({data}) => {
-  if (data) wanted = data;
-  else learnt = null; // load the reader's text again, even if it is the same
+  if (data.trace) return postMessage({kind: "trace", text: ask("trace", data.trace)});
+  if (data.again) learnt = null; // take the reader's text once more, even if it is the same
+  else wanted = data;
   go();
 });
 

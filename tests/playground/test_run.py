@@ -1,8 +1,9 @@
-"""The playground's runs, on CPython, beside the simulator's."""
+"""The playground's runs, on CPython, beside the simulator's; and what its editor's text does."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,30 @@ import pytest
 from client.traces import load_trace
 from playground import run
 from playground.build import BURST, ESTIMATES, settings
+from scheduling.policies import MODES, ORDERS, own
 from simulate.run import SimulatedServer
 from simulate.simulation import parse
 
 STATE = BURST | {"costs": "demo", "rate": 60.0, "requests": 40}
-VARIANTS = ["static", "windowed", "dynamic", "dynamic --order sjf",
-            "dynamic --kv-reservation demand"]  # fmt: skip
+VARIANTS = ["static", "windowed", "dynamic --order sjf", "dynamic --kv-reservation demand"]
 
 
-def simulated(state: run.State, folder: Path) -> dict[str, list[list[float]]]:
-    """Return the answers of the command that the page shows, by variant."""
-    path = folder / "trace.jsonl"
-    path.write_text(run.jsonl(state))
-    words = shlex.split(run.command(state))[1:]
-    options = parse([str(path) if word == path.name else word for word in words])
-    result = {}
-    for name, variant in zip(options.variants, state["variants"]):
-        config = options.config(name)
-        server = SimulatedServer(name, config, options.costs, stream=options.stream)
-        answers = [outcome.answer for outcome in server.replay(load_trace(path))]
-        result[variant] = [
-            [a.id, a.first_token_at, a.last_token_at, a.answered_at] for a in answers if a
+def simulated(command: str, trace: Path) -> list[list[list[float]]]:
+    """Return each variant's answers, by the command that the page shows and its trace."""
+    words = shlex.split(command)[1:]
+    options = parse([str(trace) if word == "trace.jsonl" else word for word in words])
+    servers = [
+        SimulatedServer(name, options.config(name), options.costs, stream=options.stream)
+        for name in options.variants
+    ]
+    return [
+        [
+            [a.id, a.first_token_at, a.last_token_at, a.answered_at]
+            for outcome in server.replay(load_trace(trace))
+            if (a := outcome.answer)
         ]
-    return result
+        for server in servers
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +44,52 @@ def of_costs() -> run.Settings:
 
 
 @pytest.mark.parametrize(
-    "other", [{}, {"stream": True, "blocks": 64, "rows": 8, "budget": 32, "seed": 1}]
+    "other",
+    [{}, {"costs": ESTIMATES[0], "stream": True, "blocks": 64, "rows": 8, "budget": 32, "seed": 1}],
 )
 def test_a_run_is_that_of_simulate_sh_to_the_picosecond(
     other: dict[str, Any], of_costs: run.Settings, tmp_path: Path
 ) -> None:
-    for costs in ("demo", ESTIMATES[0]):
-        state = STATE | other | {"costs": costs, "variants": VARIANTS[: 4 if other else 5]}
-        for variant, wanted in simulated(state, tmp_path).items():
-            assert sorted(run.served(variant, state, of_costs)["answers"]) == wanted
+    state = STATE | other | {"variants": VARIANTS}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(run.jsonl(state))
+    results = [run.served(variant, state, of_costs) for variant in VARIANTS]
+    answers = [sorted(result["answers"]) for result in results]
+    assert answers == simulated(run.command(state), trace)
+
+
+@pytest.fixture
+def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder for the editor's text, and the tables of modes and orders as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(own.HANDED_ON, "{}")
+    monkeypatch.setattr(own, "PROBLEMS", {})
+    yield
+    run.learn("")
+
+
+ORDER = """from scheduling.policies.orders import Order
+class Mine(Order):
+    in_order = False
+    def key(self, inference):
+        return {}
+"""
+
+
+def test_a_policy_is_learnt_anew_and_what_it_raises_has_its_line(
+    editor: None, of_costs: run.Settings
+) -> None:
+    mine = "dynamic --order yours.py:Mine"
+    state = STATE | {"rows": 2}
+    for key, same in (("-inference.num_tokens", False), ("inference.num_tokens", True)):
+        assert run.learn(ORDER.format(key)) == {
+            "modes": [], "orders": ["yours.py:Mine"], "error": ""
+        }  # fmt: skip
+        sjf = run.served("dynamic --order sjf", state, of_costs)["answers"]
+        assert (run.served(mine, state, of_costs)["answers"] == sjf) is same
+    run.learn(ORDER.format("1 / 0"))
+    error = run.served(mine, state, of_costs)["error"]
+    assert error.endswith("ZeroDivisionError: division by zero (yours.py, line 5)")
+    assert run.learn("x = 1\nx = = 2")["error"].endswith("(yours.py, line 2)")
+    assert "yours.py:Mine" not in {*MODES, *ORDERS}
+    assert run.served(mine, state, of_costs) == {"error": "there is no yours.py:Mine"}
