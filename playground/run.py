@@ -177,13 +177,13 @@ class Served:
 def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
     """Serve the trace by a variant; return what charts show, or the error in a sentence."""
     mode, _, order = variant.partition(" --order ")
-    chosen = [(MODES, mode.split()[0]), (ORDERS, order or "fcfs")]
-    if unknown := [name for table, name in chosen if name not in table]:
-        return {"error": f"there is no {unknown[0]}"}
+    mode, order = mode.split()[0], order or "fcfs"
+    if mode not in MODES or order not in ORDERS:
+        return {"error": f"there is no {mode if mode not in MODES else order}"}
     try:
         run = Served(variant, state, settings)
     except Exception as error:
-        return {"error": reason(error, MODES[chosen[0][1]], ORDERS[chosen[1][1]]) or str(error)}
+        return {"error": reason(error, MODES[mode], ORDERS[order]) or str(error)}
     times = base64.b64encode(run.token_times.tobytes()).decode()
     return {"answers": run.answers, "token_times": times, "rows": run.rows}
 
