@@ -35,7 +35,7 @@ from scheduling.policies.own import PROBLEMS
 UNUSED = {
     ("generator", "naive"): ("kernels", *OPERATIONS),
     ("generator", "padded"): ("attention",),
-    ("model", "fake"): ("kernels", *OPERATIONS, "kv_dtype", "prefill_only", "prefill_url"),
+    ("model", "fake"): ("kernels", *OPERATIONS, "kv_dtype"),
 }
 FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]
 DOTENV = Path(__file__).resolve().parents[1] / ".env"

@@ -32,7 +32,11 @@ def packed(config: Config, exchange: Exchange) -> Answer:
         for member in group
     ]
     head = {"of": {name: getattr(config, name) for name in LIKE}, "firsts": firsts}
-    data = [member.handed.data for member in group if goes_on and not member.stopped]
+    data = [
+        member.handed.data if member.handed else bytes(_size(config, member))  # the fake model's
+        for member in group
+        if goes_on and not member.stopped
+    ]
     return Answer(b"".join((to_json(head).encode(), b"\n", *data)), content_type=BYTES)
 
 
@@ -52,12 +56,17 @@ def unpack(
             message += "; start both with the same settings."
             raise Refused(502, "prefill_server_differs", message)
     for member, (token, seed, queue_s) in zip(group, head["firsts"], strict=True):
-        end = at + -(-len(member.prompt_ids) // config.block_size) * config.block_bytes
+        end = at + _size(config, member)
         handover = Handover(bytearray(data[at:end]), arrived_at)
         begin(member, token, seed, handover, queue_s, now)
         at = at if member.is_over else end
     if at != len(data):
         raise ValueError(f"{len(data)} bytes of keys and values instead of {at}")
+
+
+def _size(config: Config, inference: Inference) -> int:
+    """Return the bytes of the keys and values of a prompt's KV blocks."""
+    return -(-len(inference.prompt_ids) // config.block_size) * config.block_bytes
 
 
 class PrefillServer:

@@ -73,7 +73,7 @@ RANDOM = {"gpt2": {"weights": "random", "tokenizer": "bytes"}}  # as its costs
 # by model and kind of trace: variants, and loads
 PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
     "fake": {
-        PLAIN: ([name for name in VARIANTS if name != APART], LOADS),
+        PLAIN: ([*VARIANTS], LOADS),
         "other lengths": (["static", "dynamic", "dynamic, sjf"], SOME),
         "bursty": (["windowed", "dynamic"], SOME),
         PREFIXES: ([CACHING], SOME),

@@ -105,7 +105,6 @@ SENTENCES = {
         "; leave it or --prefill-only (--prefill-url) out"
         for line in ("--prefill first", "--shed", "--record x", "--preserve-ordering")
     },
-    "dynamic --prefill-only --model fake": "--prefill-only has no meaning with --model fake; leave",
     "dynamic --prefill-url http://a:1/x": "'http://a:1/x': string should match pattern '^http://[",
     "dynamic --port": "--port: expected one argument",
 }

@@ -266,7 +266,7 @@ def test_a_request_goes_to_the_server_with_the_fewest_in_flight(tmp_path: Path) 
 
 @pytest.mark.extra
 def test_each_prefill_and_each_decode_server_computes_its_part(tmp_path: Path) -> None:
-    flags = "--model demo --prefill-replicas 2 --decode-replicas 2"
+    flags = "--prefill-replicas 2 --decode-replicas 2"
     with started(tmp_path, flags, ready=True) as proxied:
         for _ in range(4):
             assert fetch(proxied.url, "POST", "/inference", ASK).status == 200
