@@ -4,7 +4,6 @@ is. A number suffices if its requests meet the limits and its queue does not gro
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,6 @@ from client.traces import Request
 from compare.measure import burst_size
 from compare.sweep import enough_requests
 from simulate.fleet import Layout
-from simulate.jobs import Jobs
 from simulate.trial import Trial, TrialResult
 
 MOST = 1024  # replicas that are tried
@@ -274,11 +272,13 @@ def coverage(n: int) -> float:
     return (n - 1) / (n + 1)
 
 
-def plan(trials: Sequence[Trial], report: Callable[[str], None], jobs: int) -> list[PlanAnswer]:
-    """Return the answer of each variant. Raises PlanError if none has one."""
-    with contextlib.ExitStack() as stack:
-        calls = stack.enter_context(Jobs(jobs)).map if jobs > 1 else map
-        answers = [Planner(trial, calls, report).answer() for trial in trials]
+def plan(
+    trials: Sequence[Trial], report: Callable[[str], None], calls: Callable[..., Any]
+) -> list[PlanAnswer]:
+    """Return the answer of each variant; `calls` maps, as `map` does. Raises PlanError if none has
+    one.
+    """
+    answers = [Planner(trial, calls, report).answer() for trial in trials]
     if all(answer.fewest is None for answer in answers):
         raise PlanError("; ".join(f"{answer.name}: {answer.why_not}" for answer in answers))
     return answers

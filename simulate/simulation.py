@@ -26,6 +26,7 @@ from rich.console import Console
 from client import draws
 from client.calls import ServerError
 from client.draws import Sessions, WorkloadError
+from client.progress import Progress
 from client.users import Users
 from client.workloads import OF_WORKLOAD
 from compare import comparison as compare
@@ -38,6 +39,7 @@ from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, fla
 from config.resolve import physical_cores, resolve
 from simulate import plan, plan_page
 from simulate.apart import refuse
+from simulate.cluster import Cluster
 from simulate.costs import FAKE, Costs, CostsError, load
 from simulate.fleet import Layout
 from simulate.jobs import Jobs, Reporting
@@ -67,9 +69,19 @@ class Simulation(Options):
     layout: Layout
     jump: bool
     jobs: int  # processes
+    ray: str | None  # address of the cluster that takes their place
     noise: int | None  # runs with noise, of each trace
     question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
+
+    @property
+    def shared(self) -> bool:
+        """True if several processes share the runs."""
+        return self.jobs > 1 or self.ray is not None
+
+    def workers(self, progress: Progress | None = None) -> Jobs | Cluster:
+        """Return processes that share the runs, here or on a cluster. Raises ConfigError."""
+        return Jobs(self.jobs, progress) if self.ray is None else Cluster(self.ray)
 
     def config(self, name: str) -> Config:
         """Return all settings of a variant; the engine's are those that its costs were measured
@@ -147,12 +159,12 @@ class Simulating(compare.Comparison):
         return self.replicas
 
     def results(self) -> Generator[Measured]:
-        if self.options.jobs == 1:
+        if not self.options.shared:
             yield from super().results()
             return
         elsewhere = copy.copy(self)
         elsewhere.progress = Reporting()
-        with Jobs(self.options.jobs, self.progress) as jobs:
+        with self.options.workers(self.progress) as jobs:
             with self.progress.paused():
                 futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
             for (_, name), future in zip(self.tasks, futures):
@@ -204,6 +216,9 @@ def parse(argv: Sequence[str]) -> Simulation:
     add("--jobs", type=int, default=physical_cores(), metavar="N",
         help="processes that share variants, seeds and --plan's traces; results are the same with "
         "any number (default: as many as this machine has cores)")
+    add("--ray", metavar="ADDRESS",
+        help="share them among a Ray cluster's machines instead: its address, as ray start prints "
+        "it, or auto for the one on this machine")
     add("--noise", nargs="?", type=int, const=tables.FEWEST_DRAWS, metavar="N",
         help="serve each trace N times more, each time with noise as the costs were fitted with, "
         f"and say where 90%% of runs lie (N: {tables.FEWEST_DRAWS} and more); steps")
@@ -238,6 +253,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         layout=layout,
         jump=not known.step,
         jobs=known.jobs,
+        ray=known.ray,
         noise=known.noise,
         question=_question(known, costs, layout, "--repeats" in given) if known.plan else None,
         recording=known.replay,
@@ -246,6 +262,8 @@ def parse(argv: Sequence[str]) -> Simulation:
         raise ConfigError("--replay makes the calls that were recorded; leave out all else")
     if known.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
+    if known.ray and "--jobs" in given:
+        raise ConfigError("--jobs is of this machine, --ray of a cluster; leave one of them out")
     if known.noise is not None:
         _check_noise(known, costs)
     if not known.plan and (known.slo or known.attainment is not None):
@@ -342,7 +360,9 @@ def answer(options: Simulation, question: Question) -> None:
         for name in options.variants
     ]  # fmt: skip
     show = functools.partial(Console().print, markup=False, highlight=False)
-    answers = plan.plan(trials, show, options.jobs)
+    with contextlib.ExitStack() as stack:
+        calls = stack.enter_context(options.workers()).map if options.shared else map
+        answers = plan.plan(trials, show, calls)
     command = command_line(Simulating.program, sys.argv[1:])
     caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
     facts = stamp() | {"command": command, "costs": options.costs.name}
