@@ -26,14 +26,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     cluster.shutdown()
 
 
-def begin(folder: Path, n: int) -> int:
-    """Say that a call began, and take a while."""
-    with (folder / str(n)).open("a") as began:
-        began.write("x")
-    time.sleep(2)
-    return n
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_it_writes_the_same_and_calls_of_a_lost_machine_are_made_again(
     nodes: Any, tmp_path: Path
@@ -45,9 +37,16 @@ def test_it_writes_the_same_and_calls_of_a_lost_machine_are_made_again(
         assert done.returncode == 0, done.stdout + done.stderr
         tables.append([(out / f"seed-{n}" / "dynamic.json").read_bytes() for n in range(2)])
     assert tables[0] == tables[1]
+
+    def begin(n: int) -> int:  # of this test alone, so that its code travels
+        with (tmp_path / str(n)).open("a") as began:
+            began.write("x")
+        time.sleep(2)
+        return n
+
     second = nodes.add_node(num_cpus=1)
     with Cluster(nodes.address) as workers:
-        futures = [workers.submit(begin, tmp_path, n) for n in range(4)]
+        futures = [workers.submit(begin, n) for n in range(4)]
         while sum(file.name.isdigit() for file in tmp_path.iterdir()) < 2:
             time.sleep(0.01)
         nodes.remove_node(second)
