@@ -66,18 +66,18 @@ const SLIDERS = [ // name, group, label, unit, values, help
     "Requests that are computed together (max_batch_size)."],
   ["blocks", "server", "memory", "KV blocks", octaves(64, 16384),
     "Keys and values of 16 tokens each. A request joins only when blocks for all its tokens are " +
-    "free; “memory on demand” gives them one by one, and takes them back (preemption) when none is left."],
+    "free; “on demand” gives them one by one, and takes them back (preemption) when none is left."],
   ["budget", "server", "prompt tokens", "in an iteration", octaves(16, 2048),
     "Token budget: longer prompts are computed in chunks, so that other rows go on meanwhile."],
 ].map(([name, group, label, unit, values, help]) => ({name, group, label, unit, values, help}));
 const MODES = {
-  nobatch: "nobatch: one at a time", static: "static: whole batches",
-  windowed: "windowed: static, but waits", dynamic: "dynamic: join at any time",
-  "dynamic --kv-reservation demand": "dynamic, memory on demand", multibin: "multibin: by length",
+  nobatch: "nobatch: one by one", static: "static: whole batches",
+  windowed: "windowed: waits first", dynamic: "dynamic: any time",
+  "dynamic --kv-reservation demand": "dynamic, on demand", multibin: "multibin: by length",
 };
 const ORDERS = {
-  fcfs: "first come, first served", sjf: "short answers first", hrrn: "longest relative wait first",
-  srpt: "least work left first", mlfq: "least served first",
+  fcfs: "fcfs: first come", sjf: "sjf: short answers", hrrn: "hrrn: relative wait",
+  srpt: "srpt: least left", mlfq: "mlfq: least served",
 };
 const PAUSE = ["srpt", "mlfq"]; // orders that pause rows, in dynamic alone
 const OWN = /^yours\.py:[A-Za-z_]\w{0,40}$/, MOST = 4, MOST_CODE = 20_000;
@@ -314,7 +314,7 @@ const results = []; // of each variant
 function makeCharts() {
   const at = get("charts");
   charts = {
-    points: new Scatter(at, "Latency", "of each request, by the tokens of its answer"),
+    points: new Scatter(at, "Latency", "of each request", "tokens of its answer"),
     firsts: new Distribution(at, "First token", "requests that have it", "time to first token"),
     gaps: new Distribution(at, "Gaps", "tokens that come within", "from one token to the next"),
     rows: new Shares(at, "Useful rows", "of all that are computed"),
@@ -380,7 +380,7 @@ function showGrid(histories) {
     frame.style.height = `${high}px`;
     requestAnimationFrame(() => fit(times - 1)); // its grids grow with it
   };
-  fit(6);
+  setTimeout(fit, 300, 6); // once its words are there
 }
 
 function openGrid() {
@@ -498,6 +498,7 @@ const worker = {
     if (id !== this.id) return;
     get("variants").classList.remove("old");
     get("trace").disabled = false;
+    navigator.serviceWorker?.register("offline.js"); // by now it competes with nothing
     get("state").textContent = `${requests.length} requests, ${state.variants.length} ` +
       `variants: simulated in ${duration(ms / 1000)}`;
     sayWrong(own.error || results.find((result) => result?.error?.includes("yours.py"))?.error || "");
@@ -561,7 +562,6 @@ async function start() {
   copies("copy", () => get("command").textContent);
   copies("link", () => (toLink(), location.href));
   on(window, "hashchange", () => location.reload()); // another link in the same tab
-  navigator.serviceWorker?.register("offline.js");
 }
 
 /** For tests in a browser; nothing on the page uses it. */
