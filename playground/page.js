@@ -373,7 +373,11 @@ function showGrid(histories) {
   const frame = get("live"), page = frame.contentWindow;
   if (!page.showRuns || !histories.length) return; // it is loading, or nothing is ticked
   frame.classList.add("known");
-  page.showRuns(histories.map(JSON.parse));
+  page.showRuns(histories.map(([variant, history]) => {
+    const parsed = JSON.parse(history);
+    parsed.about.name = named(variant);
+    return parsed;
+  }));
   const fit = (times) => {
     const high = page.document.documentElement.scrollHeight;
     if (high <= frame.clientHeight || !times) return;
@@ -527,6 +531,7 @@ const worker = {
     this.begin();
     changed();
     showResults();
+    sayWrong(own.error);
   },
 };
 

@@ -55,7 +55,7 @@ async function run({id, state, code, runs, shown}) {
   const histories = [];
   for (const index of shown.filter((i) => runs[i])) {
     if (await superseded()) return;
-    histories.push(ask("history", state.variants[index], state));
+    histories.push([state.variants[index], ask("history", state.variants[index], state)]);
   }
   say("rows", {histories});
 }
