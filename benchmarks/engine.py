@@ -13,11 +13,12 @@ Writes engine.md, engine.json and a figure to --out.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +205,21 @@ def table(result: Mapping[str, Any]) -> str:
     return markdown(lines, left=0)
 
 
+def turn(line: Sequence[Mapping[str, float]]) -> float | None:
+    """Return the rows from which the arithmetic of steps takes longer than the reading, between
+    those that were measured; None if it does for none of them, or for all.
+    """
+    for few, many in pairwise(sorted(line, key=lambda step: step["rows"])):
+        less, more = (math.log(s["arithmetic_s"] / s["memory_s"]) for s in (few, many))
+        if less < 0 <= more:
+            return few["rows"] * (many["rows"] / few["rows"]) ** (less / (less - more))
+    return None
+
+
 def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """A roofline: step time against rows, a colour a context, and the bound as a dashed line."""
+    """A roofline: step time against rows, a colour a context, the bound as a dashed line, and a
+    dotted one where the first context's limit turns from memory to arithmetic.
+    """
     contexts = sorted({int(step["context"]) for step in steps})
     shades = matplotlib.colormaps["viridis"](np.linspace(0.1, 0.75, len(contexts)))
     with matplotlib.rc_context(STYLE):
@@ -218,6 +232,10 @@ def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
             bound = [1e3 * max(step["memory_s"], step["arithmetic_s"]) for step in line]
             axis.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
             axis.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
+        if at := turn([step for step in steps if step["context"] == contexts[0]]):
+            axis.axvline(at, color="#555555", ls=":", lw=1.2)
+            for side, text in (("right", "memory is the limit  "), ("left", "  arithmetic is")):
+                axis.text(at, 0.62, text, ha=side, transform=axis.get_xaxis_transform())
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks := sorted({step["rows"] for step in steps}), map(str, ticks))
         axis.set_yscale("log")

@@ -28,12 +28,15 @@ def read_arrows() -> dict[str, set[str]]:
 ARROWS = read_arrows()
 
 
+OUTSIDE = ("tests", "course", ".venv")  # course: a reader's own policies
+
+
 def rooms() -> Iterator[tuple[str, list[Path]]]:
     """Yield each module at the root and each folder of modules, with its files."""
     for path in ROOT.glob("*.py"):
         yield path.stem, [path]
     for folder in ROOT.iterdir():
-        files = sorted(folder.rglob("*.py")) if folder.name not in ("tests", ".venv") else []
+        files = sorted(folder.rglob("*.py")) if folder.name not in OUTSIDE else []
         if files:
             yield folder.name, files
 

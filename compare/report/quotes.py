@@ -33,7 +33,7 @@ from compare.runs import Run, RunError, load, read_json
 from compare.servers import ROOT
 
 QUOTE = re.compile(r"<!-- (results/\S+?)#(.+?) -->(.*?)<!-- end -->", re.DOTALL)
-PAGES = ("README.md", "*/README.md", "docs/*.md")
+PAGES = ("README.md", "*/README.md", "docs/**/*.md")
 
 
 def headlines(run: Run, *names: str) -> str:

@@ -57,6 +57,8 @@ def test_a_step_is_compared_with_what_the_machine_allows(
     assert all(step["memory_s"] > 0 and step["arithmetic_s"] > 0 for step in steps)
     assert all(0 < s["reached_least"] <= s["reached"] <= s["reached_most"] for s in steps)
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
+    line = [{"rows": n, "memory_s": 4.0, "arithmetic_s": float(n)} for n in (16, 2)]
+    assert engine.turn(line) == pytest.approx(4) and engine.turn(line[:1]) is None
     page = (tmp_path / "engine.md").read_text()
     assert "| rows | context | step, ms | bound, ms | reached, % | tok/s |" in page
     assert f"| 3 | 70 | {1e3 * steps[3]['seconds']:.2f} |" in page
