@@ -1,7 +1,6 @@
 """Several servers on this machine behind HAProxy: started, watched, replaced, ended.
 
     python -m deploy.proxy MODE --replicas N [settings]     (deploy/proxy.sh)
-    python -m deploy.proxy MODE --prefill-replicas N --decode-replicas N [settings]
 
 Requests do not come through here: HAProxy passes them on by deploy/haproxy.cfg. It and the servers
 have sessions of their own, so that Ctrl-C in a terminal reaches this process alone:
