@@ -308,7 +308,7 @@ function add(variant) {
 
 // ---- results
 
-let charts = null, requests = []; // of each when it is sent, and its tokens
+let charts = null;
 const results = []; // of each variant
 
 function makeCharts() {
@@ -318,31 +318,6 @@ function makeCharts() {
     firsts: new Distribution(at, "First token", "requests that have it", "time to first token"),
     gaps: new Distribution(at, "Gaps", "tokens that come within", "from one token to the next"),
     rows: new Shares(at, "Useful rows", "of all that are computed"),
-  };
-}
-
-/** Measures of a variant, and what its charts show. */
-function measured({answers, token_times: encoded, rows}) {
-  const times = new Float64Array(Uint8Array.from(atob(encoded), (c) => c.charCodeAt(0)).buffer);
-  const points = [], firsts = [], gaps = [];
-  let k = 0, last = 0;
-  for (const [id, first, , ended] of answers) {
-    const [at, n] = requests[id];
-    points.push([n, ended - at]);
-    firsts.push(first - at);
-    for (let i = k + 1; i < k + n; i++) gaps.push(times[i] - times[i - 1]);
-    k += n;
-    last = Math.max(last, ended);
-  }
-  const sorted = (values) => Float64Array.from(values).sort();
-  const rank = (values, part) => values[Math.min(values.length - 1, Math.floor(part * values.length))];
-  const latencies = sorted(points.map(([, latency]) => latency)), shares = Object.values(rows);
-  const shapes = {points, firsts: sorted(firsts), gaps: sorted(gaps), rows};
-  return {
-    answers, ...shapes, throughput: k / (last - requests[0][0]),
-    mean: latencies.reduce((a, b) => a + b) / latencies.length, p99: rank(latencies, 0.99),
-    ttft: rank(shapes.firsts, 0.5), gap: rank(shapes.gaps, 0.99),
-    useful: rows.live / shares.reduce((a, b) => a + b),
   };
 }
 
@@ -485,16 +460,12 @@ const worker = {
     this.adds = false;
   },
 
-  facts({id, command, requests: drawn}) {
-    if (id !== this.id) return;
-    requests = drawn;
-    get("command").textContent = command;
-  },
+  facts({command}) { get("command").textContent = command; },
 
-  served({id, index, result}) {
+  served({index, variant, result}) {
     clearTimeout(this.timer);
-    if (id !== this.id) return;
-    results[index] = result.error ? result : measured(result);
+    if (variant !== state.variants[index]) return;
+    results[index] = result;
     showResults();
   },
 
@@ -503,7 +474,7 @@ const worker = {
     get("variants").classList.remove("old");
     get("trace").disabled = false;
     navigator.serviceWorker?.register("offline.js"); // by now it competes with nothing
-    get("state").textContent = `${requests.length} requests, ${state.variants.length} ` +
+    get("state").textContent = `${state.requests} requests, ${state.variants.length} ` +
       `variants: simulated in ${duration(ms / 1000)}`;
     sayWrong(own.error || results.find((result) => result?.error?.includes("yours.py"))?.error || "");
   },

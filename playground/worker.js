@@ -4,6 +4,7 @@
 import {loadPyodide} from "./pyodide.mjs";
 
 let ask = null, wanted = null, running = false, learnt = null;
+let turn = 0; // the variant that is next: while a slider moves, each has its turn
 
 async function start() {
   const [python, archive] = await Promise.all([
@@ -20,6 +21,31 @@ lambda words: json.dumps(run.answer(json.loads(words), settings))
 `);
   ask = (...words) => JSON.parse(answer(JSON.stringify(words)));
   go();
+}
+
+/** Measures of a variant, and what its charts show. requests: when each is sent, and its tokens. */
+function measured({answers, token_times: encoded, rows}, requests) {
+  const times = new Float64Array(Uint8Array.from(atob(encoded), (c) => c.charCodeAt(0)).buffer);
+  const points = [], firsts = [], gaps = [];
+  let k = 0, last = 0;
+  for (const [id, first, , ended] of answers) {
+    const [at, n] = requests[id];
+    points.push([n, ended - at]);
+    firsts.push(first - at);
+    for (let i = k + 1; i < k + n; i++) gaps.push(times[i] - times[i - 1]);
+    k += n;
+    last = Math.max(last, ended);
+  }
+  const sorted = (values) => Float64Array.from(values).sort();
+  const rank = (values, part) => values[Math.min(values.length - 1, Math.floor(part * values.length))];
+  const latencies = sorted(points.map(([, latency]) => latency)), shares = Object.values(rows);
+  const shapes = {points, firsts: sorted(firsts), gaps: sorted(gaps), rows};
+  return {
+    answers, ...shapes, throughput: k / (last - requests[0][0]),
+    mean: latencies.reduce((a, b) => a + b) / latencies.length, p99: rank(latencies, 0.99),
+    ttft: rank(shapes.firsts, 0.5), gap: rank(shapes.gaps, 0.99),
+    useful: rows.live / shares.reduce((a, b) => a + b),
+  };
 }
 
 async function go() {
@@ -41,12 +67,14 @@ async function run({id, state, code, runs, shown}) {
     say("begun", {own: true});
     say("learnt", ask("learn", learnt = code));
   }
-  say("facts", ask("facts", state));
-  for (const [index, variant] of state.variants.entries()) {
+  const {command, requests} = ask("facts", state);
+  say("facts", {command});
+  for (const _ of state.variants) {
+    const index = turn++ % state.variants.length, variant = state.variants[index];
     if (!runs[index]) continue;
     say("begun", {own: variant.includes("yours.py")});
     const result = ask("served", variant, state);
-    say("served", {index, result});
+    say("served", {index, variant, result: result.error ? result : measured(result, requests)});
     if (result.error) runs[index] = false;
     if (await superseded()) return;
   }
