@@ -34,7 +34,7 @@ _set_up() {
     echo "installing $wanted; this takes minutes the first time" >&2
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     case "$wanted" in
-        client/*) ;; # without torch
+        client/* | requirements-docs.txt) ;; # without torch
         *) "$PYTHON" -m pip install --quiet --no-compile "$(grep '^torch==' "$ROOT/requirements.txt")" ;;
     esac &&
         "$PYTHON" -m pip install --quiet --no-compile -r "$ROOT/$wanted" ||

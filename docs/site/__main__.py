@@ -1,0 +1,163 @@
+"""The documentation as a site of static files, in runs/site/html:  ./docs.sh [--build] [--port N]
+
+Pages keep their paths in the repository, so that their links hold. Code that a page links to
+becomes a page as well. MkDocs builds the site, and fails at a link to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE, OUT = Path(__file__).parent, ROOT / "runs" / "site"
+PAGES, BUILT = OUT / "pages", OUT / "html"  # as in mkdocs.yml
+LEFT_OUT = ("tests/", "docs/site/", ".")
+FIGURES = (".png", ".gif", ".svg")
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
+LANGUAGES = {"py": "python", "sh": "bash", "cpp": "cpp"}
+CLAIMS = """---
+hide: [navigation, toc]
+---
+# Claims
+
+Papers and other systems claim something for each of these policies. We ran each rule here and say
+what became of its claim: the verdict, and the number with its interval. Numbers come from the files
+in [results](results/README.md). A click on a column's head sorts the table by it.
+
+| question | policy | command, after `./server.sh` | claim | verdict | found here |
+|---|---|---|---|---|---|
+"""
+
+
+class Pages:
+    """The repository's pages and figures, written to a folder as the site has them."""
+
+    def __init__(self, tracked: set[str], folder: Path):
+        """tracked: paths of files, relative to the repository."""
+        self._tracked, self._folder = tracked, folder
+        self._code: set[str] = set()  # files and folders that pages link to
+
+    def write(self) -> None:
+        for path in sorted(self._tracked):
+            if path.startswith(LEFT_OUT):
+                continue
+            if path.endswith(".md"):
+                text = COMMENT.sub("", (ROOT / path).read_text())
+                text = LINK.sub(lambda link, page=path: self._target(page, link[1]), text)  # type: ignore[misc]
+                self._write("index.md" if path == "README.md" else path, text)
+                if path == "docs/field.md":
+                    self._write("claims.md", claims(text))
+            elif path.endswith(FIGURES):
+                (self._folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / path, self._folder / path)
+        for path in sorted(self._code):
+            self._write(f"{path}.md", self._shown(path))
+
+    def _target(self, page: str, link: str) -> str:
+        """Return where a page's link leads on the site; one to nothing stays as it is."""
+        folder = posixpath.dirname(page)
+        path = posixpath.normpath(posixpath.join(folder, link))
+        if path == "README.md":
+            return posixpath.relpath("index.md", folder or ".")
+        if f"{path}/README.md" in self._tracked:
+            return f"{link.rstrip('/')}/README.md"
+        if path.endswith((".md", *FIGURES)) or not (ROOT / path).exists():
+            return link
+        self._code.add(path)
+        return f"{link.rstrip('/')}.md"
+
+    def _shown(self, path: str) -> str:
+        """Return a file's text, or the names of a folder's files, as a page."""
+        if path not in self._tracked:
+            names = sorted(each for each in self._tracked if posixpath.dirname(each) == path)
+            return f"# {path}\n\n" + "".join(f"- `{name}`\n" for name in names)
+        try:
+            text = (ROOT / path).read_text()
+        except UnicodeDecodeError:
+            text = "not text"
+        return f"# {path}\n\n````{LANGUAGES.get(path.rpartition('.')[2], 'text')}\n{text}\n````\n"
+
+    def _write(self, path: str, text: str) -> None:
+        target = self._folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+
+def claims(field: str) -> str:
+    """Return the claims of the field's map, a row each, with its question and its verdict."""
+    rows, question = [], ""
+    table = field[field.index("| their word |") :].split("\n\n")[0].splitlines()[2:]
+    for line in table:
+        word, here, _, claim, found = (cell.strip() for cell in line.strip("|").split("|"))
+        if not here:
+            question = word.strip("*")
+        elif claim not in ("–", "") and found not in ("–", ""):
+            bold, verdict, rest = found.split("**", 2) if "**" in found else ("", found, "")
+            rest = rest.lstrip(": ,")
+            rows.append(f"| {question} | {word} | {here} | {claim} | {bold}{verdict} | {rest} |")
+    return CLAIMS + "\n".join(rows).replace("](../", "](").replace("](policies", "](docs/policies")
+
+
+def tracked() -> set[str]:
+    """Return the repository's files, new ones too, without those that git ignores."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {path for path in listed.splitlines() if (ROOT / path).is_file()}
+
+
+def build() -> None:
+    """Build the site anew. Raises CalledProcessError after another program's own message."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    Pages(tracked(), PAGES).write()
+    shutil.copytree(HERE / "assets", PAGES / "assets")
+    shutil.copy(HERE / "try.md", PAGES)
+    trace = ["--arrival", "poisson:45", "--numsamples", "120", "--max-batch-size", "16"]
+    simulated = ["simulate", "--modes", "static,dynamic", *trace, "--out", str(OUT / "run")]
+    live = ["live", str(OUT / "run"), "--out", str(PAGES / "assets" / "live.html")]
+    config = str(shutil.copy(HERE / "mkdocs.yml", OUT))
+    for program in (simulated, live, ["mkdocs", "build", "--quiet", "--config-file", config]):
+        subprocess.run(
+            [sys.executable, "-m", *program], check=True, stdout=subprocess.DEVNULL,
+            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        )  # fmt: skip
+
+
+def serve(port: int) -> None:
+    """Show the site until Ctrl-C. Raises OSError if the port is taken."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(BUILT))
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"http://localhost:{port}/")
+        server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="./docs.sh", description="Build the documentation as a site in runs/site/html."
+    )
+    parser.add_argument("--build", action="store_true", help="build it, and do not show it")
+    parser.add_argument("--port", type=int, default=8600, help="to show it at (default: 8600)")
+    arguments = parser.parse_args()
+    try:
+        build()
+        if not arguments.build:
+            serve(arguments.port)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
+    except OSError as error:
+        sys.exit(f"error: port {arguments.port}: {error.strerror}; choose another --port")
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()
