@@ -124,6 +124,7 @@ def build() -> None:
     trace = ["--arrival", "poisson:45", "--numsamples", "120", "--max-batch-size", "16"]
     simulated = ["simulate", "--modes", "static,dynamic", *trace, "--out", str(OUT / "run")]
     live = ["live", str(OUT / "run"), "--out", str(PAGES / "assets" / "live.html")]
+    playground = ["playground.build", "--out", str(ROOT / "playground" / "site")]
     config = str(shutil.copy(HERE / "mkdocs.yml", OUT))
     for program in (simulated, live, ["mkdocs", "build", "--quiet", "--config-file", config]):
         subprocess.run(
@@ -145,7 +146,7 @@ def main() -> None:
         prog="./docs.sh", description="Build the documentation as a site in runs/site/html."
     )
     parser.add_argument("--build", action="store_true", help="build it, and do not show it")
-    parser.add_argument("--port", type=int, default=8600, help="to show it at (default: 8600)")
+    parser.add_argument("--port", type=int, default=8700, help="to show it at (default: 8700)")
     arguments = parser.parse_args()
     try:
         build()
