@@ -29,8 +29,8 @@ def test_the_site_is_built_and_a_link_to_nothing_fails_it() -> None:
     for page in ("index", "claims", "try", "docs/settings", "assets/live"):
         assert (BUILT / f"{page}.html").is_file(), page
     dead = "docs/nothing.md"
-    with (PAGES / "docs" / "cpu.md").open("a") as page:
-        page.write(f"\n[dead](../{dead})\n")
+    with (PAGES / "docs" / "cpu.md").open("a") as broken:
+        broken.write(f"\n[dead](../{dead})\n")
     built = ["-m", "mkdocs", "build", "--config-file", str(PAGES.parent / "mkdocs.yml")]
     failed = subprocess.run(
         [ROOT / ".venv" / "bin" / "python", *built], capture_output=True, text=True
