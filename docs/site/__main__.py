@@ -122,15 +122,18 @@ def build() -> None:
     shutil.copytree(HERE / "assets", PAGES / "assets")
     shutil.copy(HERE / "try.md", PAGES)
     trace = ["--arrival", "poisson:45", "--numsamples", "120", "--max-batch-size", "16"]
-    simulated = ["simulate", "--modes", "static,dynamic", *trace, "--out", str(OUT / "run")]
-    live = ["live", str(OUT / "run"), "--out", str(PAGES / "assets" / "live.html")]
-    playground = ["playground.build", "--out", str(ROOT / "playground" / "site")]
-    config = str(shutil.copy(HERE / "mkdocs.yml", OUT))
-    for program in (simulated, live, ["mkdocs", "build", "--quiet", "--config-file", config]):
-        subprocess.run(
-            [sys.executable, "-m", *program], check=True, stdout=subprocess.DEVNULL,
-            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        )  # fmt: skip
+    _run("simulate", "--modes", "static,dynamic", *trace, "--out", str(OUT / "run"))
+    _run("live", str(OUT / "run"), "--out", str(PAGES / "assets" / "live.html"))
+    _run("playground.build")  # it keeps what it got from npm there
+    shutil.copytree(ROOT / "playground" / "site", PAGES / "playground")
+    _run("mkdocs", "build", "--quiet", "--config-file", str(shutil.copy(HERE / "mkdocs.yml", OUT)))
+
+
+def _run(module: str, *arguments: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", module, *arguments], check=True, stdout=subprocess.DEVNULL,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
 
 
 def serve(port: int) -> None:
