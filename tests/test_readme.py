@@ -31,7 +31,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "results" / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "site"),
     ROOT / "benchmarks" / "README.md",
 ]
 TEXT = {page: page.read_text() for page in PAGES}
