@@ -11,12 +11,10 @@ import hashlib
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -56,14 +54,10 @@ def pyodide(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / f"pyodide-{VERSION}.tgz"
         try:
-            if shutil.which("npm"):
-                subprocess.run(
-                    ["npm", "pack", "--silent", f"pyodide@{VERSION}"],
-                    cwd=scratch, check=True, capture_output=True,
-                )  # fmt: skip
-            else:
-                address = f"https://registry.npmjs.org/pyodide/-/{archive.name}"
-                urllib.request.urlretrieve(address, archive)
+            subprocess.run(
+                ["npm", "pack", "--silent", f"pyodide@{VERSION}"],
+                cwd=scratch, check=True, capture_output=True,
+            )  # fmt: skip
             with tarfile.open(archive) as files:
                 for name in PYODIDE:
                     member = files.extractfile(f"package/{name}")
@@ -71,7 +65,8 @@ def pyodide(folder: Path) -> None:
                     (folder / name).write_bytes(member.read())
         except (OSError, subprocess.CalledProcessError, tarfile.TarError) as error:
             raise BuildError(
-                f"pyodide {VERSION} cannot be got from npm ({error}); try again with a network"
+                f"pyodide {VERSION} cannot be got from npm ({error}); install Node.js, which has "
+                "npm, or try again with a network"
             ) from None
     for name, sha256 in PYODIDE.items():
         if _sha256(folder / name) != sha256:
