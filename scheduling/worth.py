@@ -138,6 +138,31 @@ class Trial:
         return self._tokens[on] / self._seconds[on] if self._seconds[on] else float("inf")
 
 
+class Acceptance:
+    """How often draft tokens were accepted, by their place in a row."""
+
+    def __init__(self) -> None:
+        # tries: verified after those before it were accepted
+        self._hits, self._tries = [0.0] * MOST, [0.0] * MOST
+        self.chances = [PRIOR] * MOST  # that follow from them
+
+    def add(self, n: int, accepted: int) -> None:
+        """Count a row's outcome: so many of n draft tokens were accepted."""
+        for place in range(min(accepted + 1, n, MOST)):  # the first rejection is the last try
+            self._hits[place] += place < accepted
+            self._tries[place] += 1
+
+    def forget(self) -> None:
+        """Weigh what is known by KEPT for each of RENEWED iterations."""
+        for counts in (self._hits, self._tries):
+            counts[:] = [KEPT**RENEWED * count for count in counts]
+
+    def renew(self) -> None:
+        chance = PRIOR  # where there is no experience a place is like the one before it
+        for place, (hits, tries) in enumerate(zip(self._hits, self._tries)):
+            self.chances[place] = chance = (chance + hits) / (1 + tries)
+
+
 class Worth:
     """What draft tokens gained so far. Two estimates decide: whether any are proposed, from trials
     at about as many rows; and which of those proposed are verified, from the time of iterations of
@@ -150,30 +175,24 @@ class Worth:
         self._past, self._curve, self._costly = past, Curve(), costly
         self._trials: defaultdict[int, Trial] = defaultdict(Trial)  # by the octave of rows
         self._trial = Trial()  # of this iteration
-        # by tokens that matched before a draft token, those before it in its row included:
-        # accepted, and verified after those before it were accepted
-        self._hits, self._tries = [0.0] * 2 * MOST, [0.0] * 2 * MOST
-        self._chances = [PRIOR] * 2 * MOST  # that follow from them
+        # by tokens that matched before a row's draft tokens: a long match is right for longer
+        self._acceptance: defaultdict[int, Acceptance] = defaultdict(Acceptance)
         self._planned = 0  # iterations
 
     def planned(self) -> None:
         """The next iteration is planned."""
         self._planned += 1
-        for counts in (self._hits, self._tries) if self._planned % RENEWED == 0 else ():
-            counts[:] = [KEPT**RENEWED * count for count in counts]
-        if not is_due(self._planned):
-            return
-        chance = PRIOR  # where there is no experience a place is like the one before it
-        for place, (hits, tries) in enumerate(zip(self._hits, self._tries)):
-            self._chances[place] = chance = (chance + hits) / (1 + tries)
+        for acceptance in self._acceptance.values():
+            if self._planned % RENEWED == 0:
+                acceptance.forget()
+            if is_due(self._planned):
+                acceptance.renew()
 
     def verified(self, drafts: Drafts, n: int, accepted: int) -> None:
         """Count a row's outcome: so many of n draft tokens were accepted."""
         drafts.hits = KEPT * drafts.hits + (accepted > 0)
         drafts.tries = KEPT * drafts.tries + 1
-        for place in range(min(accepted + 1, n, MOST)):  # the first rejection is the last try
-            self._hits[drafts.matched + place] += place < accepted
-            self._tries[drafts.matched + place] += 1
+        self._acceptance[drafts.matched].add(n, accepted)
 
     def sampled(self, rows: int, tokens: int) -> None:
         """Count an iteration that is over, and decide whether the next one has drafts."""
@@ -212,11 +231,11 @@ class Worth:
         return [(inference, taken[i]) for i, (inference, _) in enumerate(wanted)]
 
     def chances(self, drafts: Drafts, k: int) -> list[float]:
-        """Return the chance of each of k draft tokens to be accepted: by how many tokens matched
-        before it, or, where none is looked for, of the first by its request's own experience.
+        """Return the chance of each of k draft tokens to be accepted, by its place and by how many
+        tokens matched before the row's first; where none is looked for, that of the first by its
+        request's own experience, too.
         """
-        matched = drafts.matched
-        chances = self._chances[matched : matched + k]
-        if chances and not matched:
+        chances = self._acceptance[drafts.matched].chances[:k]
+        if chances and not drafts.matched:
             chances[0] = (OTHERS * chances[0] + drafts.hits) / (OTHERS + drafts.tries)
         return list(accumulate(chances, mul))

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from config import build
 from generate.forced import ForcedAcceptance
 from generate.ngram import Ngram
-from scheduling.drafts import Drafter
+from scheduling.drafts import Drafter, Drafts
 from scheduling.inference import Inference, Iteration, Row
+from scheduling.past import Past
 from scheduling.policies import Dynamic, Order, Policy
+from scheduling.worth import Worth
 from serving import Exchange, Server
 from simulate import drive
 from simulate.replica import any_ids
@@ -127,6 +129,16 @@ def test_auto_verifies_what_raises_the_tokens_a_second(
     served, iterations = serve(asks, rates=rates, seconds=seconds, speculate="auto")
     rows = sum(len(iteration.rows) for iteration in iterations)
     assert least <= sum(inference.drafts.verified for inference in served) / rows <= most
+
+
+def test_auto_tells_a_short_match_that_goes_on_from_one_that_was_long_at_once() -> None:
+    worth = Worth(Past(), costly=False)
+    for _ in range(20):
+        for matched, accepted in ((2, 2), (4, 8)):
+            worth.planned()
+            worth.verified(Drafts(matched=matched), 8, accepted)
+    short, long = (worth.chances(Drafts(matched=matched), 8) for matched in (2, 4))
+    assert short[1] > 0.8 > 0.2 > short[2] and long[7] > 0.6
 
 
 def test_auto_is_not_misled_by_iterations_that_something_delays() -> None:
