@@ -23,6 +23,7 @@ def test_code_that_a_page_links_to_is_a_page_and_claims_have_a_verdict_each(tmp_
 
 
 @pytest.mark.extra
+@pytest.mark.alone  # it takes the whole machine for a minute
 def test_the_site_is_built_and_a_link_to_nothing_fails_it() -> None:
     pytest.importorskip("mkdocs", reason="not installed: pip install -r requirements-docs.txt")
     assert subprocess.run([ROOT / "docs.sh", "--build"]).returncode == 0

@@ -15,7 +15,7 @@ from playground.build import MOST_BYTES, BuildError, build
 from tests.playground.test_run import simulated
 from tests.servers import wait_until
 
-pytestmark = pytest.mark.extra
+pytestmark = [pytest.mark.extra, pytest.mark.alone]  # a run in it takes a core
 
 PATIENCE_S = 120  # Pyodide loads in seconds, and in a minute beside other tests
 
