@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -158,7 +159,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "compute prompts and first tokens alone, for servers with --prefill-url", "off")
     prefill_url: str | None = setting(None,
         "a server with --prefill-only, which computes prompts and first tokens for this one: "
-        "http://127.0.0.1:8501", "none", pattern="^http://[^/]+$")
+        "http://127.0.0.1:8501", "none")
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
     api_key: SecretStr | None = setting(None,
         "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none",
@@ -202,6 +203,13 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     def _rename(cls, settings: Any) -> Any:
         """Take the settings of an older run, too."""
         return in_todays_names(settings) if isinstance(settings, dict) else settings
+
+    @field_validator("prefill_url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch("http://[^/]+", url):
+            raise ValueError("must be the address of a server, such as http://127.0.0.1:8501")
+        return url
 
     @field_validator("kv_cache")
     @classmethod

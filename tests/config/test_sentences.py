@@ -105,7 +105,7 @@ SENTENCES = {
         "; leave it or --prefill-only (--prefill-url) out"
         for line in ("--prefill first", "--shed", "--record x", "--preserve-ordering")
     },
-    "dynamic --prefill-url http://a:1/x": "'http://a:1/x': string should match pattern '^http://[",
+    "dynamic --prefill-url http://a:1/x": "'http://a:1/x': must be the address of a server, ",
     "dynamic --port": "--port: expected one argument",
 }
 
