@@ -271,6 +271,13 @@ def _unfit_parts(config: Config) -> Iterator[str]:
             "linear onednn has no bfloat16 for this processor, which has neither AVX-512 nor "
             "bfloat16 of its own; leave --linear out, or use --dtype float32"
         )
+    ours = config.attention == config.linear == "triton"
+    if config.batch_invariant and config.device != "cpu" and not ours:
+        fix = "leave --attention, --linear, --kernels, --generator and adapters out"
+        yield (
+            "--batch-invariant needs attention and linear triton, which add in one order: "
+            f"{kernels.why_no_triton(config.shape.head_size) or fix}"
+        )
     largest = {"kernel": kernels.LARGEST_HEAD, "triton": kernels.LARGEST_TRITON_HEAD}
     if config.shape.head_size > (most := largest.get(config.attention, config.shape.head_size)):
         yield f"attention {config.attention} takes heads of at most {most}; use --attention plain"

@@ -185,6 +185,11 @@ def _meaningless_here(config: Config, flags: Mapping[str, Any]) -> Iterator[str]
     if config.device == "cpu":
         if "enforce_eager" in flags:
             yield "--enforce-eager has no meaning on a CPU; leave it out"
+        if "batch_invariant" in flags:
+            yield (
+                "--batch-invariant has no meaning on a CPU, where our kernels add in one order "
+                "already; leave it out"
+            )
         if str(flags.get("kv_cache")).endswith("%"):
             yield (
                 f"--kv-cache {flags['kv_cache']} is a share of a GPU's memory; on a CPU give a "

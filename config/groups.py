@@ -38,6 +38,7 @@ GROUPS = {
     "Observing": ("live", "live_prompts", "request_log", "record", "log_level"),
     "For experts: parts of the engine, each before --kernels": (
         "attention", "linear", "sampler", "norms", "decoder_batch_sizes", "enforce_eager",
+        "batch_invariant",
     ),
 }  # fmt: skip
 _GROUPED = {name for names in GROUPS.values() for name in names}

@@ -83,7 +83,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
 def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict[str, str]:
     """Return the fastest parts of the engine. Raises ValueError for a missing choice."""
     if gpu:
-        reasons = {"attention": kernels.why_no_triton(head_size), "norms": kernels.why_no_triton(0)}
+        reasons = dict.fromkeys(("attention", "norms", "linear"), kernels.why_no_triton(0))
+        reasons |= {"attention": kernels.why_no_triton(head_size)}
     else:
         reasons = dict.fromkeys(OPERATIONS, kernels.why_unavailable())
     ours = ("triton",) if gpu else ("kernel", "int8")
@@ -93,7 +94,10 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
                 f"{name} {chosen[name]} cannot be used here: {reason}; or leave {flag(name)} out"
             )
     parts = {name: "plain" if reason else ours[0] for name, reason in reasons.items()}
-    if not gpu:
+    if gpu:
+        if chosen.get("lora") or chosen.get("lora_random"):
+            parts["linear"] = "plain"
+    else:
         if head_size > kernels.LARGEST_HEAD:
             parts["attention"] = "plain"
         in_bfloat16 = chosen["dtype"] == "bfloat16"

@@ -137,10 +137,12 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     attention: Literal["kernel", "triton", "plain"] = setting("plain",
         "attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)",
         "auto: kernel on a CPU with a C++ compiler, triton on a GPU")
-    linear: Literal["kernel", "int8", "onednn", "plain"] = setting("plain",
+    linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting("plain",
         "linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits), "
-        "onednn (weights packed once) or plain (PyTorch's)",
-        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm")
+        "onednn (weights packed once), triton (ours for GPUs up to 32 tokens, with norms, gelu and "
+        "additions inside) or plain (PyTorch's)",
+        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; triton "
+        "on a GPU, without adapters")
     sampler: Literal["kernel", "plain"] = setting("plain",
         "sampling: kernel (our C++) or plain (PyTorch's)",
         "auto: kernel on a CPU with a C++ compiler")
@@ -152,6 +154,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "32,8,4,1, or none",
         "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph")
     enforce_eager: bool = setting(False, "GPU: no CUDA graphs; slower, for comparison", "off")
+    batch_invariant: bool = setting(False,
+        "GPU: linear triton for any number of tokens, so that a request's text does not depend on "
+        "what is computed beside it; slower for many tokens", "off")
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = setting(8500, "port to listen on", ge=1, le=65535)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
+from generate.fused import FEW, FusedGPT2
 from generate.graphs import Capture
 from generate.handover import HandoverGenerator
 from generate.linear import pack, pad_head
@@ -67,12 +69,14 @@ def _load(config: Config, path: Path | None) -> GPT2:
     """Return the model with the parts of the settings."""
     dtype = getattr(torch, config.dtype)
     model = load_model(config.shape, path, config.weights_seed, dtype, config.device)
-    if config.linear != "plain":
+    if config.linear not in ("plain", "triton"):
         pack(model, config.linear, bool(config.adapters))
     if config.norms != "plain":
         fuse_norms(model, NORMS[config.norms])
-    if config.device == "cuda" and config.generator != "naive":
+    if config.device == "cuda" and config.generator != "naive" and not config.batch_invariant:
         pad_head(model)
+    if config.linear == "triton":
+        model = FusedGPT2(model, math.inf if config.batch_invariant else FEW)
     return model
 
 

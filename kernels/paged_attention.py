@@ -7,15 +7,19 @@ for another. The softmax runs along with its maximum and sum
 (FlashAttention, Dao et al. 2022, section 3.1); blocks are found through a table (vLLM's
 PagedAttention, Kwon et al. 2023, section 4.1).
 
+A program takes KEYS positions at a time from the row's first on, wherever they lie, so that a token
+has the same bits in a whole prompt, in any chunk of it, alone or beside other rows.
+
 Written in Triton, whose interpreter (TRITON_INTERPRET=1) runs it on a CPU: the tests do.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kernels.launches import dependent, follow, multiplied_as
 
 QUERIES = 16  # in a tile at most; the least that tensor cores multiply
 KEYS = 64  # that a program reads at once
@@ -23,25 +27,13 @@ TILE = 8  # integers that describe a tile; three are spare, to keep the next ali
 
 
 @triton.jit
-def _accumulate(q, k, v, visible, best, total, y, SCALE: tl.constexpr, PRECISION: tl.constexpr):
-    """Take KEYS more keys and values into the running softmax of each query."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
-    scores = tl.where(visible, scores, float("-inf"))
-    # finite: the first keys of a tile are visible to all its queries
-    larger = tl.maximum(best, tl.max(scores, 1))
-    fade = tl.exp(best - larger)
-    weights = tl.exp(scores - larger[:, None])
-    y = y * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    return larger, total * fade + tl.sum(weights, 1), y
-
-
-@triton.jit
 def attention_kernel(
     qkv, out, cache, tiles, tables,
     SCALE: tl.constexpr, N_HEAD: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
-    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    follow(DEPENDENT)
     tile, head = tiles + TILE * tl.program_id(0), tl.program_id(1)
     first, n, cached = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     position, table = tl.load(tile + 3), tl.load(tile + 4)
@@ -71,25 +63,27 @@ def attention_kernel(
     total = tl.zeros([QUERIES], tl.float32)
     y = tl.zeros([QUERIES, WIDTH], tl.float32)
     step = tl.arange(0, KEYS)
-    for start in range(0, cached, KEYS):
-        there = start + step < cached
-        block = tl.load(tables + table + (start + step) // BLOCK_SIZE, mask=there, other=0)
-        live = block.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + (start + step) % BLOCK_SIZE
-        place = live[:, None] * HEAD + feature[None, :]
-        known = there[:, None] & (feature < HEAD)[None, :]
-        k = tl.load(keys + place, mask=known, other=0.0).to(DTYPE)
-        v = tl.load(values + place, mask=known, other=0.0).to(DTYPE)
-        best, total, y = _accumulate(q, k, v, there[None, :], best, total, y, SCALE, PRECISION)
-    new = position - cached  # tokens of the row that are new and before this tile
-    for start in range(0, new + n, KEYS):
-        there = start + step < new + n
-        row = (first - new + start + step).to(tl.int64)
-        place = row[:, None] * (3 * N_HEAD * HEAD) + head * HEAD + feature[None, :]
-        known = there[:, None] & (feature < HEAD)[None, :]
-        k = tl.load(qkv + place + N_HEAD * HEAD, mask=known, other=0.0).to(DTYPE)
-        v = tl.load(qkv + place + 2 * N_HEAD * HEAD, mask=known, other=0.0).to(DTYPE)
-        visible = there[None, :] & (start + step[None, :] <= new + at[:, None])
-        best, total, y = _accumulate(q, k, v, visible, best, total, y, SCALE, PRECISION)
+    for start in range(0, position + n, KEYS):
+        key = start + step  # positions in the row, of which all queries see the first
+        old = key < cached
+        block = tl.load(tables + table + key // BLOCK_SIZE, mask=old, other=0)
+        place = block.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + key % BLOCK_SIZE
+        old_at = place[:, None] * HEAD + feature[None, :]
+        row = (first - position + key).to(tl.int64)
+        new_at = row[:, None] * (3 * N_HEAD * HEAD) + head * HEAD + feature[None, :]
+        k_at = tl.where(old[:, None], keys + old_at, qkv + new_at + N_HEAD * HEAD)
+        v_at = tl.where(old[:, None], values + old_at, qkv + new_at + 2 * N_HEAD * HEAD)
+        known = (key < position + n)[:, None] & (feature < HEAD)[None, :]
+        k = tl.load(k_at, mask=known, other=0.0).to(DTYPE)
+        v = tl.load(v_at, mask=known, other=0.0).to(DTYPE)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE
+        visible = key[None, :] <= position + at[:, None]
+        scores = tl.where(visible, scores, float("-inf"))
+        larger = tl.maximum(best, tl.max(scores, 1))
+        fade = tl.exp(best - larger)
+        weights = tl.exp(scores - larger[:, None])
+        y = y * fade[:, None] + tl.dot(weights.to(DTYPE), v, input_precision="ieee")
+        best, total = larger, total * fade + tl.sum(weights, 1)
     answer_at = token[:, None] * (N_HEAD * HEAD) + head * HEAD + feature[None, :]
     tl.store(out + answer_at, (y / total[:, None]).to(out.dtype.element_ty), mask=valid)
 
@@ -107,16 +101,11 @@ def paged_attention(
     n_tokens, _, n_head, head_size = qkv.shape
     qkv = qkv.contiguous()  # the kernel takes an address and no strides
     out = qkv.new_empty(n_tokens, n_head, head_size)
-    dtype = tl.float32 if qkv.dtype == torch.float32 or INTERPRETED else tl.bfloat16
     width = max(16, triton.next_power_of_2(head_size))
     attention_kernel[(n_tiles, n_head)](
         qkv, out, cache, tiles, tables,
         SCALE=head_size**-0.5, N_HEAD=n_head, HEAD=head_size, WIDTH=width,
         BLOCK_SIZE=cache.shape[3], QUERIES=QUERIES, KEYS=KEYS, TILE=TILE,
-        DTYPE=dtype, PRECISION="ieee",
+        DTYPE=multiplied_as(qkv.dtype), DEPENDENT=dependent(), launch_pdl=dependent(),
     )  # fmt: skip
     return out
-
-
-# the interpreter multiplies bfloat16 as if they were integers
-INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)

@@ -52,8 +52,8 @@ from tokenizer import TokenizerUnavailable
 # settings of an engine, which belong to its costs
 ENGINE = (
     "model", "weights", "tokenizer", "device", "dtype", "threads", "generator", "attention",
-    "linear", "sampler", "norms", "kernels", "enforce_eager", "kv_dtype", "padded_prefill",
-    "padded_compact", "fake_slowdown",
+    "linear", "sampler", "norms", "kernels", "enforce_eager", "batch_invariant", "kv_dtype",
+    "padded_prefill", "padded_compact", "fake_slowdown",
 )  # fmt: skip
 WITHOUT_EFFECT = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}
 # settings of real servers

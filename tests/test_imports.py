@@ -119,8 +119,10 @@ EXTRAS = {
     "deploy.ray_serve": "fastapi",
     "deploy.ray_routers": "ray",
     "kernels.add_norm": "triton",
+    "kernels.launches": "triton",
     "kernels.lora": "triton",
     "kernels.paged_attention": "triton",
+    "kernels.products": "triton",
     "live.vllm_recorder": "vllm",
 }
 # imports each of the modules where others, installed by hand or for the tests, cannot be found

@@ -137,7 +137,8 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_prevent_i
 ) -> None:
     config = parsed("dynamic")
     parts = (config.attention, config.norms, config.sampler, config.linear)
-    assert parts == ("triton", "triton", "plain", "plain") and config.captures
+    assert parts == ("triton", "triton", "plain", "triton") and config.captures
+    assert parsed("dynamic --lora-random 2:8").linear == "plain"
     assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
     small = parsed("dynamic --max-batch-size 48")
     assert small.decoder_batch_sizes == (48, 32, 16, 8, 4, 2, 1)
@@ -160,11 +161,12 @@ def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fi
     reason = "the package triton is missing; pip install triton"
     monkeypatch.setattr(kernels, "why_no_triton", lambda head_size: reason)
     config = parsed("dynamic")
-    assert config.attention == config.norms == "plain"
+    assert config.attention == config.norms == config.linear == "plain"
     assert "pip install triton" in config.warnings()[0]
-    for name in ("attention", "norms"):
+    for name in ("attention", "norms", "linear"):
         message = refused(f"dynamic --{name} triton")
         assert message.startswith(f"{name} triton cannot be used here: the package triton is")
+    assert refused("dynamic --batch-invariant").endswith(f"add in one order: {reason}")
 
 
 def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path) -> None:

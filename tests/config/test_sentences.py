@@ -54,6 +54,7 @@ SENTENCES = {
     "dynamic --speculate 2:8,1024:32": "1024 draft tokens do not fit into max_model_len 1024 and "
     "token_budget 256, which counts them; lower --speculate",
     "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
+    "dynamic --batch-invariant": "a CPU, where our kernels add in one order already; leave it",
     "dynamic --kv-cache 4": "--kv-cache '4': must be a size with its unit: 4GB, 2048blocks, or 90%",
     "dynamic --kv-cache nanGB": "--kv-cache 'nanGB': must be a size with its unit",
     "dynamic --kv-cache 0GB": "--kv-cache '0GB': must be more than nothing",
@@ -256,6 +257,12 @@ ON_GPU = {
     "dynamic --kv-dtype int8": "kv_dtype int8 runs on a CPU alone; leave --kv-dtype out",
     "dynamic --kv-cache 101%": "--kv-cache '101%': is more than all of a GPU's memory",
     "dynamic --enforce-eager --kernels plain": "no meaning without attention triton",
+    "dynamic --linear triton --lora-random 2:8": "linear triton has no place for adapters; leave",
+    **{
+        f"dynamic --batch-invariant {line}": "--batch-invariant needs attention and linear triton, "
+        "which add in one order: leave --attention, --linear, --kernels, --gen"
+        for line in ("--linear plain", "--lora-random 2:8", "--generator padded")
+    },
 }
 
 
