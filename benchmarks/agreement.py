@@ -3,8 +3,8 @@
     python -m benchmarks.agreement --model gpt2-medium --weights random [--n 8] [--tokens 24]
         [any server setting]
 
-In float32 the engine serves requests in `dynamic` and in `static`, greedy and drawn, with long
-prompts in chunks and decode rows padded as the settings say, and every id must be the oracle's
+In float32 the engine serves requests in the four modes, greedy and drawn, with long prompts in
+chunks and decode rows padded as the settings say, and every id must be the oracle's
 (generate/naive.py, no cache, a request at a time), unless the oracle itself was undecided by less
 than rounding. In bfloat16, where ties are common, it compares logits. Ends with exit code 1 where
 they differ.
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.harness import NO_HTTP, Benchmark, run
 from benchmarks.offline import block_tables, burst, inference, load
+from compare.variants import BASIC
 from config import Config, ConfigError
 from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator
@@ -50,7 +51,7 @@ BENCHMARK = Benchmark(
     "agreement",
     "The engine against the oracle.",
     {"--n": (8, "requests"), "--tokens": (24, "completion tokens of each")},
-    NO_HTTP | {"mode", "loop_interval_ms"},  # two modes, and no manager
+    NO_HTTP | {"mode", "loop_interval_ms"},  # all modes, and no manager
     of_engine=True,
 )
 
@@ -64,11 +65,12 @@ def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
     return bool((edges - uniform(sampling.seed, index)).abs().min() < DRAW_MARGIN)
 
 
-def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, Any]:
+def same_ids(configs: Sequence[Config], n: int, tokens: int) -> dict[str, Any]:
     """Float32: how many of n requests and LONG ones, half of them greedy, get the oracle's ids.
 
-    They are served in two modes, with the settings of `config` and of `static`.
+    They are served with the settings of each config, a mode each, by the first one's engine.
     """
+    [config, *_] = configs
     prompts = [prompt for prompt, _ in burst(config, n)]
     prompts += [[i % 256 for i in range(min(long, config.max_model_len - tokens))] for long in LONG]
     requests = [
@@ -82,16 +84,16 @@ def same_ids(config: Config, static: Config, n: int, tokens: int) -> dict[str, A
         return inferences
 
     engine = load(config)
-    inferences = served(config, engine) + served(static, engine)
+    inferences = [each for config in configs for each in served(config, engine)]
     del engine  # its memory is the oracle's now
     plain = config.model_copy(update=PLAIN)
     oracle = load(plain)
     assert isinstance(oracle, NaiveGenerator)
     verdicts = Counter(
         verdict(oracle, expected, inference.tokens)
-        for inference, expected in zip(inferences, 2 * served(plain, oracle))
+        for inference, expected in zip(inferences, len(configs) * served(plain, oracle))
     )
-    return {"requests": 2 * len(requests), "equal": 0, "undecided": 0, "different": 0} | verdicts
+    return {"requests": len(inferences), "equal": 0, "undecided": 0, "different": 0} | verdicts
 
 
 def verdict(oracle: NaiveGenerator, expected: Inference, tokens: Sequence[int]) -> str:
@@ -133,7 +135,7 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
 
 def main() -> None:
     options, configs = BENCHMARK.configs(
-        lambda options: ["dynamic", "static"],
+        lambda options: BASIC[::-1],
         token_budget=280,
         kv_cache="1GB",  # the oracle needs memory beside the engine
     )
@@ -141,8 +143,8 @@ def main() -> None:
         raise ConfigError("--n must be at most --max-batch-size")
     if not 1 <= options.tokens <= configs[0].max_model_len - 64:
         raise ConfigError("--tokens must be at least 1 and leave room for a prompt of 64")
-    config, static = (config.model_copy(update={"dtype": "float32"}) for config in configs)
-    ids = same_ids(config, static, options.n, options.tokens)
+    float32 = [config.model_copy(update={"dtype": "float32"}) for config in configs]
+    ids = same_ids(float32, options.n, options.tokens)
     print(
         f"float32: {ids['equal']} of {ids['requests']} requests have the oracle's ids; "
         f"{ids['undecided']} part where the oracle itself was undecided, "

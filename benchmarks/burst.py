@@ -88,7 +88,8 @@ def measure(config: Config, requests: Sequence[Prompted]) -> dict[str, Any]:
         f"{result['output_throughput']:.1f} tok/s, "
         f"mean latency {result['mean_e2el_ms'] / 1e3:.2f} s; "
         f"{result['resident_gb']:.2f} GB resident "
-        f"({result['weights_gb']:.2f} weights, {result['kv_used_gb']:.2f} KV blocks)"
+        f"({result['weights_gb']:.2f} weights, {result['kv_used_gb']:.2f} KV blocks), "
+        f"loaded in {load_s:.1f} s"
     )
     return result
 

@@ -164,6 +164,20 @@ def against_bound(
     }
 
 
+def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
+    """Count what the host launches on a GPU in a step, of which a CUDA graph is one, and the
+    kernels that run; both are 0 on a CPU.
+    """
+    with torch.profiler.profile() as profile:
+        engine.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))
+    events = profile.events() or []
+    on_gpu = [event.name for event in events if event.device_type.name == "CUDA"]
+    return {
+        "launches": sum("Launch" in event.name for event in events),
+        "kernels": sum(not name.startswith("Mem") for name in on_gpu),  # copies and fills apart
+    }
+
+
 def measure(
     config: Config, rows: Sequence[int], contexts: Sequence[int], repeats: int
 ) -> dict[str, Any]:
@@ -184,6 +198,8 @@ def measure(
     for context, n in product(contexts, rows):
         steps.append(against_bound(engine, machine, config, n, context, repeats))
         print(f"{n} rows of context {context}: {1e3 * steps[-1]['seconds']:.2f} ms", flush=True)
+    for step in steps:  # only now: what was profiled once may be slower afterwards
+        step |= launches(engine, decode_rows(step["rows"], step["context"], config.block_size))
     return {
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
@@ -194,14 +210,16 @@ def measure(
 
 def table(result: Mapping[str, Any]) -> str:
     """A line for each kind of step; the bound is the larger of its two."""
-    lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s"]]
+    counts = ["launches", "kernels"] if any(step.get("kernels") for step in result["steps"]) else []
+    lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s", *counts]]
     for step in result["steps"]:
         rows, context, seconds = step["rows"], step["context"], step["seconds"]
         bound_s = max(step["memory_s"], step["arithmetic_s"])
         part, least, most = (100 * step[f"reached{end}"] for end in ("", "_least", "_most"))
         times = f"{1e3 * seconds:.2f}", f"{1e3 * bound_s:.2f}"
         reached = f"{part:.0f} ({least:.0f} to {most:.0f})"
-        lines.append([str(rows), str(context), *times, reached, f"{rows / seconds:,.1f}"])
+        counted = (f"{step[name]}" for name in counts)
+        lines.append([str(rows), str(context), *times, reached, f"{rows / seconds:,.1f}", *counted])
     return markdown(lines, left=0)
 
 

@@ -1,32 +1,39 @@
 """All that is claimed of a GPU, measured in one command of at most nine minutes: benchmarks/gpu.sh.
 
-    python -m benchmarks.gpu [--out FOLDER] [any server setting]
+    python -m benchmarks.gpu [--only PART] [--out FOLDER] [any server setting]
 
 The default is gpt2-medium with random weights, without a download. Each part is a command of its
-own, whose output is kept in FOLDER; one that fails or runs out of time leaves the others. Ends with
-exit code 1 unless all of them ran. `--device cpu` runs the same on a CPU, which is how it is
-tested. Needs `timeout`, of GNU coreutils.
+own, an entry of PARTS; one that fails or runs out of time leaves the others theirs. What they print
+and write is kept in FOLDER, whose page is written anew after each. Ends with exit code 1 unless all
+of them ran. `--device cpu` runs the same on a CPU, which is how it is tested. Needs `timeout`, of
+GNU coreutils.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks import agreement, burst, engine
+from benchmarks import agreement, burst, costs, engine
 from benchmarks.harness import Benchmark, chosen_settings, run
-from client.calls import ServerError
 from compare.machine import command_line, processor
-from compare.servers import as_flag, server
+from compare.report.tables import NONE, markdown
+from compare.servers import as_flag
 from config import ONLY_OVER_HTTP, Config, ConfigError
 from config.resolve import VOCABULARIES
+from simulate.costs import FOLDER
+from simulate.simulation import ENGINE, WITHOUT_EFFECT
 
 MINUTES = 8.5
 STOP_S = 30  # for the last part to stop in
@@ -37,26 +44,76 @@ DEFAULTS: dict[str, Any] = {
     "tokenizer": "bytes",
     "device": "cuda",
 }
-UNUSED = {  # settings without effect on a part
-    f"benchmarks.{part.BENCHMARK.name}": part.BENCHMARK.unused
-    for part in (agreement, burst, engine)
-} | {"benchmarks.peers.engines": Config.model_fields}
-HEADINGS = {
-    "agreement": "Against the oracle, which has no cache and computes a request at a time",
-    "steps": "Steps of decode rows, against the machine's bound",
-    "eager": "Steps without CUDA graphs",
-    "burst": "The burst, without HTTP",
-    "generate": "The burst by Hugging Face's generate(), in one static batch",
-    "comparison": "The four modes over HTTP",
+CONTEXT = 256  # of the steps that have targets
+TARGETS = {1: 2e3, 8: 13e3, 32: 40e3, 128: 80e3}  # tok/s by rows, as TARGETED says
+LEAST_ALONE, MANY = 1.5e3, 32  # tok/s of one row; rows that must reach half of the bound
+TARGETED = (
+    f"Targets are of {DEFAULTS['model']} in bfloat16 at context {CONTEXT} on an H100; from {MANY} "
+    "rows half of the bound is the least, on any GPU."
+)
+UNUSED: dict[str, Collection[str]] = {  # settings without effect on commands that begin so
+    f"benchmarks.{part.BENCHMARK.name} ": part.BENCHMARK.unused
+    for part in (agreement, burst, costs, engine)
+} | {
+    "simulate ": {*ENGINE, *WITHOUT_EFFECT},
+    "compare --runs ": Config.model_fields,
+    "benchmarks.peers.engines ": Config.model_fields,
 }
+GPU = "a GPU"
+
+
+class Part(NamedTuple):
+    """A command of its own, and its place on the page."""
+
+    heading: str
+    command: str  # words after `python -m`; `commands` fills in what stands in braces
+    share: int  # seconds, if every part takes all of its share
+    needs: str = ""  # GPU, or a package, without which it is left out
+    table: int = 0  # which one of its own page is shown
+
+
+STEPS = "benchmarks.engine --rows {rows} --contexts {contexts} --out {out}/"
+OVER_HTTP = "compare --skip-calibration --numsamples {numsamples} "
+VARIANTS = (
+    "--variant nobatch=nobatch --variant static=static --variant windowed=windowed "
+    "--variant dynamic=dynamic --variant sjf='dynamic --order sjf' "
+)
+PROMPTS = (
+    "--prefixes 8:{prefix}:1 --stream --variant whole=dynamic "
+    "--variant chunks='dynamic --token-budget 256' --variant cached='dynamic --prefix-caching' "
+)
+# fmt: off
+PARTS = {
+    "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
+        "benchmarks.agreement --n {few}", 90),
+    "steps": Part("Steps of decode rows, against the machine's bound", STEPS + "steps", 80),
+    "eager": Part("Steps without CUDA graphs", STEPS + "eager --enforce-eager", 60, needs=GPU),
+    "burst": Part("The burst, without HTTP", "benchmarks.burst --n {n}", 40),
+    "comparison": Part("The four modes, and an order, over HTTP",
+        OVER_HTTP + VARIANTS + "--out {out}/comparison", 150),
+    "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
+        OVER_HTTP + PROMPTS + "--out {out}/prompts", 90),
+    "costs": Part("What an iteration costs, for the simulator",
+        "benchmarks.costs --seconds 30 --name {costs.stem} --out {costs.parent}", 90),
+    "simulated": Part("The comparison's trace in virtual time, at these costs",
+        "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
+        + VARIANTS + "--out {out}/simulated", 15),
+    "fidelity": Part("Measured and simulated: no request of this trace was fitted",
+        "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 10, table=1),
+    "generate": Part("The burst by Hugging Face's generate(), in one static batch",
+        "benchmarks.peers.engines huggingface --n {n} --model {model} --dtype {dtype} "
+        "--device {device}", 40, needs="transformers"),
+}
+# fmt: on
 BENCHMARK = Benchmark(
     "gpu",
     "All that is claimed of a GPU, measured (benchmarks/gpu.sh).",
     {
+        "--only": ([], f"repeat this part, of {', '.join(PARTS)}; again for another"),
         "--rows": ("1,8,32,128,256", "of a step"),
-        "--context": ("256", "tokens of each row"),
+        "--contexts": (f"{CONTEXT},512", "tokens of each row"),
         "--n": (64, "requests of the burst"),
-        "--numsamples": (500, "requests of the comparison"),
+        "--numsamples": (300, "requests of a comparison"),
         "--out": (Path, "folder for the results, results/gpu/MODEL if there is"),
     },
     ONLY_OVER_HTTP,
@@ -64,39 +121,29 @@ BENCHMARK = Benchmark(
 )
 
 
-def commands(options: Namespace, config: Config, out: Path) -> dict[str, list[str]]:
-    """The words after `python -m` of each part, in order, with the settings that have an effect."""
-    n = str(options.n)
-    steps = ["--rows", options.rows, "--contexts", options.context]
-    modes = ["--numsamples", str(options.numsamples), "--skip-calibration"]
-    own = {"model": config.model, "dtype": config.dtype, "device": config.device}
-    generate = [word for name, value in own.items() for word in as_flag(name, value)]
-    parts = {
-        "agreement": ["benchmarks.agreement", "--n", str(min(8, options.n))],
-        "steps": ["benchmarks.engine", *steps, "--out", str(out / "steps")],
-        "eager": ["benchmarks.engine", *steps, "--out", str(out / "eager"), "--enforce-eager"],
-        "burst": ["benchmarks.burst", "--n", n],
-        "generate": ["benchmarks.peers.engines", "huggingface", "--n", n, *generate],
-        "comparison": ["compare", *modes, "--out", str(out / "comparison")],
+def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str, list[str]]:
+    """The words after `python -m` of each part, in order, with the settings that have an effect.
+
+    by: the processor; a GPU's costs are called by its name, and a CPU's stay in `out`.
+    """
+    gpu = config.device == "cuda"
+    [called, *_] = [*re.findall(r"[A-Z]+\d+", by if gpu else ""), config.device]
+    values = vars(options) | {
+        "few": min(8, options.n),
+        "prefix": config.max_model_len // 2,
+        "out": out,
+        "costs": (FOLDER if gpu else out / "costs") / f"{called.lower()}-{config.model_name}.json",
+        **{each: getattr(config, each) for each in ("model", "dtype", "device")},
     }
-    if config.device == "cpu":
-        del parts["eager"]  # no CUDA graphs are captured there
-    for words in parts.values():
-        for name, value in (DEFAULTS | chosen_settings(options)).items():
-            if name not in UNUSED.get(words[0], ()):
-                words += as_flag(name, value)
+    parts = {}
+    for name, part in PARTS.items():
+        if not (gpu if part.needs == GPU else find_spec(part.needs or "torch")):
+            continue
+        unused = next((UNUSED[each] for each in UNUSED if part.command.startswith(each)), ())
+        parts[name] = [word.format(**values) for word in shlex.split(part.command)]
+        for setting, value in (DEFAULTS | chosen_settings(options)).items():
+            parts[name] += as_flag(setting, value) if setting not in unused else []
     return parts
-
-
-def text_of(name: str, out: Path) -> str:
-    """The table of the page that a part wrote; if it wrote none, its lines for people."""
-    for written in (out / name).glob("*.md"):
-        blocks = written.read_text().split("\n\n")
-        table = next(block for block in blocks if block.startswith("|"))
-        return f"[All of it]({name}/{written.name}):\n\n{table}"
-    log = out / f"{name}.txt"
-    lines = log.read_text().splitlines() if log.exists() else []
-    return "\n".join(["```", *(line for line in lines if not line.startswith("{")), "```"])
 
 
 def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
@@ -109,54 +156,120 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
         words = [*limit, sys.executable, "-m", *command]
         code = subprocess.run(words, stdout=file, stderr=file).returncode
     if code in OUT_OF_TIME:
-        return "no time was left to finish it"
-    return f"exit code {code}: {log.read_text().strip()[-300:]}" if code else None
+        return f"its {seconds:.0f} s were not enough"
+    [*_, said] = ["", *log.read_text().splitlines()]
+    return f"exit code {code}: {said}" if code else None
 
 
-def body(result: Mapping[str, Any], config: Config, texts: Mapping[str, str]) -> str:
-    """Parts and problems, for the page."""
-    blocks = [f"## {HEADINGS[name]}\n\n{text}" for name, text in texts.items()]
-    if "startup_s" in result:
-        blocks.insert(0, f"A server is ready {result['startup_s']:.1f} s after its start.")
+def found(name: str, out: Path) -> str:
+    """A table of the page that a part wrote, with what is said of it; if it wrote none, its lines
+    for people.
+    """
+    for written in (out / name).glob("*.md"):
+        blocks = written.read_text().split("\n\n")
+        at = [i for i, block in enumerate(blocks) if block.startswith("|")][PARTS[name].table]
+        shown = "\n\n".join(blocks[at : at + 2]).strip().replace("](", f"]({name}/")
+        return f"[All of it]({name}/{written.name}):\n\n{shown}"
+    lines = (out / f"{name}.txt").read_text().splitlines()
+    return "\n".join(["```", *(line for line in lines if not line.startswith("{")), "```"])
+
+
+def targets(steps: Sequence[Mapping[str, Any]], ours: bool) -> str:
+    """A line for each step of CONTEXT: the bound, what was measured, and whether that is enough.
+
+    ours: TARGETS are of this GPU and these settings.
+    """
+    lines = [["rows", "bound, tok/s", "measured, tok/s", "at least", "target"]]
+    for step in (step for step in steps if step["context"] == CONTEXT):
+        n = step["rows"]
+        bound, measured = n / max(step["memory_s"], step["arithmetic_s"]), n / step["seconds"]
+        least = bound / 2 if n >= MANY else LEAST_ALONE if ours and n == 1 else 0
+        goals = [
+            f"{goal:,.0f} ({'met' if measured >= goal else '**missed**'})" if goal else NONE
+            for goal in (least, TARGETS.get(n, 0) if ours else 0)
+        ]
+        lines.append([str(n), f"{bound:,.0f}", f"{measured:,.0f}", *goals])
+    return f"{markdown(lines, left=0)}\n\n{TARGETED}"
+
+
+def section(name: str, ran: Mapping[str, Any] | None, out: Path) -> str:
+    """A part on the page: what it found, how, and what is missing."""
+    if ran is None:
+        needs = f": it needs {PARTS[name].needs}" if PARTS[name].needs else ""
+        return f"**Missing: {name}** (not measured here{needs})"
+    how = f"`python -m {ran['command']}`: {ran['seconds']:.0f} s, commit {ran['commit']}"
+    blocks = [f"## {PARTS[name].heading}", f"{how}, {ran['date']}.", found(name, out)]
+    if name == "steps" and (steps := out / name / "engine.json").exists():
+        result = json.loads(steps.read_text())
+        settings, gpu = result["config"], result["hardware"]["gpu"] or ""
+        ours = (settings["model"], settings["dtype"]) == (DEFAULTS["model"], "bfloat16")
+        blocks.append(targets(result["steps"], ours and "H100" in gpu))
+    if ran["problem"]:
+        blocks.append(f"**Missing: {name}** ({ran['problem']})")
+    return "\n\n".join(blocks)
+
+
+def page(result: Mapping[str, Any], config: Config, out: Path) -> str:
+    """Every part."""
+    blocks = [section(name, result["parts"].get(name), out) for name in PARTS]
     if config.tokenizer == "bytes":
         blocks.append(f"Servers sample from {VOCABULARIES['bytes']} ids.")
-    blocks += [f"**Missing: {name}** ({reason})" for name, reason in result["problems"].items()]
     return "\n\n".join(blocks)
+
+
+def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]:
+    """The parts that an earlier run left in `out`, if some are repeated; else none, and an empty
+    folder. Raises ConfigError.
+    """
+    saved = out / "gpu.json"
+    if out.exists() and not saved.exists():
+        raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")
+    if only and saved.exists():
+        earlier = json.loads(saved.read_text())
+        now, then = (json.dumps([r["config"], r["hardware"]["gpu"]]) for r in (result, earlier))
+        if now != then:
+            raise ConfigError(
+                f"--only keeps the other parts of {out}, which have other settings or another GPU; "
+                "give the same settings, or another --out"
+            )
+        return dict(earlier["parts"])
+    shutil.rmtree(out, ignore_errors=True)  # no part of an earlier run stands under this one's name
+    out.mkdir(parents=True)
+    return {}
 
 
 def main() -> None:
     deadline = time.monotonic() + 60 * MINUTES
     options, [config] = BENCHMARK.configs(**DEFAULTS)
     out = options.out or Path("results/gpu") / config.model_name
-    if out.exists() and not (out / "gpu.md").exists():
-        raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")
-    shutil.rmtree(out, ignore_errors=True)  # no part of an earlier run stands under this one's name
-    out.mkdir(parents=True)
-    problems: dict[str, str] = {}
-    result = BENCHMARK.record([config]) | {"problems": problems}
+    result = BENCHMARK.record([config])
+    hardware, by = result["hardware"], processor(result["hardware"], config.model_dump())
+    parts = commands(options, config, out, by)
+    if unknown := [name for name in options.only if name not in parts]:
+        raise ConfigError(f"--only {unknown[0]}: the parts here are {', '.join(parts)}")
+    todo = [name for name in parts if name in (options.only or parts)]
     result["command"] = command_line("benchmarks/gpu.sh", sys.argv[1:])
-    start = time.monotonic()
-    try:
-        with server("dynamic", DEFAULTS | chosen_settings(options), deadline - start):
-            result["startup_s"] = time.monotonic() - start
-    except ServerError as error:
-        problems["start-up"] = str(error)
-    texts = {}
-    for name, command in commands(options, config, out).items():
-        print(f"\n$ python -m {shlex.join(command)}", flush=True)
-        problem = call(command, out / f"{name}.txt", deadline - time.monotonic())
-        texts[name] = text_of(name, out)
-        print(texts[name], problem or "", flush=True)
-        if problem:
-            problems[name] = problem
-    hardware = result["hardware"]
-    title = f"{config.model_name}, {config.dtype}, on {processor(hardware, config.model_dump())}"
+    result["parts"] = kept(out, result, options.only)
+    title = f"{config.model_name}, {config.dtype}, on {by}"
     setup = (
         f"{hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; "
         f"torch {hardware['torch']}"
     )
-    BENCHMARK.write(out, title, setup, body(result, config, texts), result)
-    if problems:
+    for k, name in enumerate(todo):
+        with contextlib.redirect_stdout(None):  # kept, whatever ends this
+            BENCHMARK.write(out, title, setup, page(result, config, out), result)
+        command = shlex.join(parts[name])
+        print(f"\n$ python -m {command}", flush=True)
+        shutil.rmtree(out / name, ignore_errors=True)
+        start = time.monotonic()
+        # what a part leaves of its share goes to those after it
+        seconds = (deadline - start) * PARTS[name].share / sum(PARTS[n].share for n in todo[k:])
+        problem = call(parts[name], out / f"{name}.txt", seconds)
+        ran = {"command": command, "seconds": time.monotonic() - start, "problem": problem}
+        result["parts"][name] = ran | {key: result[key] for key in ("commit", "date")}
+        print(section(name, result["parts"][name], out), flush=True)
+    BENCHMARK.write(out, title, setup, page(result, config, out), result)
+    if any(result["parts"][name]["problem"] for name in todo):
         sys.exit(1)
 
 

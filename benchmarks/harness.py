@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from client.calls import ServerError
 from compare.analysis import Estimate, estimate
+from compare.comparison import sigterm_is_ctrl_c
 from compare.machine import command_line, stamp
 from config import (
     ONLY_OVER_HTTP,
@@ -69,6 +70,8 @@ class Benchmark:
         for flag, (default, text) in self.options.items():
             if default is False:
                 parser.add_argument(flag, action="store_true", help=text)
+            elif default == []:
+                parser.add_argument(flag, action="append", default=default, help=text)
             elif callable(default):
                 parser.add_argument(flag, type=default, help=f"{text} (default: none)")
             else:
@@ -170,6 +173,7 @@ def mean(rounds: Sequence[Round], name: str, base: Sequence[Round] | None = None
 
 def run(main: Callable[[], None]) -> None:
     """Call a benchmark's main; an error that a user can mend ends with a sentence and exit 2."""
+    sigterm_is_ctrl_c()  # a server that was started is stopped, too
     try:
         main()
     except (ConfigError, KernelUnavailable, OutOfMemory, ServerError, WeightsUnavailable) as error:

@@ -34,7 +34,6 @@ def free_port() -> int:
 def server(
     mode: str,
     flags: Mapping[str, Any],
-    patience_s: float = STARTUP_S,
     key: str | None = None,
     name: str | None = None,
     start: Sequence[str] = ALONE,
@@ -53,7 +52,7 @@ def server(
             words += as_flag(setting, value)
     with launched(words, key) as ours:
         try:
-            wait_until_ready(ours.process, ours.url, patience_s)
+            wait_until_ready(ours.process, ours.url)
             pids = get(ours.url, key=key)["pids"]
             if not any(started(ours.process, pid) for pid in pids):
                 raise ServerError(
