@@ -99,7 +99,7 @@ def test_an_addition_and_its_norm_in_one_launch_give_the_same(dtype: torch.dtype
 
 
 COMPILE = """
-import re, subprocess, sys, tempfile, torch
+import re, subprocess, sys, torch
 from itertools import product
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -108,14 +108,6 @@ import triton.language as tl
 from kernels.add_norm import add_norm_kernel
 from kernels import lora, products
 from kernels.paged_attention import KEYS, QUERIES, TILE, attention_kernel
-
-def used(cubin):
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [re.search(f"{name}:([0-9]+)", text)[1] for name in ("REG", "STACK", "LOCAL")]
 
 LORA = {n: getattr(lora, n) for n in ("TOKENS", "TILE", "RANKS", "INPUTS", "OUTPUTS")}
 for (name, dtype), architecture in product(
@@ -147,9 +139,12 @@ for (name, dtype), architecture in product(
         whole = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(types) if types[n][0] == "*"}
         made = compile(ASTSource(kernel, types, values, whole),
                        target=GPUTarget("cuda", architecture, 32), options=options)
-        found = [made.asm["ptx"].count(n) for n in ("mma.sync", "cp.async.c", "griddep")]
-        print(name, kernel.__name__, architecture, made.metadata.shared, *used(made.asm["cubin"]),
-              *found)
+        [cubin] = [path for n, path in made.metadata_group.items() if n.endswith(".cubin")]
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", cubin]
+        text = subprocess.check_output(command, text=True)
+        print(name, kernel.__name__, architecture, made.metadata.shared,
+              *[re.search(f"{n}:([0-9]+)", text)[1] for n in ("REG", "STACK", "LOCAL")],
+              *[made.asm["ptx"].count(n) for n in ("mma.sync", "cp.async.c", "griddep")])
 """
 
 
