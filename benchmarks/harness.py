@@ -179,3 +179,5 @@ def run(main: Callable[[], None]) -> None:
     except (ConfigError, KernelUnavailable, OutOfMemory, ServerError, WeightsUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)  # as a shell reports it; what was printed by then says how far it came

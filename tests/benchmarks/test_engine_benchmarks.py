@@ -59,6 +59,8 @@ def test_a_step_is_compared_with_what_the_machine_allows(
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
     line = [{"rows": n, "memory_s": 4.0, "arithmetic_s": float(n)} for n in (16, 2)]
     assert engine.turn(line) == pytest.approx(4) and engine.turn(line[:1]) is None
+    counted = {"steps": [steps[0] | {"launches": 3, "kernels": 122}]}  # on a GPU
+    assert engine.table(counted).endswith(" | 3 | 122 |")
     page = (tmp_path / "engine.md").read_text()
     assert "| rows | context | step, ms | bound, ms | reached, % | tok/s |" in page
     assert f"| 3 | 70 | {1e3 * steps[3]['seconds']:.2f} |" in page

@@ -22,10 +22,8 @@ from benchmarks.peers import engines
 from config import ConfigError
 from tests.servers import ROOT
 
-Options = Any  # of a command line
 
-
-def called(monkeypatch: pytest.MonkeyPatch, words: Options) -> None:
+def called(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     """Call gpu.main with these words."""
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", *shlex.split(words)])
     gpu.main()
@@ -92,16 +90,12 @@ def test_a_part_is_repeated_and_the_others_are_kept(
 
 
 def test_targets_are_met_or_missed() -> None:
-    memory_s = {1: 1 / 4000, 8: 1 / 3000, 32: 1 / 2000}
-    steps = [
-        {"rows": n, "context": 256, "memory_s": s, "arithmetic_s": s / 2, "seconds": 2.1 * s}
-        for n, s in memory_s.items()
-    ]
-    rows = gpu.targets(steps, ours=True).splitlines()[2:5]
-    assert rows == [
+    step = {"context": 256, "memory_s": 2.5e-4, "arithmetic_s": 1e-4, "seconds": 5.25e-4}
+    steps = [step | {"rows": n} for n in (1, 8, 32)]
+    assert gpu.targets(steps, ours=True).splitlines()[2:] == [
         "| 1 | 4,000 | 1,905 | 1,500 (met) | 2,000 (**missed**) |",
-        "| 8 | 24,000 | 11,429 | – | 13,000 (**missed**) |",
-        "| 32 | 64,000 | 30,476 | 32,000 (**missed**) | 40,000 (**missed**) |",
+        "| 8 | 32,000 | 15,238 | – | 13,000 (met) |",
+        "| 32 | 128,000 | 60,952 | 64,000 (**missed**) | 40,000 (met) |",
     ]
     assert gpu.targets(steps, ours=False).splitlines()[2] == "| 1 | 4,000 | 1,905 | – | – |"
 
