@@ -84,6 +84,10 @@ PARTS = {
         "benchmarks.agreement --n {few}", 120),  # compiles what all parts need
     "steps": Part("Steps of decode rows, against the machine's bound", STEPS + "steps", 80),
     "eager": Part("Steps without CUDA graphs", STEPS + "eager --enforce-eager", 60, needs=GPU),
+    "cublas": Part("Steps with PyTorch's products, eight launches a layer",
+        STEPS + "cublas --linear plain", 60, needs=GPU),
+    "invariant": Part("Steps with --batch-invariant: what identical texts cost, by rows",
+        STEPS + "invariant --batch-invariant", 60, needs=GPU),
     "burst": Part("The burst, without HTTP", "benchmarks.burst --n {n}", 40),
     "comparison": Part("The four modes, and an order, over HTTP",
         OVER_HTTP + VARIANTS + "--out {out}/comparison", 150),

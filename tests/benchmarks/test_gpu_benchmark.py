@@ -41,7 +41,7 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     } == {
         "agreement": ["--max-batch-size", "--order"],
         "steps": ["--max-batch-size"],
-        "eager": ["--max-batch-size"],
+        **{name: ["--max-batch-size"] for name in ("eager", "cublas", "invariant")},
         "burst": ["--max-batch-size", "--loop-interval-ms", "--order"],
         "comparison": [*flags],
         "prompts": [*flags],
@@ -79,7 +79,7 @@ def test_a_part_is_repeated_and_the_others_are_kept(
     called(monkeypatch, f"{small} --out {out} --only costs --only burst")
     assert [*seconds] == ["burst", "costs"]
     page = (out / "gpu.md").read_text()
-    assert "steps ran" in page and page.count("Missing") == 1
+    assert "steps ran" in page and page.count("Missing") == 3
     for words, sentence in (
         (f"{small} --out {out} --only burst --max-batch-size 3", "have other settings or another"),
         (f"{small} --out {out} --only eager", "--only eager: the parts here are agreement, steps"),
