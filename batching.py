@@ -225,17 +225,20 @@ class BatchingManager:
             except Exception as error:
                 answered = self._fail((row.inference for row in iteration.rows), error)
             self._iteration_started_at = None
-            record = IterationRecord(started_at, self.clock() - started_at, iteration)
-            for observer in self._observers:
-                _call(observer.iteration, record)
-            # under the lock, lest a cancellation come between and a stream end too early
-            with self._changed:
-                self._answer(answered)  # first, so that it is counted before its stream ends
-                for row in iteration.rows:
-                    if row.samples and not row.idle:
-                        _call(Inference.notify, row.inference)
-            if self._loop_interval_s:
-                time.sleep(self._loop_interval_s)
+            self._over(IterationRecord(started_at, self.clock() - started_at, iteration), answered)
+
+    def _over(self, record: IterationRecord, answered: Iterable[Inference]) -> None:
+        """Notify everyone of an iteration that is over, and of what it answered."""
+        for observer in self._observers:
+            _call(observer.iteration, record)
+        # under the lock, lest a cancellation come between and a stream end too early
+        with self._changed:
+            self._answer(answered)  # first, so that it is counted before its stream ends
+            for row in record.iteration.rows:
+                if row.samples and not row.idle:
+                    _call(Inference.notify, row.inference)
+        if self._loop_interval_s:
+            time.sleep(self._loop_interval_s)
 
     def _draft(self, drafter: Drafter) -> None:
         """Propose draft tokens for the next iteration, without the lock: a model may do it."""
@@ -264,7 +267,7 @@ class BatchingManager:
                 if not self._scheduler.has_work:
                     if self._why_failed:
                         raise EngineFailed(self._why_failed)
-                    self._changed.wait()
+                    self._wait(None)
                     continue
                 try:
                     iteration, wake_at = self._scheduler.schedule(now)
@@ -276,10 +279,11 @@ class BatchingManager:
                 if iteration.rows:
                     return iteration
                 times = [t for t in (wake_at, self._scheduler.next_deadline()) if t is not None]
-                self._changed.wait(
-                    min(max(0.0, min(times) - now), LONGEST_WAIT_S) if times else None
-                )
+                self._wait(min(max(0.0, min(times) - now), LONGEST_WAIT_S) if times else None)
         return None
+
+    def _wait(self, seconds: float | None) -> None:
+        self._changed.wait(seconds)
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:
         with self._changed, watched(self._scheduler.order):

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ahead import AheadManager
 from batching import LONGEST_WAIT_S, BatchingManager
 from config import Config
 from generate import load_generator
@@ -81,7 +82,8 @@ class Server:
             self.generator = load(config, path, n_vocab)
             return self.generator
 
-        self.manager = BatchingManager(
+        manager = AheadManager if config.ahead else BatchingManager
+        self.manager = manager(
             self.scheduler,
             loaded,
             loop_interval_s=config.loop_interval_ms / 1e3,

@@ -34,13 +34,16 @@ SEPARATE = Feature(
     "prefill and decode apart", "--prefill-only (--prefill-url)",
     lambda c: c.prefill_only or c.prefill_url is not None,
 )  # fmt: skip
+AHEAD = Feature("planned ahead", "--ahead", lambda c: c.ahead)
 # settings without which prefill and decode are apart, also in virtual time: values without effect
 WITHOUT = {
     "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
-    "preserve_ordering": False,
+    "preserve_ordering": False, "ahead": False,
 }  # fmt: skip
+# the same of iterations planned ahead: they are not recorded, and their times are not their own
+AHEAD_WITHOUT = {"record": None, "shed": False, "prefill": "mixed"}
 ENGINES = (NAIVE, PADDED)  # of which a server has one
-FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE)
+FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE, AHEAD)
 _BY_CACHED_ENGINE = {
     PREFIXES: "KV blocks are shared",
     DRAFTS: "draft tokens are verified",
@@ -49,6 +52,7 @@ _BY_CACHED_ENGINE = {
     INT8_KV: "keys and values are rounded to 8 bits",
     SIZES: "iterations are filled up to fixed sizes",
     SEPARATE: "keys and values are handed over",
+    AHEAD: "iterations are planned ahead",
 }
 # of each pair that does not go together, why
 APART = {
@@ -59,6 +63,8 @@ APART = {
     },
     (NAIVE, INT8): "without a KV cache the linear layers are PyTorch's",
     (PREFIXES, SEPARATE): "KV blocks are shared by requests computed whole on one server",
+    (DRAFTS, AHEAD): "draft tokens follow from the ids of the iteration before",
+    (SEPARATE, AHEAD): "keys and values leave with the first id",
     (DRAFTS, SEPARATE): "drafts are not offered where prefill and decode are apart",
 }
 
@@ -73,6 +79,9 @@ def contradictions(config: Config) -> Iterator[str]:
     for name, value in (WITHOUT | {"record": None}).items() if SEPARATE.chosen(config) else ():
         if getattr(config, name) != value:
             yield f"{SEPARATE.name} go without {flag(name)}; leave it or {SEPARATE.flag} out"
+    for name, value in AHEAD_WITHOUT.items() if config.ahead else ():
+        if getattr(config, name) != value:
+            yield f"iterations planned ahead go without {flag(name)}; leave it or --ahead out"
 
 
 def table() -> str:

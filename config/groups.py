@@ -11,7 +11,7 @@ GROUPS = {
     "How batches form": (
         "mode", "max_batch_size", "token_budget", "budget_counts", "prefill", "decode_floor",
         "tbt_ms", "compact_batches", "max_batch_delay_ms", "batch_size_target",
-        "batch_size_limit", "preferred_batch_sizes", "bins", "loop_interval_ms",
+        "batch_size_limit", "preferred_batch_sizes", "bins", "loop_interval_ms", "ahead",
     ),
     "Who goes first": (
         "order", "max_wait_s", "priority_levels", "default_priority_level", "queue_policy",

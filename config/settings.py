@@ -64,6 +64,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     loop_interval_ms: NotNegative = setting(0.0,
         "sleep between iterations; 10 reproduces the original experiment's loop")
 
+    ahead: bool = setting(False,
+        "plan an iteration while the engine computes the one before; for a GPU, since on a CPU "
+        "both share the cores", "off")
     speculate: str = setting("0",
         "draft tokens that a row verifies in an iteration: a number; numbers with the most rows "
         "for which each holds, as 4:8,2:16; or auto (those that raise the tokens a second)")
@@ -73,7 +76,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "model:demo-draft), or acceptance:0.7 (anywhere, and so many are accepted: texts mean "
         "nothing, speed is real)")
     length_predictor: str = setting("exact",
-        "completion tokens that orders and bins by length go by: exact (the stated ones), "
+        "lengths by which orders and bins sort: exact (the completion tokens that requests state), "
         "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)")
     slo_classes: str = setting("",
         "classes with limits on time to first token and per output token, in ms, which requests "
@@ -93,8 +96,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     preemption: Literal["recompute", "swap"] = setting("recompute",
         "dynamic: what a preempted request has computed is computed again (recompute), or copied "
         "to the host's memory and back (swap; recompute where that is full)")
-    host_kv_gb: Positive = setting(1.0, "memory of the host for that, in GB")
-    block_size: Count = setting(16, "tokens in a KV block; max_model_len gives a slot per request")
+    host_kv_gb: Positive = setting(1.0, "memory of the host for swapped KV blocks, in GB")
+    block_size: Count = setting(16,
+        "tokens in a KV block; as many as max_model_len: one slot a request")
     max_model_len: int = setting(1024, "prompt + completion tokens of a request at most", ge=2)
     prefix_caching: bool = setting(False,
         "keep computed KV blocks, and share them among requests that begin alike", "off")
@@ -181,12 +185,13 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     user_requests_per_minute: Count | None = setting(None,
         "requests that each user may send in a minute; beyond it 429", "none")
     user_tokens_per_minute: Count | None = setting(None,
-        "the same of tokens, prompt and completion as stated", "none")
+        "prompt and completion tokens that each may ask for in a minute", "none")
     request_timeout_s: Positive | None = setting(None,
         "answer 504 after this long; a request may set its own", "none")
     header_timeout_s: Positive = setting(10.0,
         "answer 408 if a request's headers are not whole after this long")
-    body_timeout_s: Positive = setting(30.0, "the same for its body, once the headers are there")
+    body_timeout_s: Positive = setting(30.0,
+        "answer 408 if its body is not whole so long after its headers")
     drain_timeout_s: NotNegative = setting(3600.0,
         "SIGTERM finishes requests in flight; after this long they get an error")
 

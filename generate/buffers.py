@@ -1,8 +1,9 @@
-"""Numbers of the host, copied to the device without making the host wait."""
+"""Numbers of the host, copied to the device and back without making the host wait."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,24 @@ class Buffer:
         )
         self._tensor[: len(values)].copy_(_on_host(values, self._tensor.device), non_blocking=True)
         return self._tensor
+
+
+def reader(values: Tensor) -> Callable[[], list[Any]]:
+    """Begin to copy a tensor to the host; return a call that waits for the copy alone, and not for
+    what the device is given to do after it.
+    """
+    if not values.is_cuda:
+        return values.tolist
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[Any]:
+        copied.synchronize()
+        return host.tolist()
+
+    return read
 
 
 def _on_host(values: array[Any], device: torch.device) -> Tensor:

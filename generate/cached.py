@@ -26,6 +26,7 @@ from scheduling.drafts import Drafter
 from scheduling.inference import Generator, Inference, Iteration, Row
 from scheduling.sampling import Sampling
 
+Known = Callable[[Tensor], Tensor]  # from ids to ids; see CachedGenerator
 Pass = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
 # a row without a request: it has no blocks and attends to itself alone
 PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
@@ -56,7 +57,8 @@ class CachedGenerator(Generator):
     """The model with a KV cache.
 
     `max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator. `one_call` computes
-    the logits of rows instead of the model's modules.
+    the logits of rows instead of the model's modules. known: returns ids, [T], with known ones in
+    the places of those below 0.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class CachedGenerator(Generator):
         n_blocks: int | None = None,
         one_call: Callable[[list[Row], bool], Tensor] | None = None,
         drafter: Drafter | None = None,
+        known: Known | None = None,
     ):
         self.model = model
         self.one_call = one_call
@@ -78,11 +81,16 @@ class CachedGenerator(Generator):
         self.n_blocks = n_blocks
         self.drafter = drafter
         self._inputs = Buffer(3 * max_tokens, "q", model.wte.weight.device)
+        self._known = known or (lambda ids: ids)
         self._captured: dict[int, Pass] = {}
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Return the ids of rows that sample. Raises OutOfMemory."""
+        return self.ids(iteration).tolist()
+
+    def ids(self, iteration: Iteration) -> Tensor:
+        """Return them on the device: int64 [N]."""
         rows, padding = iteration.rows, iteration.padding
         with memory_for(f"an iteration of {len(rows)} rows"):
             return ids_after(
@@ -119,7 +127,7 @@ class CachedGenerator(Generator):
         inputs = self._inputs.load(ids + positions + samples)
         attend = self.attention.prepare(rows)
         tokens, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_samples]
-        return lambda: self.model(tokens, places, attend, sampled)
+        return lambda: self.model(self._known(tokens), places, attend, sampled)
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Callable[[Pass], Pass]) -> None:

@@ -58,6 +58,7 @@ class FakeGenerator(Generator):
         drafter: Drafter | None = None,
     ):
         self._sleep, self._slowdown, self.drafter = sleep, slowdown, drafter
+        self._free_at = 0.0
         # once a request: a checksum of its whole prompt for every token would be a cost of its own
         self._checksum = functools.lru_cache(MOST_ROWS)(
             lambda inference: _checksum(inference.prompt_ids, inference.sampling.seed)
@@ -65,6 +66,21 @@ class FakeGenerator(Generator):
 
     def generate(self, iteration: Iteration) -> list[int]:
         self._sleep(self._slowdown * cost_s(iteration))
+        return self._ids(iteration)
+
+    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
+        """Compute beside the caller, as a GPU does, one iteration after another."""
+        begun = max(time.perf_counter(), self._free_at)
+        due = self._free_at = begun + self._slowdown * cost_s(iteration)
+        ids = self._ids(iteration)
+
+        def wait() -> list[int]:
+            self._sleep(max(0.0, due - time.perf_counter()))
+            return ids
+
+        return wait
+
+    def _ids(self, iteration: Iteration) -> list[int]:
         return [
             _letter(self._checksum(row.inference), len(row.inference.tokens) + n)
             for row in iteration.rows

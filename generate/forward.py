@@ -6,6 +6,7 @@ It calls them as model.GPT2.forward does, so that it comes to the same bits.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 import kernels
 from config import Config
 from generate.attention import KernelAttention
-from generate.cached import flat
+from generate.cached import Known, flat
 from generate.linear import INPUTS, PackedLinear
 from generate.norms import KernelAddNorm
 from model import GPT2
@@ -28,9 +29,12 @@ def in_one_call(config: Config) -> bool:
 
 
 class KernelForward:
-    """The logits of rows by a model of PackedLinear and KernelAddNorm, with `attention`."""
+    """The logits of rows by a model of PackedLinear and KernelAddNorm, with `attention`. known: see
+    cached.CachedGenerator.
+    """
 
-    def __init__(self, model: GPT2, attention: KernelAttention):
+    def __init__(self, model: GPT2, attention: KernelAttention, known: Known | None = None):
+        self._known = known
         self._model, self._attention = model, attention  # whose memory the addresses are of
         self._wte = wte = model.wte.weight
         ln_f, head = model.ln_f, model.lm_head
@@ -64,6 +68,8 @@ class KernelForward:
         after every token: [N, V]. Raises IndexError for an id or a position that the model has not.
         """
         ids, _, samples = arrays = flat(rows, every)
+        if self._known is not None:
+            ids[:] = array("q", self._known(torch.frombuffer(ids, dtype=torch.int64)).tolist())
         attend = self._attention.prepare(rows)
         logits = self._wte.new_empty(len(samples), self._wte.shape[0])
         at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)

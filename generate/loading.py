@@ -11,6 +11,7 @@ import torch
 
 from config import Config
 from generate import OutOfMemory, memory_for
+from generate.ahead import LaunchingGenerator, SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -49,14 +50,15 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
             drafter = DraftModel(engine, config.max_batch_size, blocks, config.max_tokens)
 
         adapters = _adapters(config, model) if config.adapters else None
+        sampled = SampledIds(config.max_tokens, config.device) if config.ahead else None
 
         def on_pool(n_blocks: int) -> CachedGenerator:
-            return _cached(config, model, n_vocab, n_blocks, drafter, adapters)
+            return _cached(config, model, n_vocab, n_blocks, drafter, adapters, sampled)
 
         cached = on_pool(
             config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool)
         )
-        served: Generator = cached
+        served: Generator = LaunchingGenerator(cached, sampled) if sampled else cached
         cache = cached.attention.cache
         if config.prefill_only or config.prefill_url:
             served = HandoverGenerator(served, cache, gives=config.prefill_only)
@@ -110,19 +112,22 @@ def _cached(
     n_blocks: int,
     drafter: Drafter | None = None,
     adapters: Adapters | None = None,
+    sampled: SampledIds | None = None,
 ) -> CachedGenerator:
     """Return the engine on a pool of n_blocks, captured where it can be, and warm."""
     dtype = getattr(torch, config.kept_as)
     cache = KVCache(config.shape, n_blocks, config.block_size, dtype, config.device)
     attention: Attention = PlainAttention(cache)
-    one_call = None
+    one_call, known = None, sampled.into if sampled else None
     if config.attention == "kernel":
         attention = KernelAttention(cache)
-        one_call = KernelForward(model, attention) if in_one_call(config) else None
+        one_call = KernelForward(model, attention, known) if in_one_call(config) else None
     elif config.attention == "triton":
         attention = TritonAttention(cache, config.max_tokens)
     sampler = sample_on_cpu if config.sampler == "kernel" else sample
-    parts = model, n_vocab, attention, sampler, config.max_tokens, n_blocks, one_call, drafter
+    parts = (
+        model, n_vocab, attention, sampler, config.max_tokens, n_blocks, one_call, drafter, known,
+    )  # fmt: skip
     generator = AdaptedGenerator(adapters, *parts) if adapters else CachedGenerator(*parts)
     if config.captures:
         generator.capture(config.decoder_batch_sizes, Capture())

@@ -241,10 +241,10 @@ class AdaptedGenerator(CachedGenerator):
         super().__init__(*settings)
         self.adapters = adapters
 
-    def generate(self, iteration: Iteration) -> list[int]:
+    def ids(self, iteration: Iteration) -> Tensor:
         for slot, name in iteration.loads:
             self.adapters.load(slot, name)
-        return super().generate(iteration)
+        return super().ids(iteration)
 
     def logits(self, rows: Sequence[Row], padding: int = 0, every: bool = False) -> Tensor:
         self.adapters.place(rows)

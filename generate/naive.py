@@ -24,7 +24,9 @@ class NaiveGenerator(Generator):
         rows = [row for row in iteration.rows if row.samples]
         with memory_for(f"an iteration of {len(rows)} rows"):
             logits = [self._last_logits(row) for row in rows]
-            return choose(torch.cat(logits), rows, self._n_vocab, sample) if rows else []
+            if not rows:
+                return []
+            return choose(torch.cat(logits), rows, self._n_vocab, sample).tolist()
 
     def _last_logits(self, row: Row) -> torch.Tensor:
         """Return the logits after the row's last token: [1, V]; score its prompt besides."""

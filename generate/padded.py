@@ -157,7 +157,7 @@ class PaddedGenerator(Generator):
         """Return the ids of rows that sample. Raises OutOfMemory."""
         rows = iteration.rows
         with memory_for(f"an iteration of {len(rows)} rows"):
-            return ids_after(rows, self.logits, self._n_vocab, self._sample)
+            return ids_after(rows, self.logits, self._n_vocab, self._sample).tolist()
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], every: bool = False) -> Tensor:

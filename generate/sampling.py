@@ -28,14 +28,14 @@ from scheduling.inference import Inference
 from scheduling.sampling import Sampling
 
 Draws = Sequence[tuple[Sampling, int]]  # for each row, with its token's index in the completion
-Sample = Callable[[Tensor, Draws, int], list[int]]
+Sample = Callable[[Tensor, Draws, int], Tensor]
 BLOCK = 256
 ALL = 2.0  # a top_p that no sum of probabilities reaches
 MIN_TEMPERATURE = 1e-6  # below it float32 quotients are greedy but for exact ties
 
 
-def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
-    """Return an id below `n_vocab` for each row.
+def sample(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
+    """Return an id below `n_vocab` for each row: int64 [N], on the device of the logits.
 
     logits: [N, V], V ≥ n_vocab: ids that the tokenizer could not decode are left out. temperature 0
     takes the largest logit, the lowest id of equals.
@@ -66,10 +66,10 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
             scaled[which] = kept
         u = to_device(array("d", [uniform(s.seed, index) for s, index in chosen]), device)
         ids[at] = _invert(scaled.softmax(-1), u)
-    return ids.tolist()
+    return ids
 
 
-def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
+def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
     """`sample` in C++; a draw that lands within rounding of an id's edge may differ.
 
     logits: [N, V] on the CPU. Raises kernels.KernelUnavailable where the kernel cannot be loaded.
@@ -86,7 +86,7 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> list[int]:
     kernel(
         logits.data_ptr(), logits.stride(0), len(draws), n_vocab, *arrays, torch.get_num_threads()
     )
-    return ids.tolist()
+    return torch.frombuffer(ids, dtype=torch.int64)
 
 
 def penalized(logits: Tensor, places: Sequence[tuple[Inference, Sequence[int]]]) -> Tensor:

@@ -25,8 +25,9 @@ def ids_after(
     logits: Callable[[Sequence[Row], bool], Tensor],
     n_vocab: int,
     sample: Sample,
-) -> list[int]:
-    """Compute rows, prompts that are to be scored first; return the ids of those that sample.
+) -> Tensor:
+    """Compute rows, prompts that are to be scored first; return the ids of those that sample:
+    int64 [N].
 
     logits: computes rows and returns what follows those that sample, or every token.
     """
@@ -37,12 +38,14 @@ def ids_after(
     # a GPU computes logits while this thread goes on; it waits once, to read the ids
     found = logits(rows, False) if rows else None
     sampled = [row for row in rows if row.samples]
-    return [] if found is None or not sampled else choose(found, sampled, n_vocab, sample)
+    if found is None or not sampled:
+        return torch.empty(0, dtype=torch.int64)
+    return choose(found, sampled, n_vocab, sample)
 
 
-def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) -> list[int]:
-    """Return an id for each row, and one after each of its drafts; append scores where they are
-    wanted. logits: [N, V], one for each id.
+def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) -> Tensor:
+    """Return an id for each row, and one after each of its drafts: int64 [N]; append scores where
+    they are wanted. logits: [N, V], one for each id.
     """
     places = [(row, row.drafts[:n]) for row in rows for n in range(len(row.drafts) + 1)]
     inferences = [(row.inference, drafts) for row, drafts in places]
@@ -55,8 +58,9 @@ def choose(logits: Tensor, rows: Sequence[Row], n_vocab: int, sample: Sample) ->
     raw = logits[[i for i, _, _ in scored]] if scored else logits  # a copy, before penalties
     ids = sample(penalized(logits, inferences), draws, n_vocab)
     if scored:  # but for what follows a rejected draft
-        right = [ids[i - len(drafts) : i] == drafts for i, _, drafts in scored]
-        wanted = [(scores, ids[i]) for i, scores, _ in compress(scored, right)]
+        known = ids.tolist()
+        right = [known[i - len(drafts) : i] == drafts for i, _, drafts in scored]
+        wanted = [(scores, known[i]) for i, scores, _ in compress(scored, right)]
         record(raw[right], wanted, n_vocab)
     return ids
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from model import KVCache
+from scheduling.ahead import launched
 from scheduling.inference import Generator, Iteration
 
 Copies = Sequence[tuple[int, int]]  # numbers of blocks: from, to
@@ -47,3 +48,7 @@ class SwappingGenerator(Generator):
     def generate(self, iteration: Iteration) -> list[int]:
         self.host.copy(iteration.swap_out, iteration.swap_in)
         return self._engine.generate(iteration)
+
+    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
+        self.host.copy(iteration.swap_out, iteration.swap_in)
+        return launched(self._engine, iteration)

@@ -114,7 +114,7 @@ class Inference:
     computed: int = 0  # tokens whose keys and values are cached, come with it, or are swapped out
     num_cached_blocks: int = 0  # its first blocks, full and known to the prefix cache: read-only
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    tokens: list[int] = field(default_factory=list)  # completion ids
+    tokens: list[int] = field(default_factory=list)  # completion ids; below 0: not known yet
     token_times: list[float] = field(default_factory=list)
     stopped: bool = False  # by `stop`
     error: ServingError | None = None
@@ -168,7 +168,10 @@ class Inference:
     def notify(self) -> None:
         """Call the listener, if there is one, with the progress so far."""
         if self.listener is not None:
-            self.listener(TokenEvent(self, len(self.tokens), self.is_over))
+            n = len(self.tokens)
+            while n and self.tokens[n - 1] < 0:
+                n -= 1
+            self.listener(TokenEvent(self, n, self.is_over and n == len(self.tokens)))
 
     def token(self, position: int) -> int:
         """Return the id at `position` of prompt + completion."""

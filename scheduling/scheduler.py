@@ -258,7 +258,7 @@ class Scheduler:
         self.completion_tokens += len(got_token)
         for extension in self.extensions:
             extension.sampled(got_token, now)
-        return self._finish(over, now) if over else []
+        return self.finish(over, now) if over else []
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; blocks that are shared now stay shared."""
@@ -270,7 +270,7 @@ class Scheduler:
             self.adapters.forget(name)
         self.pool.forget_all()
 
-    def _finish(self, over: list[Inference], now: float) -> list[Inference]:
+    def finish(self, over: list[Inference], now: float) -> list[Inference]:
         """Answer finished inferences: each on its own, or in a request-level batch all at its end.
 
         There a stream is answered with its own last token all the same; its row stays, idle, until
@@ -322,7 +322,7 @@ class Scheduler:
             inference.error = error
             self._end(inference, state, now)
             ended.append(inference)
-        return ended + self._finish([], now) if ended else []
+        return ended + self.finish([], now) if ended else []
 
     def expire(self, now: float) -> list[Inference]:
         """End every inference whose deadline, or time in its level's queue, has passed."""

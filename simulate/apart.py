@@ -13,6 +13,7 @@ from config import Config, ConfigError, flag
 from config.features import WITHOUT
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
+from simulate.ahead import AheadReplica
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop
@@ -35,7 +36,7 @@ def refuse(config: Config, variant: str) -> None:
 def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Apart]:
     """Return what makes the replicas of a layout."""
     if not layout.prefill_replicas:
-        return Fleet
+        return functools.partial(Fleet, kind=AheadReplica) if config.ahead else Fleet
     return functools.partial(Apart, token_bytes=config.block_bytes // config.block_size)
 
 

@@ -78,8 +78,8 @@ class Fleet:
     build: makes a replica's scheduler. computed: called with the number of a replica and each of
     its stretches. session: returns the user or conversation of a request, which a router may keep
     together. numbers: of its replicas, if it has some of the layout's alone. noise: of a replica,
-    by its number. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that
-    arrives while no replica is up waits until one is.
+    by its number. kind: of replica. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A
+    request that arrives while no replica is up waits until one is.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Fleet:
         session: Callable[[Inference], str | None] = lambda inference: inference.user,
         noise: Callable[[int], NoisyRun | None] = lambda number: None,
         numbers: range | None = None,
+        kind: Callable[..., SimulatedReplica] = SimulatedReplica,
         **of_replicas: Any,
     ):
         self.layout = layout
@@ -102,7 +103,7 @@ class Fleet:
         self.missed: list[Failure] = []  # of replicas that were not up
         self._loop, self._build, self._costs = loop, build, costs
         self._computed, self._ended, self._session = computed, ended, session
-        self._noise = noise
+        self._noise, self._kind = noise, kind
         self._of_replicas = {"jump": True} | of_replicas
         self._gateway = Gateway(
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
@@ -173,7 +174,7 @@ class Fleet:
                 self._record_change()
             return self._ended(number, now, inference)
 
-        replica = self.replicas[number] = SimulatedReplica(
+        replica = self.replicas[number] = self._kind(
             self._loop,
             self._build(),
             costs,

@@ -26,7 +26,7 @@ from studies.study import Study
 NAMES = (
     "orders", "batches", "fair", "urgent", "deadlines", "memory", "prefixes", "routers", "capacity",
     "fidelity", "vllm_schedule", "arena", "prefill", "speculation", "padded",
-    "adapters", "swap", "approximations", "apart",
+    "adapters", "swap", "approximations", "apart", "ahead",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from generate.ahead import SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -80,6 +81,7 @@ def engine(
     path: str = "kernels in one call",
     adapters: Sequence[Adapter] = (),
     slots: int = 8,
+    sampled: SampledIds | None = None,
 ) -> CachedGenerator:
     attend, sampler, linear = PATHS[path]
     if linear != "plain" or adapters:
@@ -89,7 +91,8 @@ def engine(
         fuse_norms(model, KernelAddNorm)
     cache = KVCache(model.shape, n_blocks, block_size, model.wte.weight.dtype, "cpu")
     attention = attend(cache)
-    generator = CachedGenerator(model, N_VOCAB, attention, sampler, MAX_TOKENS)
+    known = sampled.into if sampled else None
+    generator = CachedGenerator(model, N_VOCAB, attention, sampler, MAX_TOKENS, known=known)
     if adapters:
         store = Adapters(model, slots, MAX_TOKENS, triton=isinstance(attention, TritonAttention))
         for adapter in adapters:
@@ -97,7 +100,7 @@ def engine(
         generator = AdaptedGenerator(store, model, N_VOCAB, attention, sampler, MAX_TOKENS)
     if path == "kernels in one call":
         assert isinstance(attention, KernelAttention)
-        generator.one_call = KernelForward(model, attention)
+        generator.one_call = KernelForward(model, attention, known)
     return generator
 
 

@@ -81,7 +81,7 @@ def test_the_design_has_no_cycle() -> None:
 
 
 def test_few_files_lie_at_the_root() -> None:
-    assert len(list(ROOT.glob("*.py"))) <= 10
+    assert len(list(ROOT.glob("*.py"))) <= 11
 
 
 HEAVY = "torch flask gunicorn safetensors app"

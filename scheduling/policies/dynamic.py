@@ -26,19 +26,21 @@ class Dynamic(Policy):
 
     kv_reservation: Literal["whole", "demand"] = setting(
         "whole",
-        "KV blocks of a request: whole (for its whole life, before it joins) or demand (as it "
-        "fills them; when none is left a victim waits again and recomputes)",
+        "KV blocks of a request: whole (reserved for its longest answer before it runs) or demand "
+        "(taken as it fills them; where none is free, a running request is preempted)",
     )
     victim: Victim = setting(
-        "newest", "row that gives way: newest, least_computed or most_computed", needs=DEMAND
+        "newest",
+        "running request that is preempted: newest, least_computed or most_computed",
+        needs=DEMAND,
     )
     watermark: float = setting(
         0.01, "share of the KV blocks that admission leaves free", needs=DEMAND, ge=0, lt=1
     )
     budget_counts: Literal["prefill", "all"] = setting(
         "prefill",
-        "tokens that token_budget bounds: prefill (of prompts, and of what preemption took) or all "
-        "(decoded ones too, as in vLLM)",
+        "what token_budget limits: prefill (tokens of prompts, and those computed again after a "
+        "preemption) or all (decoded tokens too, as in vLLM)",
     )
 
     prefill: str = setting(

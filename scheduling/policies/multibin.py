@@ -22,7 +22,7 @@ class MultiBin(Delayed):
     """
 
     in_order: ClassVar[bool] = False
-    bins: int = setting(4, "queues, by predicted length", ge=1, le=64)
+    bins: int = setting(4, "number of queues, by predicted length", ge=1, le=64)
 
     @property
     def n_bins(self) -> int:

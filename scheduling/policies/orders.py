@@ -134,7 +134,7 @@ class ByWork(Order):
 
     by_length: ClassVar[bool] = True
     prefill_weight: float = setting(
-        0.2, "decoded tokens that a prompt token to compute is worth", ge=0, allow_inf_nan=False
+        0.2, "decoded tokens as which a prompt token to compute counts", ge=0, allow_inf_nan=False
     )
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
@@ -157,7 +157,10 @@ class Sjf(ByWork, Bounded):
     """
 
     aging: float = setting(
-        0.0, "decoded tokens that a second of waiting is worth", ge=0, allow_inf_nan=False
+        0.0,
+        "decoded tokens by which a second of waiting makes a request count as shorter",
+        ge=0,
+        allow_inf_nan=False,
     )
 
     def key(self, inference: Inference) -> float:
@@ -206,7 +209,7 @@ class Prefix(Order):
     """
 
     in_order: ClassVar[bool] = False
-    prefix_window: int = setting(128, "how many requests, from the oldest, it orders", ge=1)
+    prefix_window: int = setting(128, "number of requests that it sorts, the oldest ones", ge=1)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         def most_cached_first(members: Sequence[Inference]) -> float:

@@ -56,9 +56,9 @@ class Mlfq(Bounded):
 
     preemptive: ClassVar[bool] = True
     mlfq_quantum: int = setting(
-        8, "tokens of the first level; the next one has twice as many", ge=1
+        8, "tokens that a request gets in the first level; twice as many in each next one", ge=1
     )
-    mlfq_levels: int = setting(6, "levels", ge=1, le=32)
+    mlfq_levels: int = setting(6, "number of levels", ge=1, le=32)
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
         prompt = max(len(member.prompt_ids) for member in group)

@@ -94,12 +94,12 @@ class Priority(Bounded):
     queue holds, and for how long (Triton's queue policies).
     """
 
-    priority_levels: int = setting(3, "levels, of which 1 goes first", ge=1, le=64)
+    priority_levels: int = setting(3, "number of levels, of which 1 goes first", ge=1, le=64)
     default_priority_level: int | None = setting(
-        None, "level of a request that names none, or 0", "the middle one", ge=1
+        None, "level of a request that states none, or 0", "the middle one", ge=1
     )
     queue_policy: str = setting(
-        "", f"of levels, and of all others by default: {EXAMPLE};default:…", "none"
+        "", f"limits of a level's queue, and of all others: {EXAMPLE};default:…", "none"
     )
 
     @cached_property

@@ -1,0 +1,142 @@
+"""Tokens that are not known yet, so that an iteration can be planned while the one before it is
+computed (vLLM's asynchronous scheduling).
+
+What an iteration does to the scheduler depends on how many tokens it samples, and not on which,
+except where a stop string ends a request. So it is applied as soon as it is launched, with a number
+below 0 in the place of each token; the engine takes the token from what it sampled last. If it then
+turns out to be a request's last one, the row that was planned after it is wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.scheduler import Scheduler
+
+
+@runtime_checkable
+class Launches(Protocol):
+    """An engine that computes beside its caller."""
+
+    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
+        """Begin to compute the iteration; return a call that waits for its ids."""
+
+
+def launched(generator: Generator, iteration: Iteration) -> Callable[[], list[int]]:
+    """Launch an iteration, or compute it where the engine does so at once."""
+    if isinstance(generator, Launches):
+        return generator.launch(iteration)
+    ids = generator.generate(iteration)
+    return lambda: ids
+
+
+def unknown(place: int) -> int:
+    """Return the id of a token that is not known yet, the `place`-th of its iteration. Where it is,
+    `unknown` of the id is `place` again.
+    """
+    return -1 - place
+
+
+class Unknown(NamedTuple):
+    """A token of an inference: its number in the completion, and its place in the iteration."""
+
+    inference: Inference
+    number: int
+    place: int
+
+
+def unknown_of(iteration: Iteration) -> list[Unknown]:
+    """Return the tokens of an iteration that was applied with unknown ids."""
+    samples = [row for row in iteration.rows if row.samples]
+    return [
+        Unknown(row.inference, len(tokens) - 1, place)
+        for place, row in enumerate(samples)
+        if (tokens := row.inference.tokens) and tokens[-1] == unknown(place) and not row.idle
+    ]
+
+
+def is_known(inference: Inference) -> bool:
+    """Return whether all of its tokens are known."""
+    return not inference.tokens or inference.tokens[-1] >= 0
+
+
+def forget_unknown(inference: Inference) -> int:
+    """Remove the tokens that are not known, and return how many they were."""
+    n = len(inference.tokens)
+    while not is_known(inference):
+        del inference.tokens[-1], inference.token_times[-1]
+    return n - len(inference.tokens)
+
+
+def known_to(stop: Callable[[int], bool]) -> Callable[[int], bool]:
+    """Return an inference's `stop` that ignores tokens which are not known yet."""
+    return lambda token: token >= 0 and stop(token)
+
+
+def reads_ids(iteration: Iteration) -> bool:
+    """Return whether the host needs the ids of earlier tokens to compute an iteration: penalties
+    count them, and a wasted row must not be scored.
+    """
+    inferences = [row.inference for row in iteration.rows]
+    return any(each.sampling.penalizes or each.scores is not None for each in inferences)
+
+
+def without_ended(iteration: Iteration) -> Iteration:
+    """Return an iteration that was planned before some of its inferences ended: their rows are
+    idle.
+    """
+    rows = [row._replace(idle=row.idle or row.inference.is_over) for row in iteration.rows]
+    return iteration._replace(rows=rows)
+
+
+def fill(
+    scheduler: Scheduler, tokens: Sequence[Unknown], ids: Sequence[int], now: float
+) -> list[Inference]:
+    """Put an iteration's ids, which are known now, into their places; return the inferences to
+    answer because they end with them, though more was planned.
+    """
+    stopped = []
+    for inference, number, place in tokens:
+        if is_lost(inference, number):
+            continue
+        inference.tokens[number], inference.token_times[number] = ids[place], now
+        if inference.stop is not None and inference.stop(ids[place]):
+            inference.stopped = True
+            scheduler.completion_tokens -= forget_unknown(inference)
+            stopped.append(inference)
+    return stop(scheduler, stopped, now)
+
+
+def stop(scheduler: Scheduler, inferences: Iterable[Inference], now: float) -> list[Inference]:
+    """Finish inferences of which an earlier token is the last; return all to answer now."""
+    over = []
+    for inference in inferences:
+        if inference.state is State.WAITING:  # preempted, in vain
+            scheduler.queue.remove(inference)
+            scheduler.running[inference.id], inference.state = inference, State.RUNNING
+        elif inference.state is State.RUNNING:
+            inference.computed += min(0, inference.uncomputed - 1)
+        else:  # finished, as planned
+            continue
+        inference.is_over = True
+        over.append(inference)
+    return scheduler.finish(over, now) if over else []
+
+
+def is_lost(inference: Inference, number: int) -> bool:
+    """Return whether an inference ended, in error or with an earlier token, before this one."""
+    return inference.error is not None or number >= len(inference.tokens)
+
+
+def as_computed(iteration: Iteration, tokens: Sequence[Unknown]) -> Iteration:
+    """Return the iteration with those rows idle whose tokens are lost."""
+    lost = {inference for inference, number, _ in tokens if is_lost(inference, number)}
+    if not lost:
+        return iteration
+    rows = [
+        row._replace(idle=True) if row.inference in lost and row.decodes else row
+        for row in iteration.rows
+    ]
+    return iteration._replace(rows=rows)

@@ -1,0 +1,237 @@
+"""Plans one iteration ahead: the same texts and, but for rows wasted, the same iterations."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ahead import AheadManager
+from batching import BatchingManager
+from generate.ahead import LaunchingGenerator, SampledIds
+from model import GPT2
+from scheduling.errors import Cancelled, Draining, GenerationFailed
+from scheduling.inference import Generator, Inference, Iteration, TokenEvent
+from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
+from scheduling.prefix_cache import block_keys
+from scheduling.records import IterationRecord
+from scheduling.sampling import Sampling, Scores
+from simulate import PS, Loop
+from simulate.ahead import AheadReplica
+from simulate.costs import Costs, Line
+from simulate.replica import Stretch
+from tests.oracle import MAX_TOKENS, N_VOCAB, engine, workload
+from tests.oracle import model as model  # a fixture
+from tests.virtual import make_scheduler
+
+PATIENCE_S = 20.0
+DEMAND = Dynamic(kv_reservation="demand")
+Iterations = list[list[tuple[int, int, int, bool]]]
+
+
+class Late(Generator):
+    """Ids that follow from all tokens before them, and are known when they are waited for."""
+
+    def __init__(self) -> None:
+        self.n_ahead = 0  # iterations launched while the one before was not waited for
+        self.fails: set[int] = set()  # iterations, by number
+        self.before: Callable[[int], None] = lambda number: None  # a wait
+        self._sampled: list[int] = []
+        self._numbers = iter(range(10**6))
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        return self.launch(iteration)()
+
+    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
+        number, last, sampled = next(self._numbers), self._sampled, list[int]()
+        self._sampled = sampled
+        rows = [row for row in iteration.rows if row.samples]
+        texts = [[row.inference.token(i) for i in range(row.start + row.n_tokens)] for row in rows]
+        self.n_ahead += any(token < 0 for text in texts for token in text)
+
+        def wait() -> list[int]:
+            self.before(number)
+            if number in self.fails:
+                raise RuntimeError("on purpose")
+            for text in texts:
+                known = [token if token >= 0 else last[-1 - token] for token in text]
+                sampled.append(zlib.crc32(array("q", known).tobytes()) % N_VOCAB)
+            return sampled
+
+        return wait
+
+
+def served(
+    kind: type[BatchingManager],
+    policy: Policy,
+    inferences: Sequence[Inference],
+    generator: Generator | None = None,
+    **limits: Any,
+) -> tuple[list[list[int]], Iterations]:
+    """Serve a burst; return the texts, and the rows of each iteration."""
+    generator, begin = generator or Late(), threading.Event()
+    iterations: Iterations = []
+
+    class Rows:
+        def iteration(self, record: IterationRecord) -> None:
+            rows = record.iteration.rows
+            iterations.append([(r.inference.id, r.start, r.n_tokens, r.idle) for r in rows])
+
+        def answered(self, inference: Inference) -> None:
+            assert not inference.tokens or inference.tokens[-1] >= 0
+            assert inference.answered_at is not None
+            assert inference.answered_at >= inference.token_times[-1]
+
+    def load() -> Generator:
+        assert begin.wait(PATIENCE_S)
+        return generator
+
+    defaults: dict[str, Any] = {"max_batch_size": 4, "token_budget": 24, "n_blocks": 60}
+    manager = kind(make_scheduler(policy, **defaults | {"block_size": 4} | limits), load)
+    manager.observe(Rows())
+    for inference in inferences:
+        manager.enqueue([inference])
+    begin.set()
+    for inference in inferences:
+        assert inference.done.wait(PATIENCE_S) and inference.error is None
+    manager.close()
+    pool = manager._scheduler.pool
+    assert pool.free_blocks == pool.n_blocks and not manager._scheduler.has_work
+    assert manager._scheduler.completion_tokens == sum(len(each.tokens) for each in inferences)
+    return [inference.tokens for inference in inferences], iterations
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [NoBatching(), Static(), Windowed(), Dynamic(), DEMAND],
+    ids=lambda p: type(p).__name__,
+)
+def test_texts_and_iterations_are_the_same(policy: Policy) -> None:
+    # so few that requests are preempted
+    blocks: dict[str, Any] = {"n_blocks": 15} if policy is DEMAND else {}
+    late = Late()
+    plain, ahead = (
+        served(kind, policy, workload(12, Sampling()), generator, **blocks)
+        for kind, generator in ((BatchingManager, Late()), (AheadManager, late))
+    )
+    assert ahead == plain
+    assert late.n_ahead > len(plain[1]) / 2
+
+
+@pytest.mark.parametrize("policy", [Static(), Dynamic(), DEMAND], ids=lambda p: type(p).__name__)
+def test_a_request_that_stops_early_wastes_an_idle_row(policy: Policy) -> None:
+    def inferences() -> list[Inference]:
+        requests = workload(12, Sampling())
+        for each in requests:
+            each.stop = lambda token: token % 6 == 0
+        return requests
+
+    blocks: dict[str, Any] = {"n_blocks": 15} if policy is DEMAND else {}
+    (plain, _), (texts, iterations) = (
+        served(kind, policy, inferences(), **blocks) for kind in (BatchingManager, AheadManager)
+    )
+    assert texts == plain
+    live = [row for rows in iterations for *row, idle in rows if not idle]
+    if policy is not DEMAND:  # else preempted requests are computed again
+        computed = sum(len(text) - 1 for text in texts) + sum(
+            len(i.prompt_ids) for i in inferences()
+        )
+        assert sum(n for _, _, n in live) == computed
+
+
+@pytest.mark.parametrize("path", ["plain", "kernels in one call"])
+def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2) -> None:
+    """With penalties, log-probabilities, shared prefixes and too few blocks as well."""
+    texts: list[Any] = []
+    for kind in (BatchingManager, AheadManager):
+        inferences = workload(16, Sampling(temperature=0.8, top_k=40))
+        for i, each in enumerate(inferences):
+            each.prompt_ids[:8] = range(8)
+            each.keys = block_keys(each.prompt_ids, 4)
+            if i % 5 == 0:
+                each.sampling = replace(each.sampling, frequency_penalty=1.5)
+            if i % 5 == 1:
+                each.scores, each.stop = Scores(2, 1), lambda token: token % 6 == 0
+        generator: Generator = engine(model, 24, 4, path)
+        if kind is AheadManager:
+            sampled = SampledIds(MAX_TOKENS, "cpu")
+            generator = LaunchingGenerator(engine(model, 24, 4, path, sampled=sampled), sampled)
+        texts.append(served(kind, DEMAND, inferences, generator, n_blocks=24)[0])
+        texts.append([[(s.logprob > -30) for s in i.scores.of] for i in inferences if i.scores])
+    assert texts[:2] == texts[2:]
+
+
+def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
+    late = Late()
+    late.fails = {2}
+    manager = AheadManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
+    doomed, later = [Inference([1, 2], n) for n in (3, 9)], Inference([3], 5)
+    manager.enqueue(doomed)  # one of which lacks nothing but the third iteration's ids
+    for each in doomed:
+        assert each.done.wait(PATIENCE_S) and isinstance(each.error, GenerationFailed)
+        assert len(each.tokens) == 2 and min(each.tokens) >= 0
+    manager.enqueue([later])
+    assert later.done.wait(PATIENCE_S) and len(later.tokens) == 5
+    manager.close()
+
+
+def test_requests_end_in_the_middle_of_an_iteration() -> None:
+    """A cancelled one, whose stream gets what is known, and the rest when the server is closed."""
+    late, reached, go = Late(), threading.Event(), threading.Event()
+
+    def before(number: int) -> None:
+        if number == 2:
+            reached.set()
+            assert go.wait(PATIENCE_S)
+
+    late.before = before
+    manager = AheadManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
+    events: list[TokenEvent] = []
+    leaves, other, short = (
+        Inference([1], 50, listener=events.append),
+        Inference([2], 50),
+        Inference([3], 3),
+    )
+    manager.enqueue([leaves, other, short])
+    assert reached.wait(PATIENCE_S)
+    manager.cancel([leaves])
+    assert isinstance(leaves.error, Cancelled) and len(leaves.tokens) == 2
+    assert [event.n_tokens for event in events] == [1, 2, 2]
+    closing = threading.Thread(target=manager.close)
+    closing.start()
+    assert other.done.wait(PATIENCE_S) and isinstance(other.error, Draining)
+    assert short.done.wait(PATIENCE_S) and isinstance(short.error, Draining), (
+        "its ids were not known"
+    )
+    go.set()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive() and len(other.tokens) == 2
+
+
+@pytest.mark.parametrize(("engine_ms", "host_ms"), [(10, 3), (3, 10)])
+def test_virtual_time_has_the_same_iterations_each_as_long_as_the_longer_of_two_times(
+    engine_ms: int, host_ms: int
+) -> None:
+    ms = PS // 1000
+    costs = Costs("stated", Line(iteration=engine_ms * ms), gap=host_ms * ms)
+    iterations, ends = list[list[Any]](), list[int]()
+
+    def computed(stretch: Stretch) -> None:
+        rows = stretch.iteration.rows
+        iterations.append([(r.inference.id, r.start, r.n_tokens, r.idle) for r in rows])
+        ends.append(stretch.end(0))
+
+    limits = {"max_batch_size": 4, "token_budget": 24, "n_blocks": 60, "block_size": 4}
+    scheduler, loop = make_scheduler(Dynamic(), **limits), Loop()
+    replica = AheadReplica(loop, scheduler, costs, computed=computed)
+    requests = workload(12, Sampling())
+    loop.serve([(0.0, [each]) for each in requests], replica)
+    assert iterations == served(AheadManager, Dynamic(), workload(12, Sampling()))[1]
+    assert {b - a for a, b in pairwise(ends[1:])} == {max(engine_ms, host_ms) * ms}
+    assert all(each.token_times[-1] == each.answered_at for each in requests)
