@@ -208,7 +208,7 @@ class Replaying:
         return replay
 
 
-def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_leaves_the_ids_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a tensor is where a host waits for its GPU. (Operations that wait inside PyTorch are
     not seen here.)
     """
@@ -226,7 +226,7 @@ def test_a_batch_of_sampled_ids_is_read_once(monkeypatch: pytest.MonkeyPatch) ->
     samplings = [Sampling(), Sampling(1.0), Sampling(0.5, top_k=3), Sampling(2.0, top_p=0.5)]
     samplings.append(Sampling(1.0, 9, 0.9))
     ids = sample(torch.randn(5, 300), [(how, 1) for how in samplings], 257)
-    assert len(ids) == 5 and reads == ["tolist"]
+    assert len(ids) == 5 and not reads
 
 
 def gpu_config(**settings: Any) -> Config:
