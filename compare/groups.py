@@ -121,7 +121,7 @@ def described(load: Mapping[str, Any]) -> str:
     talk, of = load.get("conversations"), ""
     rate = talk["rate"] if talk else load["requested_rate"]
     if load["users"]:
-        when = f"{load['users']} users, each of whom sends the next when its last is answered"
+        when = f"{load['users']} users, each of which sends a request when its last is answered"
     elif rate is None:
         when = "all at once"
     else:
@@ -135,7 +135,7 @@ def described(load: Mapping[str, Any]) -> str:
     parts = [f"{load['requests']:,} requests{of}, {tokens}, {when}"]
     if users := load.get("by_user"):
         listed = [
-            f"{user['requests']} of {name or 'nobody'} from {user['first_at']:.1f} to "
+            f"{user['requests']} of {name or 'no user'} from {user['first_at']:.1f} to "
             f"{user['last_at']:.1f} s"
             for name, user in users.items()
         ]

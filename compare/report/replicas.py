@@ -12,8 +12,8 @@ from compare.runs import Run
 
 SUMS = (
     "Rows, tokens and KV blocks of a variant are sums over its replicas, and its largest batch is "
-    "the largest of any. Its occupancy is of replicas while they compute. How many useful rows "
-    "theory expects is left out, and so is what they complete while requests are always waiting."
+    "the largest of any. Its occupancy counts a replica only while it computes. The useful rows "
+    "that theory expects are left out, and so is the throughput while requests always wait."
 )
 Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, other replicas
 
@@ -60,8 +60,8 @@ def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:
         counts = f"{min(up)} to {max(up)}" if len(up) > 1 else f"{up[0]}"
         rows.append([escape(name), counts, f"{replicas['replica_s']:,.0f}", served])
         sentences += [
-            f"In {escape(name)} the failure of replica {number} at {at_s:g} s hit nobody: it was "
-            f"not up, or nothing was left to do."
+            f"In {escape(name)} the failure of replica {number} at {at_s:g} s ended no request: it "
+            f"was not up, or nothing was left to do."
             for number, at_s in replicas["missed"]
         ]
     return ["## Replicas", markdown(rows), *sentences, *figure] if rows[1:] else []

@@ -36,8 +36,8 @@ RATES = (
     "beyond it: tokens a second over the mean tokens of a request. Its queue begins to grow "
     "between two rates 9% apart: at the second, each second of sending adds over "
     f"{GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent stays "
-    f"in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity that is chance, "
-    "and the two need not lie around it."
+    f"in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity "
+    "chance decides whether the queue grows, so the capacity need not lie between these rates."
 )
 NOISE = "Where 90% of runs lie, with the noise that the costs were fitted with"
 
@@ -131,7 +131,7 @@ def sweep_part(run: Run, figure: Sequence[str]) -> list[str]:
 
 
 def marked(run: Run) -> str:
-    """Return a remark for beside the names of a run that was simulated."""
+    """Return the remark that follows the names of a simulated run."""
     if not (facts := run.first.get("simulated")):
         return ""
     return " (simulated, estimated)" if facts.get("estimate") else " (simulated)"
@@ -150,7 +150,7 @@ def facts(run: Run) -> list[str]:
             f"every row was busy"
         )
     seeds = ", ".join(str(s["seed"]) for s in run.summaries)
-    where = "`trace.jsonl`" if load.get("saved", True) else "not saved: these draw it again"
+    where = "`trace.jsonl`" if load.get("saved", True) else "not saved: its flags draw it again"
     lines = [f"workload: {escape(described(load))}; {', '.join(given)}; seed {seeds} ({where})"]
     if config:
         apart = differing(run.results[0])

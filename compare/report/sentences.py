@@ -62,14 +62,14 @@ def failures(run: Run) -> list[str]:
 
 
 def other_lengths(run: Run) -> list[str]:
-    """Servers that computed other tokens than asked: their latencies are of other work."""
+    """Return a warning for each server that computed more or fewer tokens than were requested."""
     warnings = []
     for name, results in run.variants.items():
         other, completed = (sum(r[key] for r in results) for key in ("other_length", "completed"))
         if other:
             warnings.append(
-                f"**{name} computed another number of tokens than asked in {other} of {completed} "
-                f"answers** (does it ignore `ignore_eos`?): its latencies are of other work."
+                f"**{name} computed more or fewer tokens than requested in {other} of {completed} "
+                f"answers** (does it ignore `ignore_eos`?): its latencies cannot be compared."
             )
     return warnings
 
@@ -90,7 +90,7 @@ def client_limited(run: Run) -> str | None:
 
 
 def busy(summary: Mapping[str, Any]) -> str | None:
-    """A warning of a machine that was not left alone; virtual time does not care."""
+    """Return a warning if other processes kept the machine busy, unless the run was simulated."""
     percent = summary["hardware"]["busy_before_percent"]
     if percent <= 20 or summary.get("simulated"):
         return None
@@ -101,7 +101,7 @@ def busy(summary: Mapping[str, Any]) -> str | None:
 
 
 def simulated(run: Run) -> str | None:
-    """A remark that nothing of a run was measured, and the source of its times."""
+    """Return a remark that the run was simulated, and where its times come from."""
     if not (facts := run.first.get("simulated")):
         return None
     costs = f"what the costs {code(facts['costs'])} say"
@@ -118,12 +118,12 @@ def simulated(run: Run) -> str | None:
 
 
 def sampled(run: Run) -> str | None:
-    """A remark on numbers that are of a sample of the requests."""
+    """Return a remark on the numbers that come from a sample of the requests."""
     if not (n := sample(run)):
         return None
     return (
-        f"Gaps between tokens, points and distributions are of a sample of {n:,} requests, the "
-        f"same of each variant; all else is of all."
+        f"Gaps between tokens, points and distributions come from a sample of {n:,} requests, the "
+        f"same in each variant; all other numbers count every request."
     )
 
 
@@ -143,8 +143,8 @@ def identity(run: Run) -> str | None:
     parted = sorted(100 * share for same in texts for share in same["parted_after"])
     return (
         f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every variant answered got "
-        f"the same text in each; the texts of the others part after {parted[0]:.0f} to "
-        f"{parted[-1]:.0f}% of their length (median {statistics.median(parted):.0f}%)."
+        f"the same text in each; the other texts begin to differ after {parted[0]:.0f} "
+        f"to {parted[-1]:.0f}% of their length (median {statistics.median(parted):.0f}%)."
     )
 
 
@@ -160,9 +160,9 @@ def littles_law(run: Run) -> str | None:
         return None
     percent, name = max(differences, key=lambda difference: abs(difference[0]))
     return (
-        "Little's law: requests in flight, counted by the client at random instants, and answered "
-        f"a second × mean latency at the server differ by {percent:+.1f}% at most "
-        f"({name}).".replace("-", "−")
+        "Little's law: requests in flight, which the client counted at random instants, differ "
+        "from requests answered a second × mean latency at the server by "
+        f"{percent:+.1f}% at most ({name}).".replace("-", "−")
     )
 
 
@@ -173,12 +173,12 @@ def seeds(run: Run) -> str:
     return (
         f"Means over {n} seeds ± half of a 95% t interval. Variants ran the same traces, so their "
         f"differences are paired by seed; where a difference's interval spans zero, no difference "
-        f"is shown. (Of twenty differences that are none, one is shown.)"
+        f"is shown. (Where there is no difference, chance shows one in twenty cases.)"
     )
 
 
 def deployed(summary: Mapping[str, Any]) -> str | None:
-    """The replicas of each variant in words, and what is before them; None of a server alone."""
+    """Return the replicas of each variant and their front end in words; None for single servers."""
     if not (deployment := summary.get("deployment")):
         return None
     n, kind = deployment["replicas"], KINDS[deployment["front"]]
@@ -188,15 +188,15 @@ def deployed(summary: Mapping[str, Any]) -> str | None:
 def conditions(run: Run) -> str:
     """Conditions of a run: kind of answers, and place of the servers."""
     summary = run.first
-    text = "Latencies are of streams."
+    text = "Latencies were measured on streamed answers."
     if not summary["stream"]:
-        text = "Latencies are of plain answers: a request-level batch is answered as a whole."
+        text = "Answers were not streamed: a request-level batch is answered as a whole."
     if not summary["started_here"]:
         return f"{text} The server ran apart; hardware and commit below are the client's."
     if summary.get("simulated"):
         return text
     on = deployed(summary) or "a server of its own"
-    text += f" Servers ran one after another on the same machine, each on {on}"
+    text += f" Variants ran one after another on the same machine, each on {on}"
     if summary["also"]:
-        text += f"; {', '.join(summary['also'])} ran where it was"
+        text += f"; {', '.join(summary['also'])} ran already"
     return f"{text}."

@@ -37,8 +37,8 @@ ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 SAME = "All replayed the same traces, so their differences are the servers' and the machines'."
 OTHER = (
-    "**The traces differ**: at another load latencies differ for that alone; `--trace` replays one "
-    "run's trace in another."
+    "**The traces differ**: another load alone changes latencies; `--trace` replays one run's "
+    "trace in another run."
 )
 WALL = ("wall_clock_s", "request_throughput", "output_throughput", "total_token_throughput")
 NUMBERS = [  # of servers that tools measured: each with what of a tool's definitions it goes by
@@ -54,8 +54,8 @@ LATE_S = 0.25  # requests that are sent further apart are of another trace
 TICK_S = 1e-6  # added to each time: those of tokens that came at once are 0, which has no logarithm
 PAIRED = (
     "Ratios to {first}, request by request and by one definition: the times to the first token and "
-    "to the last one, and (last − first) / (n − 1). In brackets a 95% interval over stretches of "
-    f"the trace, {BLOCKS} at most: what chance does within these runs, and not from run to run."
+    "to the last one, and (last − first) / (n − 1). In brackets: a 95% interval over at most "
+    f"{BLOCKS} stretches of the trace, for chance within these runs, and not from run to run."
 )
 UNPAIRED = (
     "Nothing is paired: no two files hold requests of the same lengths that were sent at the same "

@@ -1,5 +1,5 @@
-"""Section "Who waits": effect of each variant on short and long requests, users, priorities and
-classes.
+"""Section "Latency by group": effect of each variant on short and long requests, users, priorities
+and classes.
 
 Groups are those of compare.groups; of many users or levels those with the most requests are shown.
 """
@@ -33,10 +33,10 @@ WIDTH = 4  # panels side by side
 MOST = 8  # users, or levels, which are shown
 LONGEST = 24  # letters of a name above a panel
 TEXT = (
-    "The same requests in every variant, by how many completion tokens they ask for: a quarter of "
-    "the trace each, where it has more than four lengths."
+    "The same requests in every variant, grouped by their number of completion tokens: quarters of "
+    "the trace, or one group for each length if there are at most four."
 )
-SEEDS = " Each seed has quarters of its own; their borders are means over seeds."
+SEEDS = " Each seed has quarters of its own; the borders shown are means over seeds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def groups(results: Results, kind: str) -> list[Group]:
         numbers = {v: [each[kind].get(name, {}) for each in seeds] for v, seeds in results.items()}
         # an interrupted variant has fewer than others
         requests = max(_sum(each, "completed") + _sum(each, "failed") for each in numbers.values())
-        shown, size = name or "nobody", f"{requests} request{'s' * (requests != 1)}"
+        shown, size = name or "no user", f"{requests} request{'s' * (requests != 1)}"
         if kind == "by_priority":
             shown = LEVELS.get(name, f"level {name}")
         if kind == "by_length":
@@ -146,7 +146,7 @@ def part(results: Results, figure: Sequence[str]) -> list[str]:
     """Return the section of report.md, with `figure` in it."""
     shown = [table(results, kind) for kind in HEAD if groups(results, kind)]
     several = len(next(iter(results.values()))) > 1
-    return ["## Who waits", TEXT + SEEDS * several, *figure, *shown]
+    return ["## Latency by group", TEXT + SEEDS * several, *figure, *shown]
 
 
 @styled
@@ -160,7 +160,7 @@ def figure(results: Results, caption: str) -> Figure:
         title = "length of the completion" if kind == "by_length" else _title(results, kind)
         if len(section := groups(results, kind)) > (kind != "by_length"):
             rows = [section[i : i + WIDTH] for i in range(0, len(section), WIDTH)]
-            drawn += zip([f"Who waits: latency by {title}", *[""] * len(rows)], rows)
+            drawn += zip([f"Latency by {title}", *[""] * len(rows)], rows)
     shown = [group for _, row in drawn for group in row]
     seconds = [s for group in shown for both in _seconds(group).values() for s in both if s > 0]
     height = (0.46 * len(results) + 1.35) * len(drawn) + 0.8

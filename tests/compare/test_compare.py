@@ -232,7 +232,7 @@ def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> N
     assert ours["completed"] == others["completed"] == 20
     assert ours["occupancy"] > 0 and others["occupancy"] is None
     report = (tmp_path / "report.md").read_text()
-    assert "| stub | " in report and "Latencies are of streams" in report
+    assert "| stub | " in report and "measured on streamed answers" in report
     assert "its engine and hardware are not known" in report
     assert "got the same text" not in report, "another server may run another model"
 
@@ -285,7 +285,7 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
     one, two = sentence(found), sentence(found, found)
     assert one and one.startswith("1 of 2 requests (50%)")
-    assert "part after 30 to 30% of their length" in one
+    assert "begin to differ after 30 to 30% of their length" in one
     assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
     assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None
 

@@ -373,7 +373,7 @@ def test_all_that_is_written_says_that_costs_are_an_estimate(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
-    """One, until the load asks for more; and of a failure that hit nobody."""
+    """One, until the load asks for more; and of a failure that ended no request."""
     done = simulate(
         tmp_path, "--modes", "nobatch,dynamic", "--numsamples", "600", "--arrival", "poisson:150",
         "--autoscale", "max_replicas=4", "target_ongoing_requests=8", "upscale_delay_s=0.5",
@@ -382,7 +382,7 @@ def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     [part] = re.findall("## Replicas\n(.*?)\n## ", (tmp_path / "report.md").read_text(), re.S)
     assert re.search(r"\| nobatch \| 1 to 4 \| [1-9]\d* \| [1-9]\d* to [1-9]\d* \|", part)
-    assert "In dynamic the failure of replica 3 at 1000 s hit nobody: it was not up" in part
+    assert "In dynamic the failure of replica 3 at 1000 s ended no request: it was not up" in part
     assert "replicas.png" in part
     run = runs.load(tmp_path)
     panels = report.drawings(run)["replicas"]().axes
