@@ -50,7 +50,7 @@ PLAIN = {
 BENCHMARK = Benchmark(
     "agreement",
     "The engine against the oracle.",
-    {"--n": (8, "requests"), "--tokens": (24, "completion tokens of each")},
+    {"--n": (8, "requests"), "--tokens": (24, "completion tokens of each request")},
     NO_HTTP | {"mode", "loop_interval_ms"},  # all modes, and no manager
     of_engine=True,
 )

@@ -37,9 +37,9 @@ def main() -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--policy", action="append", help="compare this one (repeat for several)")
-    add("--trace", action="append", default=[], help="on this trace (repeat for several)")
-    add("--load", action="append", default=[], help="at this load (repeat for several)")
+    add("--policy", action="append", help="compare this policy (repeat for several)")
+    add("--trace", action="append", default=[], help="compare on this trace (repeat for several)")
+    add("--load", action="append", default=[], help="compare at this load (repeat for several)")
     known, others = parser.parse_known_args()
     every = ",".join(["ours", *proposals()])
     policies = [every if policy == "all" else policy for policy in known.policy or ["all"]]

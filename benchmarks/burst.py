@@ -31,7 +31,7 @@ BENCHMARK = Benchmark(
     "The offline burst, by mode.",
     {
         "--n": (LARGEST, f"requests, at most {LARGEST}"),
-        "--modes": ("dynamic", f"of {', '.join(MODES)}, separated by commas"),
+        "--modes": ("dynamic", f"modes: {', '.join(MODES)}, separated by commas"),
     },
     NO_HTTP | {"mode"},  # the results are by mode
     of_engine=True,

@@ -42,10 +42,10 @@ BENCHMARK = Benchmark(
     "What an iteration costs on this machine, for simulations: about two minutes for demo and "
     "fake, three for GPT-2 on a CPU.",
     {
-        "--name": (str, "of the costs, if not the model's (fake: fake-server)"),
-        "--seconds": (90.0, "after which no round begins; one always does"),
-        "--seed": (0, "of the traffic"),
-        "--more": (False, "fit the rounds of the calls before, too: a machine's speed changes"),
+        "--name": (str, "name of the costs, if not the model's (fake: fake-server)"),
+        "--seconds": (90.0, "seconds after which no new round begins; one is always run"),
+        "--seed": (0, "seed of the traffic"),
+        "--more": (False, "fit the rounds of earlier calls, too: a machine's speed changes"),
         "--out": (FOLDER, "folder"),
     },
     # one schedule is fitted: of `dynamic`, with blocks whole or on demand

@@ -49,7 +49,7 @@ BENCHMARK = Benchmark(
     {
         "--rows": ("1,2,4,8,16,32,64", "rows of a step"),
         "--contexts": ("64,256", "tokens of each row"),
-        "--repeats": (7, "steps, of which the median counts"),
+        "--repeats": (7, "steps to time; the median counts"),
         "--out": (Path("runs/engine"), "folder"),
     },
     # neither a scheduler nor its loop

@@ -42,11 +42,11 @@ BENCHMARK = Benchmark(
     "http",
     "What HTTP and a front end cost.",
     {
-        "--fronts": ("plain", f"of plain, {', '.join(KINDS)}, separated by commas"),
+        "--fronts": ("plain", f"front ends: plain, {', '.join(KINDS)}, separated by commas"),
         "--clients": (64, "connections; each kind of traffic is measured with one client, too"),
         "--tokens": (64, "completion tokens of a request"),
-        "--seconds": (4.0, "of each kind of traffic in a round"),
-        "--rounds": (3, "of each front end"),
+        "--seconds": (4.0, "seconds of each kind of traffic in a round"),
+        "--rounds": (3, "rounds of each front end"),
         "--out": (Path("runs/http"), "folder"),
     },
 )

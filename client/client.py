@@ -58,13 +58,14 @@ IN_STATS = (
 
 SERVER: dict[str, dict[str, Any]] = {
     "--url": {"help":
-        "the server, port 8500 unless one is named (default: IP in client/.env or .env, else "
-        "127.0.0.1)"},
-    "--api-key": {"metavar": "KEY", "help": "the server's (default: EB_API_KEY, found as IP is)"},
+        "the server's address; port 8500 unless it has one (default: IP in client/.env or .env, "
+        "else 127.0.0.1)"},
+    "--api-key": {"metavar": "KEY", "help":
+        "the server's API key (default: EB_API_KEY, read from the same places as IP)"},
     "--api": {"choices": APIS, "default": "inference", "help":
-        "inference: ours; openai: any server's"},
+        "inference: the API of our servers; openai: that of any server"},
     "--model": {"help":
-        "its name in an OpenAI request (default: the first that the server lists)"},
+        "the model in an OpenAI request (default: the first that the server lists)"},
     "--timeout": {"type": float, "default": 3600, "help":
         "seconds that an answer may take (default: 3600)"},
 }  # fmt: skip
@@ -74,20 +75,20 @@ ONE: dict[str, dict[str, Any]] = {
     "--temperature": {"type": float, "default": 0.0, "help": "0 is greedy (default: 0)"},
 }
 LOAD: dict[str, dict[str, Any]] = {
-    "--numsamples": {"type": int, "help": "requests to send"},
+    "--numsamples": {"type": int, "help": "number of requests"},
     "--numtokens_range": {"type": int, "nargs": "+", "metavar": "N", "help":
         "the same as --lengths choice:N,N,…"},
     "--arrival": {"help": f"{ARRIVALS} (default: wait:1)"},
     "--wait": {"type": float, "metavar": "S", "help": "the same as --arrival wait:S"},
     "--save-trace": {"type": Path, "metavar": "FILE", "help": "save the workload as a trace"},
-    "--seed": {"type": int, "default": 0, "help": "of the workload (default: 0)"},
+    "--seed": {"type": int, "default": 0, "help": "seed of the workload (default: 0)"},
     "--stream": {"action": "store_true", "help":
         "ask for streams (OpenAI's requests always do)"},
     "--goodput": {"nargs": "+", "default": [], "metavar": "NAME:MS", "help":
         f"limits on {', '.join(LIMITED)}"},
     "--out": {"type": Path, "help": "save the run with its report in this folder"},
     "--figure": {"type": Path, "default": Path("latency_vs_tokens.png"), "help":
-        "where it goes (default: %(default)s)"},
+        "file of the figure (default: %(default)s)"},
     "--quiet": {"action": "store_true", "help": "do not print completions as they arrive"},
 }  # fmt: skip
 

@@ -250,10 +250,10 @@ OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --use
 FLAGS: dict[str, dict[str, Any]] = {
     "--lengths": {"help": f"completion lengths: {LENGTHS} (default: normal)"},
     "--selection": {"choices": SELECTIONS, "help":
-        "of lengths: random, or descend (longest first; default: random)"},
+        "order of the lengths: random or descend (longest first; default: random)"},
     "--prompts": {"choices": PROMPTS, "help":
-        "counting words, or as many random token ids below 256, which are the same prompts for "
-        "every tokenizer (default: text)"},
+        "text: counting words; ids: as many random token ids below 256, which every tokenizer has "
+        "(default: text)"},
     "--prefixes": {"metavar": "K:TOKENS:ZIPF", "help":
         "put one of K shared prefixes of TOKENS ids before each prompt, the r-th in proportion to "
         "r^-ZIPF (0: all alike); implies --prompts ids"},
@@ -264,21 +264,22 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--users": {"nargs": "+", "metavar": "NAME,RATE,LENGTHS[,FROM-TO]", "help":
         "instead of --arrival and --lengths: two users or more, each with Poisson arrivals of RATE "
         "requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
-        "trace ends with the last TO; a user who comes back is named twice"},
+        "trace ends with the last TO; name a user twice to let it come back"},
     "--priorities": {"nargs": "+", "metavar": "SHARE:LEVEL", "help":
         "give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1"},
     "--slo-mix": {"nargs": "+", "metavar": "SHARE:CLASS=ttft:MS,tpot:MS", "help":
         "put a SHARE of the requests into a class with limits on their time to first token and per "
         "output token, or one of the two; shares sum to 1; reports show goodput by class"},
     "--adapters": {"metavar": "N:DISTRIBUTION", "help":
-        "name one of the LoRA adapters lora-0, lora-1, … in each request, as popular as Punica has "
-        f"them: {', '.join(POPULARITIES)} (skewed: each 1.5 times as often as the next)"},
+        "name one of the LoRA adapters lora-0, lora-1, … in each request, as popular as in "
+        f"Punica's experiments: {', '.join(POPULARITIES)} (skewed: each 1.5 times as often as the "
+        "next)"},
     "--trace": {"type": Path, "help":
         "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
-        "says others"},
+        "is given"},
     "--scale": {"type": int, "choices": SCALES, "metavar": "TOKENS", "help":
-        f"of a trace in Mooncake's format: make each block of {BLOCK} tokens so many, and prompts "
-        f"and completions shorter by as much (a power of two; default: {BLOCK}, as it is)"},
+        f"tokens that each block of {BLOCK} becomes in a trace in Mooncake's format; prompts and "
+        f"completions shrink by the same factor (a power of two; default: {BLOCK}, unchanged)"},
 }  # fmt: skip
 
 
@@ -298,13 +299,13 @@ def contradiction(known: argparse.Namespace) -> str | None:
         drawn = given(DRAWN)
         return f"--trace holds the requests; leave out {drawn}" if drawn else None
     if known.scale is not None:
-        return "--scale is of a trace; add --trace FILE"
+        return "--scale applies to a trace; add --trace FILE"
     if not known.users:
         return None
     if of_users := given(OF_USERS):
-        return f"--users say who sends what, and when; leave out {of_users}"
+        return f"--users have arrivals and lengths of their own; leave out {of_users}"
     if known.numsamples is not None and seconds_say_how_many(known):
-        return "the seconds of --users say how long they send; leave out them or --numsamples"
+        return "the seconds of --users end the trace; leave out these seconds or --numsamples"
     return None
 
 

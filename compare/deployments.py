@@ -73,9 +73,9 @@ def add_deployment(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("several servers of each variant").add_argument
     deploy = "start each variant as replicas behind this front end"
     add("--deploy", choices=list(KINDS), help=deploy)
-    add("--replicas", type=int, metavar="N", help=f"with --deploy: servers (default: {REPLICAS})")
+    add("--replicas", type=int, metavar="N", help=f"with --deploy: how many (default: {REPLICAS})")
     routers = KINDS["ray"].routers
-    router = "with --deploy ray: what chooses a replica for a request, "
+    router = "with --deploy ray: policy that chooses a replica for each request, "
     router += f"{', '.join(routers)} (default: {routers[0]})"
     add("--router", metavar="NAME", help=router)
 
@@ -86,7 +86,7 @@ def deployment_of(known: argparse.Namespace) -> Deployment | None:
         for name in ("replicas", "router"):
             if getattr(known, name) is not None:
                 raise ConfigError(
-                    f"--{name} is of servers behind a front end; add --deploy "
+                    f"--{name} applies to servers behind a front end; add --deploy "
                     f"{' or '.join(KINDS)}, or simulate them with ./simulate.sh"
                 )
         return None
@@ -99,7 +99,7 @@ def deployment_of(known: argparse.Namespace) -> Deployment | None:
             f"--router {known.router!r}: --deploy {known.deploy} has {', '.join(kind.routers)}"
         )
     if kind.package and importlib.util.find_spec(kind.package) is None:
-        raise ConfigError(f"--deploy {known.deploy} needs what is not installed: {kind.install}")
+        raise ConfigError(f"--deploy {known.deploy} needs a package; run {kind.install}")
     return Deployment(known.deploy, replicas, known.router or kind.routers[0])
 
 

@@ -111,27 +111,27 @@ def parser_of(program: str, description: str) -> Parser:
     # fmt: off
     add("--modes", help=f"modes to compare, separated by commas (default: {','.join(BASIC)})")
     add("--variant", action="append", default=[], metavar="NAME='MODE --setting …'",
-        help="compare a mode with settings of its own, instead of --modes; again for each")
+        help="compare a mode with settings of its own, instead of --modes; repeat it for each")
     add("--baseline", metavar="NAME",
-        help="what the others are compared with in pairs (default: the first)")
-    add("--numsamples", type=int, help=f"requests (default: {REQUESTS})")
+        help="variant with which each other one is compared (default: the first)")
+    add("--numsamples", type=int, help=f"number of requests (default: {REQUESTS})")
     add("--arrival",
         help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the "
         "baseline where no plain dynamic is compared (default: auto)")
     add_workload(parser)
-    add("--seed", type=int, default=0, help="of the trace (default: 0)")
+    add("--seed", type=int, default=0, help="seed of the trace (default: 0)")
     add("--sweep", action="store_true",
         help="then run every variant at rates from light to beyond its capacity")
     add("--seconds", type=float,
-        help="of sending at each rate of a sweep (default: as long as 200 requests need, and slow "
-        "rows to fill twice, from 10 to 300)")
+        help="seconds of sending at each rate of a sweep (default: as long as 200 requests need, "
+        "and slow rows need to fill twice, from 10 to 300)")
     add("--repeats", type=int, default=1, metavar="R",
         help="run R seeds, and give intervals over them (default: 1)")
     add("--goodput", nargs="+", metavar="NAME:MS",
-        help=f"limits on ttft, tpot, e2el (default: none; of a sweep without "
+        help=f"limits on ttft, tpot, e2el (default: none; in a sweep without "
         f"--slo-mix {' '.join(SWEEP_GOODPUT)})")
     add("--stream", action="store_true",
-        help="ask for streams; plain answers come when their batch is done")
+        help="ask for streamed answers; others come when their batch is done")
     add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
     # fmt: on
     return parser
@@ -141,7 +141,7 @@ RUNS: dict[str, Any] = {
     "type": Path,
     "nargs": "+",
     "metavar": "RUN",
-    "help": "start nothing, and compare runs that are there: folders of compare.sh, JSON files of "
+    "help": "start nothing, and compare saved runs: folders of compare.sh, JSON files of "
     "guidellm, aiperf and vllm bench serve; only --out goes with it",
 }
 
@@ -177,7 +177,7 @@ def parse(argv: Sequence[str]) -> Options:
     add("--timeout", type=float, default=3600,
         help="seconds that an answer may take (default: 3600)")
     add("--skip-calibration", action="store_true",
-        help="do not measure first, once a machine, how fast this client can send")
+        help="do not measure first how fast this client can send (else once on each machine)")
     # fmt: on
     add("--runs", **RUNS)
     add_deployment(parser)
@@ -215,7 +215,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         (sessions and (known.arrival or "auto") == "auto",
          "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
          "by what a server can do with single requests, and later turns have longer prompts"),
-        (known.seconds is not None and not sweep, "--seconds is of a sweep; add --sweep"),
+        (known.seconds is not None and not sweep, "--seconds applies to a sweep; add --sweep"),
     ):
         if refused:
             raise ConfigError(sentence)
@@ -249,7 +249,7 @@ def check(options: Options) -> None:
     """Raise ConfigError for what cannot be compared."""
     if any("api_keys" in options.settings(name) for name in options.variants):
         raise ConfigError(
-            "--api-keys is of a server with several users, and here one client asks; use --api-key"
+            "--api-keys names several users, and this client sends as one; use --api-key"
         )
     for name in options.variants:
         options.config(name)
@@ -257,18 +257,18 @@ def check(options: Options) -> None:
         for name in options.variants:
             if options.config(name).shed:
                 raise ConfigError(
-                    f"{name} has --shed, which goes by limits, and no request states one; add "
+                    f"{name} has --shed, which goes by limits, and no request has one; add "
                     f"--slo-mix 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
                 )
     if options.adapters and not all(options.config(name).adapters for name in options.variants):
-        raise ConfigError("--adapters are named, and a server has none; add --lora-random N:RANK")
+        raise ConfigError("requests name --adapters that a server lacks; add --lora-random N:RANK")
     modes = dict.fromkeys(variant.mode for variant in options.variants.values())
     for name in options.flags:
         if not any(meaningful(name, mode) for mode in modes):
             raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")
     if len(options.names) > MOST:
         raise ConfigError(
-            f"{len(options.names)} are compared, and at most {MOST} can be told apart in a figure; "
+            f"{len(options.names)} variants are compared, and a figure shows at most {MOST}; "
             f"name fewer"
         )
     if options.baseline not in options.names:

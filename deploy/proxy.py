@@ -282,12 +282,12 @@ def read(argv: Sequence[str]) -> tuple[Replicas, list[str]]:
         prog="deploy/proxy.sh",
         usage="%(prog)s MODE [--replicas N | --prefill-replicas N --decode-replicas N] [settings]",
         description="Serve GPT-2 by several servers on this machine, behind HAProxy.",
-        epilog="All settings of ./server.sh (--help lists them) are those of each server; --host "
-        "and --port are HAProxy's.",
+        epilog="Each server takes all settings of ./server.sh (--help lists them); --host and "
+        "--port are HAProxy's.",
         allow_abbrev=False,
     )
     for name, what in (
-        ("", "servers (default: 2)"),
+        ("", "number of servers (default: 2)"),
         ("prefill-", "instead: servers that compute prompts and first tokens alone"),
         ("decode-", "servers that compute all other tokens"),
     ):
@@ -298,8 +298,8 @@ def read(argv: Sequence[str]) -> tuple[Replicas, list[str]]:
         prefill, decode = 0, 2 if known.replicas is None else known.replicas
     elif None in (prefill, decode) or prefill < 1 or known.replicas is not None:
         raise ConfigError(
-            "--prefill-replicas and --decode-replicas belong together, instead of --replicas, and "
-            "are at least 1"
+            "--prefill-replicas and --decode-replicas belong together; give 1 or more of each, and "
+            "leave out --replicas"
         )
     if decode < 1:
         raise ConfigError("--replicas must be at least 1")

@@ -59,7 +59,7 @@ def read(argv: Sequence[str]) -> Fleet:
         "--router",
         choices=KINDS["ray"].routers,
         default=KINDS["ray"].routers[0],
-        help="what chooses a replica for a request (default: %(default)s)",
+        help="policy that chooses a replica for each request (default: %(default)s)",
     )
     parser.add_argument(
         "--autoscale",

@@ -17,7 +17,8 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
     default = Layout()
     rule = ", ".join(field.name for field in fields(Autoscaling))
     add = parser.add_argument_group("replicas").add_argument
-    routers = f"what chooses one: {', '.join(ROUTERS)} (default: {default.router})"
+    routers = "policy that chooses a replica for each request: "
+    routers += f"{', '.join(ROUTERS)} (default: {default.router})"
     # fmt: off
     add("--replicas", type=int, metavar="N", help="servers that share the load (default: 1)")
     add("--prefill-replicas", type=int, metavar="N",
@@ -28,17 +29,17 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
         help="gigabits a second at which each of --prefill-replicas sends keys and values")
     add("--router", metavar="NAME", help=routers)
     add("--stale-s", type=float, metavar="S",
-        help="age that the router's knowledge of the replicas may have (default: 0, none)")
+        help="seconds that the router's knowledge of the replicas may be old (default: 0)")
     add("--counts-own", action=argparse.BooleanOptionalAction, default=None,
-        help="with --stale-s: the router counts what it sent since (default: it does)")
+        help="with --stale-s: the router adds what it has sent since (default: it does)")
     add("--start-s", type=float, metavar="S",
-        help="until a new replica takes requests (default: 0)")
+        help="seconds until a new replica takes requests (default: 0)")
     add("--slow", nargs="+", metavar="K:TIMES",
-        help="iterations of replica K, from 0, take so many times as long")
+        help="iterations of replica K (from 0) take TIMES as long")
     add("--fail", nargs="+", metavar="K:AT",
-        help="replica K fails at that second with all it has; another one starts in its place")
+        help="replica K fails at second AT with all its requests; another one starts in its place")
     add("--autoscale", nargs="+", metavar="NAME=VALUE",
-        help="begin with --replicas and follow the load by Ray Serve's rule, of "
+        help="begin with --replicas and follow the load by Ray Serve's rule with "
         f"{rule}, such as max_replicas=8 target_ongoing_requests=24")
     # fmt: on
 
@@ -51,9 +52,9 @@ def layout_of(known: argparse.Namespace) -> Layout:
     apart = _apart(known)
     are_several = apart or known.autoscale or (known.replicas or 1) > 1 or known.plan
     if (known.router or known.stale_s) and not are_several:
-        raise ConfigError("--router and --stale-s are of several replicas; add --replicas N")
+        raise ConfigError("--router and --stale-s apply to several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
-        raise ConfigError("--counts-own says what is known besides old reports; add --stale-s")
+        raise ConfigError("--counts-own has no meaning without old reports; add --stale-s")
     names = ("replicas", "router", "stale_s", "counts_own", "start_s")
     try:
         return Layout(

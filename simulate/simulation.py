@@ -96,9 +96,9 @@ class Simulation(Options):
                 raise ConfigError(f"{flag(setting)} has no effect in virtual time; leave it out")
             if setting in engine and str(flags[setting]) != str(measured.get(setting)):
                 known = (
-                    f"are of {flag(setting)} {measured[setting]}"
+                    f"hold for {flag(setting)} {measured[setting]}"
                     if setting in measured
-                    else f"know no {flag(setting)}"
+                    else f"do not depend on {flag(setting)}"
                 )
                 raise ConfigError(
                     f"{flag(setting)} {flags[setting]}: the costs {costs.name} {known}; leave it "
@@ -208,38 +208,38 @@ def parse(argv: Sequence[str]) -> Simulation:
     # fmt: off
     add("--costs", default=FAKE.name, metavar="NAME",
         help="how long iterations take: a file of results/costs, a path that ends in .json, "
-        "second, which is what each takes, fake, the fake engine's own line, or an estimate for a "
-        "machine that is not here, as roofline:h100,gpt2-medium,bfloat16 (default: fake)")
+        "second (one second each), fake (as the fake engine), or an estimate for a machine "
+        "that is not here, such as roofline:h100,gpt2-medium,bfloat16 (default: fake)")
     add("--step", action="store_true",
-        help="compute each iteration, instead of jumping over those between which nothing changes; "
-        "slower, and the same")
+        help="compute every iteration instead of jumping over equal ones; slower, with the same "
+        "results")
     add("--jobs", type=int, default=physical_cores(), metavar="N",
         help="processes that share variants, seeds and --plan's traces; results are the same with "
         "any number (default: as many as this machine has cores)")
     add("--ray", metavar="ADDRESS",
-        help="share them among a Ray cluster's machines instead: its address, as ray start prints "
+        help="run on a Ray cluster's machines instead of --jobs: its address, as ray start prints "
         "it, or auto for the one on this machine")
     add("--noise", nargs="?", type=int, const=tables.FEWEST_DRAWS, metavar="N",
-        help="serve each trace N times more, each time with noise as the costs were fitted with, "
-        f"and say where 90%% of runs lie (N: {tables.FEWEST_DRAWS} and more); steps")
+        help="serve each trace N more times, each time with noise as fitted with the costs, and "
+        f"say where 90%% of runs lie (N: {tables.FEWEST_DRAWS} or more); implies --step")
     add("--replay", metavar="FILE",
         help="make the calls of a server's --record FILE again, and say how many iterations "
         "are equal")
     add("--plan", action="store_true",
-        help="say instead how many replicas are the fewest for --slo, by --repeats traces of "
-        f"--arrival or --users, or that often by --trace (default: {plan.SEEDS}); with "
-        "--autoscale: which max_replicas is the lowest, up to its own")
-    add("--slo", nargs="+", metavar="NAME:MS", help="of --plan: limits on ttft, tpot, e2el")
+        help="instead: find the fewest replicas that meet --slo, by --repeats traces of --arrival "
+        f"or --users, or as many runs of --trace (default: {plan.SEEDS}); with --autoscale: the "
+        "lowest max_replicas, up to its own")
+    add("--slo", nargs="+", metavar="NAME:MS", help="with --plan: limits on ttft, tpot, e2el")
     add("--attainment", type=float, metavar="SHARE",
-        help=f"of --plan: the share of requests that must meet them (default: {plan.ATTAINMENT})")
+        help=f"with --plan: share of requests that must meet --slo (default: {plan.ATTAINMENT})")
     # fmt: on
     add_replicas(parser)
     add_settings(parser)
     given = {word.split("=")[0] for word in argv}
     if foreign := [flag(name) for name in OF_SERVERS if flag(name) in given]:
         raise ConfigError(
-            f"{foreign[0]} is of servers that run, and here none does; leave it out, or measure "
-            f"with ./compare.sh, and see both with ./compare.sh --runs"
+            f"{foreign[0]} applies to running servers, and none is started here; leave it out, or "
+            f"measure with ./compare.sh, and show both with ./compare.sh --runs"
         )
     known = read(parser, argv)
     try:
@@ -259,23 +259,22 @@ def parse(argv: Sequence[str]) -> Simulation:
         recording=known.replay,
     )
     if known.replay and len(argv) > 1 + ("--replay" in argv):
-        raise ConfigError("--replay makes the calls that were recorded; leave out all else")
+        raise ConfigError("--replay repeats recorded calls; leave out all other flags")
     if known.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
     if known.ray and "--jobs" in given:
-        raise ConfigError("--jobs is of this machine, --ray of a cluster; leave one of them out")
+        raise ConfigError("--jobs uses this machine, --ray a cluster; leave one of them out")
     if known.noise is not None:
         _check_noise(known, costs)
     if not known.plan and (known.slo or known.attainment is not None):
-        raise ConfigError("--slo and --attainment are of --plan; add it, or use --goodput")
+        raise ConfigError("--slo and --attainment belong to --plan; add it, or use --goodput")
     check(options)
     for name in options.variants:
         if layout.prefill_replicas:
             refuse(options.config(name), name)
         if layout.router == "prefix" and not options.config(name).prefix_caching:
             raise ConfigError(
-                f"--router prefix goes by what prefix caches hold, and {name} has none; add "
-                "--prefix-caching"
+                f"--router prefix needs prefix caches, and {name} has none; add --prefix-caching"
             )
     return options
 
@@ -287,7 +286,7 @@ def _check_noise(known: argparse.Namespace, costs: Costs) -> None:
             f"--noise must be at least {tables.FEWEST_DRAWS}, for ranges that hold 90%"
         )
     if known.plan or known.sweep:
-        raise ConfigError("--noise is of one rate; leave out --plan and --sweep")
+        raise ConfigError("--noise needs a single rate; leave out --plan and --sweep")
     if costs.noise is None:
         raise ConfigError(
             f"--noise: the costs {costs.name} have none; name others, or measure this machine's "

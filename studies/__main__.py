@@ -49,11 +49,11 @@ def parser_of(studies: Iterable[Study]) -> argparse.ArgumentParser:
         of_study.set_defaults(study=study)
         add = of_study.add_argument
         add("--seeds", type=int, default=study.seeds, help="traces of each case (%(default)s)")
-        add("--requests", type=int, default=study.requests, help="of a trace (%(default)s)")
-        add("--processes", type=int, default=2, help="side by side, in virtual time (%(default)s)")
-        add("--minutes", type=float, default=float("inf"), help="after which no run begins")
+        add("--requests", type=int, default=study.requests, help="of each trace (%(default)s)")
+        add("--processes", type=int, default=2, help="processes at once (%(default)s)")
+        add("--minutes", type=float, default=float("inf"), help="after these no run begins")
         add("--only", action="append", default=[], metavar="KEY=VALUE",
-            help="cases with this value; may be repeated")  # fmt: skip
+            help="run only cases with this value; may be repeated")  # fmt: skip
         add("--from", type=Path, dest="source", metavar="DIR",
             help="show the numbers of DIR again, instead of measuring")  # fmt: skip
         add("--out", type=Path, default=Path("runs") / study.name, help="folder (%(default)s)")

@@ -165,7 +165,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         *((f"--users a,2,normal b,2,normal,0-9 {own}", sentence) for own, sentence in (
             ("--arrival auto", "leave out --arrival"), ("--selection descend", "out --selection"),
             ("--lengths normal --sessions 2:1", "leave out --lengths, --sessions"),
-            ("--numsamples 9", "leave out them or --numsamples"),
+            ("--numsamples 9", "leave out these seconds or --numsamples"),
             ("--sweep", "--sweep sends at rates of its own, and --users have theirs"),
             ("--trace t.jsonl", "--trace holds the requests; leave out --users"),
         )),
@@ -174,7 +174,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         ("--timeout nan", "--timeout must be a number of seconds above 0"),
         ("--repeats 0", "--repeats must be at least 1"),
         ("--seed -1", "--seed must be 0 or more"),
-        ("--api-keys a:b", "--api-keys is of a server with several users"),
+        ("--api-keys a:b", "--api-keys names several users, and this client"),
         *((f"--also {other}", "give NAME=URL")
           for other in ("vllm", "vllm=localhost:8000", "../x=http://h")),
         *((f"--also {name}=http://h", "choose another name") for name in ("static", "summary")),
@@ -187,13 +187,13 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         ("""--variant "a=dynamic 'x" """, "No closing quotation"),
         ("--variant a='dynamic --port 1'", "every variant gets a free port"),
         ("--variant a='dynamic --seed 1'", "unknown flag --seed"),
-        ("--variant a='dynamic --shed'", "no request states one; add --slo-mix"),
-        ("--adapters 4:uniform", "a server has none; add --lora-random N:RANK"),
+        ("--variant a='dynamic --shed'", "no request has one; add --slo-mix"),
+        ("--adapters 4:uniform", "a server lacks; add --lora-random N:RANK"),
         ("--variant static=dynamic", "static is taken"),
         ("--variant base=dynamic --variant base=dynamic", "base is taken"),
         ("--variant base=dynamic --also base=http://h", "base is taken"),
         ("--variant base=dynamic --baseline other", "'other' is not compared; name one of base"),
-        (" ".join(f"--variant v{i}=dynamic" for i in range(13)), "13 are compared, and at most 12"),
+        (" ".join(f"--variant v{i}=dynamic" for i in range(13)), "a figure shows at most 12"),
     ],
 )  # fmt: skip
 def test_a_bad_command_line_is_answered_before_any_server_starts(words: str, sentence: str) -> None:

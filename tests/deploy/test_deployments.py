@@ -79,13 +79,17 @@ def test_a_comparison_of_two_replicas_reports_the_sums_of_both(
 @pytest.mark.parametrize(
     ("parse", "argv", "sentence"),
     [
-        (options.parse, "--replicas 2", "--replicas is of servers behind a front end; add --dep"),
-        (options.parse, "--router prefix", "--router is of servers behind a front end"),
+        (
+            options.parse,
+            "--replicas 2",
+            "--replicas applies to servers behind a front end; add --dep",
+        ),
+        (options.parse, "--router prefix", "--router applies to servers behind a front"),
         (options.parse, "--deploy rya", "argument --deploy: invalid choice: 'rya'"),
         (options.parse, "--deploy proxy --replicas 0", "--replicas 0: give 1 or more"),
         (options.parse, "--deploy proxy --router prefix", "--deploy proxy has leastconn"),
         (options.parse, "--deploy ray", "pip install -r requirements-ray.txt"),
-        (simulate.parse, "--deploy ray --replicas 2", "--deploy is of servers that run"),
+        (simulate.parse, "--deploy ray --replicas 2", "--deploy applies to running servers"),
     ],
 )
 def test_an_impossible_deployment_is_refused_before_any_server_starts(

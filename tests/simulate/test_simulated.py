@@ -488,7 +488,7 @@ def test_a_sample_of_a_large_run_is_kept_and_its_measures_are_of_all_requests(
     monkeypatch.setattr(traces, "MOST_SAVED", 39)
     monkeypatch.setattr(outcomes, "SAMPLE", 10)
     done = simulate(tmp_path / "sampled", *arguments)
-    assert "of a sample of 10 requests, the same of each variant" in " ".join(done.stdout.split())
+    assert "a sample of 10 requests, the same in each variant" in " ".join(done.stdout.split())
     whole, sampled, static = (
         json.loads((tmp_path / name).read_text())
         for name in ("whole/dynamic.json", "sampled/dynamic.json", "sampled/static.json")
@@ -519,12 +519,12 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
         ("--costs roofline:b300,gpt2,bfloat16", "of h100, h200, .* or cpu:GBPS:GFLOPS"),
         ("--costs roofline:cpu:0:1,gpt2,bfloat16", "names no estimate; write roofline:DEVICE"),
         ("--costs roofline:h100,fake,bfloat16", "a model of demo, .*gpt2-xl, and float32 or bf"),
-        ("--dtype float32", "--dtype float32: the costs fake know no --dtype; leave it out"),
-        ("--fake-slowdown 4 --costs fake-server", "costs fake-server know no --fake-slowdown"),
-        ("--model demo", "--model demo: the costs fake are of --model fake; leave it out"),
-        ("--variant 'a=dynamic --threads 2'", "--threads 2: the costs fake know no"),
-        ("--port 8501", "--port is of servers that run, and here none does; leave it out"),
-        ("--also=a=http://h", "--also is of servers that run.*measure with ./compare.sh"),
+        ("--dtype float32", "--dtype float32: the costs fake do not depend on --dtype"),
+        ("--fake-slowdown 4 --costs fake-server", "fake-server do not depend on --fake-slowdown"),
+        ("--model demo", "--model demo: the costs fake hold for --model fake; leave"),
+        ("--variant 'a=dynamic --threads 2'", "--threads 2: the costs fake do not depend"),
+        ("--port 8501", "--port applies to running servers, and none is started here; leave it"),
+        ("--also=a=http://h", "--also applies to running servers.*measure with ./compare.sh"),
         ("--request-log f", "--request-log has no effect in virtual time; leave it out"),
         ("--modes dynamo", r"unknown mode 'dynamo' \(did you mean dynamic\?\)"),
         ("--stepp", r"unknown flag --stepp \(did you mean --step\?\)"),
@@ -540,8 +540,8 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
         ("--noise", "the costs fake have none; name others"),
         ("--noise 18", "must be at least 19"),
         ("--noise --sweep", "leave out --plan and --sweep"),
-        ("--replay=calls.jsonl --step", "leave out all else"),
-        ("--slo ttft:9", "of --plan; add it"),
+        ("--replay=calls.jsonl --step", "leave out all other flags"),
+        ("--slo ttft:9", "belong to --plan; add it"),
         ("--plan --arrival poisson:15", "--slo ttft:200"),
         (PLAN, "--arrival poisson:200"),
         (f"{PLAN} --arrival poisson:x", "unknown arrival 'poisson:x'"),
