@@ -73,6 +73,7 @@ OVER_HTTP = "compare --skip-calibration --numsamples {numsamples} "
 VARIANTS = (
     "--variant nobatch=nobatch --variant static=static --variant windowed=windowed "
     "--variant dynamic=dynamic --variant sjf='dynamic --order sjf' "
+    "--variant ahead='dynamic --ahead' "
 )
 PROMPTS = (
     "--prefixes 8:{prefix}:1 --stream --variant whole=dynamic "
@@ -89,7 +90,7 @@ PARTS = {
     "invariant": Part("Steps with --batch-invariant: what identical texts cost, by rows",
         STEPS + "invariant --batch-invariant", 60, needs=GPU),
     "burst": Part("The burst, without HTTP", "benchmarks.burst --n {n}", 40),
-    "comparison": Part("The four modes, and an order, over HTTP",
+    "comparison": Part("The four modes, an order, and plans ahead, over HTTP",
         OVER_HTTP + VARIANTS + "--out {out}/comparison", 150),
     "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
         OVER_HTTP + PROMPTS + "--out {out}/prompts", 90),
