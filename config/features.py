@@ -40,7 +40,8 @@ WITHOUT = {
     "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
     "preserve_ordering": False, "ahead": False,
 }  # fmt: skip
-# the same of iterations planned ahead: they are not recorded, and their times are not their own
+# the same of iterations planned ahead: a recording has none, and shedding and `prefill` go by the
+# time from an iteration's plan to its end, which another one shares
 AHEAD_WITHOUT = {"record": None, "shed": False, "prefill": "mixed"}
 ENGINES = (NAIVE, PADDED)  # of which a server has one
 FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE, AHEAD)

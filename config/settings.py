@@ -98,7 +98,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "to the host's memory and back (swap; recompute where that is full)")
     host_kv_gb: Positive = setting(1.0, "memory of the host for swapped KV blocks, in GB")
     block_size: Count = setting(16,
-        "tokens in a KV block; as many as max_model_len: one slot a request")
+        "tokens in a KV block; if as many as max_model_len, each request has one block")
     max_model_len: int = setting(1024, "prompt + completion tokens of a request at most", ge=2)
     prefix_caching: bool = setting(False,
         "keep computed KV blocks, and share them among requests that begin alike", "off")
@@ -185,13 +185,13 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     user_requests_per_minute: Count | None = setting(None,
         "requests that each user may send in a minute; beyond it 429", "none")
     user_tokens_per_minute: Count | None = setting(None,
-        "prompt and completion tokens that each may ask for in a minute", "none")
+        "prompt and completion tokens that each user may ask for in a minute", "none")
     request_timeout_s: Positive | None = setting(None,
         "answer 504 after this long; a request may set its own", "none")
     header_timeout_s: Positive = setting(10.0,
         "answer 408 if a request's headers are not whole after this long")
     body_timeout_s: Positive = setting(30.0,
-        "answer 408 if its body is not whole so long after its headers")
+        "answer 408 if a request's body is not whole this long after its headers")
     drain_timeout_s: NotNegative = setting(3600.0,
         "SIGTERM finishes requests in flight; after this long they get an error")
 

@@ -31,8 +31,8 @@ class SampledIds:
 
 
 class LaunchingGenerator(Generator):
-    """An engine whose iterations are launched before the ids of the one before are known. sampled:
-    from which the engine takes them.
+    """An engine that launches an iteration before the host knows the ids of the one before. The
+    engine's `known` is `sampled.into`.
     """
 
     def __init__(self, engine: CachedGenerator, sampled: SampledIds):

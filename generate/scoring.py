@@ -35,7 +35,6 @@ def ids_after(
         rows, passes = split(rows)
         for prompts in passes:
             record_prompts(logits(prompts, True), prompts, n_vocab)
-    # a GPU computes logits while this thread goes on; it waits once, to read the ids
     found = logits(rows, False) if rows else None
     sampled = [row for row in rows if row.samples]
     if found is None or not sampled:

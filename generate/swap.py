@@ -46,8 +46,7 @@ class SwappingGenerator(Generator):
         self._engine, self.host = engine, HostPool(cache, n_blocks)
 
     def generate(self, iteration: Iteration) -> list[int]:
-        self.host.copy(iteration.swap_out, iteration.swap_in)
-        return self._engine.generate(iteration)
+        return self.launch(iteration)()
 
     def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
         self.host.copy(iteration.swap_out, iteration.swap_in)

@@ -33,9 +33,7 @@ def launched(generator: Generator, iteration: Iteration) -> Callable[[], list[in
 
 
 def unknown(place: int) -> int:
-    """Return the id of a token that is not known yet, the `place`-th of its iteration. Where it is,
-    `unknown` of the id is `place` again.
-    """
+    """Return what stands for the `place`-th id of an iteration until it is known."""
     return -1 - place
 
 
@@ -47,13 +45,15 @@ class Unknown(NamedTuple):
     place: int
 
 
-def unknown_of(iteration: Iteration) -> list[Unknown]:
-    """Return the tokens of an iteration that was applied with unknown ids."""
-    samples = [row for row in iteration.rows if row.samples]
+def unknown_of(iteration: Iteration, before: Sequence[int]) -> list[Unknown]:
+    """Return the tokens of an iteration that was applied with unknown ids. before: the number of
+    tokens that the inference of each row had.
+    """
+    sampled = [(row, n) for row, n in zip(iteration.rows, before) if row.samples]
     return [
-        Unknown(row.inference, len(tokens) - 1, place)
-        for place, row in enumerate(samples)
-        if (tokens := row.inference.tokens) and tokens[-1] == unknown(place) and not row.idle
+        Unknown(row.inference, n, place)
+        for place, (row, n) in enumerate(sampled)
+        if len(row.inference.tokens) > n
     ]
 
 
@@ -67,7 +67,10 @@ def forget_unknown(inference: Inference) -> int:
     n = len(inference.tokens)
     while not is_known(inference):
         del inference.tokens[-1], inference.token_times[-1]
-    return n - len(inference.tokens)
+    if removed := n - len(inference.tokens):  # an idle row computes the last one that is left
+        end = len(inference.prompt_ids) + len(inference.tokens)
+        inference.computed = min(inference.computed, end - 1)
+    return removed
 
 
 def known_to(stop: Callable[[int], bool]) -> Callable[[int], bool]:
@@ -75,12 +78,17 @@ def known_to(stop: Callable[[int], bool]) -> Callable[[int], bool]:
     return lambda token: token >= 0 and stop(token)
 
 
-def reads_ids(iteration: Iteration) -> bool:
-    """Return whether the host needs the ids of earlier tokens to compute an iteration: penalties
-    count them, and a wasted row must not be scored.
+def reads_ids(iteration: Iteration, block_size: int) -> bool:
+    """Return whether the host needs the ids of the iteration before to compute one: penalties count
+    tokens, a wasted row must not be scored, and the last block of a request is named at its end.
     """
-    inferences = [row.inference for row in iteration.rows]
-    return any(each.sampling.penalizes or each.scores is not None for each in inferences)
+    for inference, start, n_tokens, *_ in iteration.rows:
+        if inference.sampling.penalizes or inference.scores is not None:
+            return True
+        ends = len(inference.tokens) + 1 == inference.num_tokens
+        if inference.keys is not None and ends and (start + n_tokens) % block_size == 0:
+            return True
+    return False
 
 
 def without_ended(iteration: Iteration) -> Iteration:
@@ -94,8 +102,8 @@ def without_ended(iteration: Iteration) -> Iteration:
 def fill(
     scheduler: Scheduler, tokens: Sequence[Unknown], ids: Sequence[int], now: float
 ) -> list[Inference]:
-    """Put an iteration's ids, which are known now, into their places; return the inferences to
-    answer because they end with them, though more was planned.
+    """Put an iteration's ids, which are known now, into their places, and name the KV blocks that
+    they fill; return the inferences to answer because they end with them, though more was planned.
     """
     stopped = []
     for inference, number, place in tokens:
@@ -106,19 +114,21 @@ def fill(
             inference.stopped = True
             scheduler.completion_tokens -= forget_unknown(inference)
             stopped.append(inference)
+        elif inference.keys is not None and inference.state is State.RUNNING:
+            scheduler.pool.cache_computed(inference, inference.keys)
     return stop(scheduler, stopped, now)
 
 
 def stop(scheduler: Scheduler, inferences: Iterable[Inference], now: float) -> list[Inference]:
-    """Finish inferences of which an earlier token is the last; return all to answer now."""
+    """Finish inferences of which an earlier token is the last; return all to answer now. Those that
+    were planned to be finished by now are left alone.
+    """
     over = []
     for inference in inferences:
         if inference.state is State.WAITING:  # preempted, in vain
             scheduler.queue.remove(inference)
             scheduler.running[inference.id], inference.state = inference, State.RUNNING
-        elif inference.state is State.RUNNING:
-            inference.computed += min(0, inference.uncomputed - 1)
-        else:  # finished, as planned
+        elif inference.id not in scheduler.running or inference.state is not State.RUNNING:
             continue
         inference.is_over = True
         over.append(inference)

@@ -171,7 +171,8 @@ class Inference:
             n = len(self.tokens)
             while n and self.tokens[n - 1] < 0:
                 n -= 1
-            self.listener(TokenEvent(self, n, self.is_over and n == len(self.tokens)))
+            all_known = n == len(self.tokens) or self.error is not None
+            self.listener(TokenEvent(self, n, self.is_over and all_known))
 
     def token(self, position: int) -> int:
         """Return the id at `position` of prompt + completion."""

@@ -16,9 +16,9 @@ from ahead import AheadManager
 from batching import BatchingManager
 from generate.ahead import LaunchingGenerator, SampledIds
 from model import GPT2
-from scheduling.errors import Cancelled, Draining, GenerationFailed
+from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, TokenEvent
-from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
+from scheduling.policies import ORDERS, Dynamic, NoBatching, Policy, Static, Windowed
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling, Scores
@@ -116,38 +116,46 @@ def test_texts_and_iterations_are_the_same(policy: Policy) -> None:
     # so few that requests are preempted
     blocks: dict[str, Any] = {"n_blocks": 15} if policy is DEMAND else {}
     late = Late()
+
+    def inferences() -> list[Inference]:
+        requests = workload(12, Sampling())
+        for each in requests:
+            each.prompt_ids[:8] = range(8)
+            each.keys = block_keys(each.prompt_ids, 4)  # named at the same time, too
+        return requests
+
     plain, ahead = (
-        served(kind, policy, workload(12, Sampling()), generator, **blocks)
+        served(kind, policy, inferences(), generator, **blocks)
         for kind, generator in ((BatchingManager, Late()), (AheadManager, late))
     )
     assert ahead == plain
     assert late.n_ahead > len(plain[1]) / 2
 
 
-@pytest.mark.parametrize("policy", [Static(), Dynamic(), DEMAND], ids=lambda p: type(p).__name__)
-def test_a_request_that_stops_early_wastes_an_idle_row(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [Static(), DEMAND], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("order", ORDERS)
+def test_texts_are_the_same_where_stop_strings_end_requests(policy: Policy, order: str) -> None:
+    """Each end is known an iteration late: preempted, paused, held, streamed ones among them."""
+
     def inferences() -> list[Inference]:
-        requests = workload(12, Sampling())
-        for each in requests:
-            each.stop = lambda token: token % 6 == 0
+        requests = workload(10, Sampling(), longest_prompt=14)
+        for i, each in enumerate(requests):
+            each.stop, each.streamed = lambda token: token % 5 == 0, i % 3 == 0
+            each.user, each.priority = "ab"[i % 2], i % 3
+            each.keys = block_keys(each.prompt_ids, 4) if i % 2 else None
         return requests
 
-    blocks: dict[str, Any] = {"n_blocks": 15} if policy is DEMAND else {}
+    limits: dict[str, Any] = {"n_blocks": 14, "preserve_ordering": True, "order": ORDERS[order]()}
     (plain, _), (texts, iterations) = (
-        served(kind, policy, inferences(), **blocks) for kind in (BatchingManager, AheadManager)
+        served(kind, policy, inferences(), **limits) for kind in (BatchingManager, AheadManager)
     )
     assert texts == plain
-    live = [row for rows in iterations for *row, idle in rows if not idle]
-    if policy is not DEMAND:  # else preempted requests are computed again
-        computed = sum(len(text) - 1 for text in texts) + sum(
-            len(i.prompt_ids) for i in inferences()
-        )
-        assert sum(n for _, _, n in live) == computed
+    assert policy is not DEMAND or any(idle for rows in iterations for *_, idle in rows), "wasted"
 
 
 @pytest.mark.parametrize("path", ["plain", "kernels in one call"])
 def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2) -> None:
-    """With penalties, log-probabilities, shared prefixes and too few blocks as well."""
+    """With penalties, log-probabilities of tokens, shared prefixes and too few blocks as well."""
     texts: list[Any] = []
     for kind in (BatchingManager, AheadManager):
         inferences = workload(16, Sampling(temperature=0.8, top_k=40))
@@ -163,7 +171,8 @@ def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2)
             sampled = SampledIds(MAX_TOKENS, "cpu")
             generator = LaunchingGenerator(engine(model, 24, 4, path, sampled=sampled), sampled)
         texts.append(served(kind, DEMAND, inferences, generator, n_blocks=24)[0])
-        texts.append([[(s.logprob > -30) for s in i.scores.of] for i in inferences if i.scores])
+        scores = [each.scores for each in inferences if each.scores is not None]
+        texts.append([[round(score.logprob, 3) for score in each.of] for each in scores])
     assert texts[:2] == texts[2:]
 
 
@@ -179,6 +188,33 @@ def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
     manager.enqueue([later])
     assert later.done.wait(PATIENCE_S) and len(later.tokens) == 5
     manager.close()
+
+
+@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
+def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: float) -> None:
+    """Also while a planned iteration waits for the ids that penalties count."""
+    late, reached, go = Late(), threading.Event(), threading.Event()
+
+    def before(number: int) -> None:
+        if number == 2:
+            reached.set()
+            assert go.wait(PATIENCE_S)
+
+    late.before = before
+    manager = AheadManager(make_scheduler(policy, max_batch_size=4), lambda: late)
+    leaves, other = Inference([1], 20), Inference([2], 8, Sampling(frequency_penalty=penalty))
+    late_one = Inference([3], 3, deadline=manager.clock() + 0.05)  # with all but its last id
+    manager.enqueue([leaves, other, late_one])
+    assert reached.wait(PATIENCE_S)
+    manager.cancel([leaves])
+    while late_one.error is None:
+        manager.expire()
+    go.set()
+    assert other.done.wait(PATIENCE_S) and other.error is None and len(other.tokens) == 8
+    assert isinstance(late_one.error, DeadlinePassed) and late_one.done.is_set()
+    manager.close()
+    assert not manager._launched and manager.not_ready_because() == "the server is shutting down"
 
 
 def test_requests_end_in_the_middle_of_an_iteration() -> None:
