@@ -37,7 +37,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
         print(f"warning: {warning}", file=sys.stderr)
     print(_served(config), file=sys.stderr)
     if config.host == "127.0.0.1":
-        message = "listening to this machine alone; --host 0.0.0.0 listens to others too"
+        message = "other machines cannot connect; --host 0.0.0.0 lets them"
         print(message, file=sys.stderr)
     _allow_files(config)
     _clear_gunicorns_own()

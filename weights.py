@@ -27,8 +27,8 @@ class WeightsUnavailable(Exception):
 
 
 def locate(config: Config) -> Path | None:
-    """Return the safetensors file of `config`, fetched if need be; None for random weights. See
-    that its draft model's is there, too.
+    """Return the safetensors file of `config`, fetched if need be; None for random weights. Fetch
+    its draft model's file, too.
 
     Raises WeightsUnavailable, within seconds when there is no network.
     """

@@ -176,8 +176,8 @@ def _straight(values: Sequence[float]) -> np.ndarray:
 def _late(
     costs: Costs, observed: Sequence[Observed]
 ) -> tuple[list[Observed], np.ndarray, np.ndarray]:
-    """Iterations that the machine did not hold up, and the seconds by which each, with its gap, was
-    longer than expected, and those expected.
+    """Return the iterations that the machine did not delay; the seconds by which each, with its
+    gap, was longer than expected; and the expected seconds.
     """
     due = expected_s(costs, observed)
     late = np.array([each.whole for each in observed]) - due

@@ -152,7 +152,7 @@ def chosen_settings(options: argparse.Namespace) -> dict[str, Any]:
 def alternate(
     names: Iterable[Name], turn: Callable[[Name], Result], rounds: int
 ) -> dict[Name, list[Result]]:
-    """Have each take its turn, in the other order in every second round; return what each gave."""
+    """Call `turn` for each name, in reverse order every second round; return each one's results."""
     results: dict[Name, list[Result]] = {name: [] for name in names}
     for k in range(rounds):
         for name in [*results][:: -1 if k % 2 else 1]:

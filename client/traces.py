@@ -173,8 +173,8 @@ def openings(
     opening = arrivals(arrival, n, seed, scaled)
     if conversing and opening.users:
         raise WorkloadError(
-            f"--arrival {arrival} sends a request for every answer, and in a conversation answers "
-            f"say already what is sent next; name another, such as poisson:2"
+            f"--arrival {arrival} sends a request after every answer, as conversations do already; "
+            f"name another, such as poisson:2"
         )
     return opening
 

@@ -111,8 +111,8 @@ class Comparison:
 
     @property
     def alike(self) -> int:
-        """Replicas for each one that `alone` starts: here it starts all of them, since they share
-        a machine, on which two need not do twice what one does.
+        """Replicas for each one that `alone` starts. Here `alone` starts all of them: they share a
+        machine, on which two may complete less than twice what one does.
         """
         return 1
 
@@ -324,7 +324,7 @@ def main() -> None:
 
 
 def compare_saved(argv: Sequence[str]) -> None:
-    """Write and print a report of runs that are there, as --runs asks."""
+    """Write and print a report of the saved runs of --runs."""
     try:
         paths, out = parse_runs(argv)
         side_by_side.show(side_by_side.beside(paths, out), out, Console())

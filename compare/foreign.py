@@ -249,7 +249,7 @@ def read(path: Path) -> Measured:
         answered = [dict(zip(REQUEST, values)) for values in sorted(requests)]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
-            f"{each} is of a version of {tool.name} that is not read here, or holds several runs "
+            f"{each} comes from a version of {tool.name} that is not read here, or has many runs "
             f"({error!r}); measure again with {tool.name} {tool.version}, one run a file"
         ) from None
     return Measured(tool.name, each, tool, facts, [result], answered)

@@ -57,7 +57,7 @@ def unfit_adapters(config: Config) -> Iterator[str]:
     if config.lora and config.model == "fake":
         yield "--lora's folders hold weights, and the model fake has none; use --lora-random"
     if config.lora_slots and config.linear == "triton":
-        yield "linear triton has no place for adapters; leave --linear or the adapters out"
+        yield "linear triton cannot add adapters; leave --linear or the adapters out"
     taken = {config.model_name, *read_lora_random(config.lora_random)}
     for name in sorted(taken & read_lora(config.lora).keys()):
-        yield f"--lora names an adapter {name}, as another model is named; choose another name"
+        yield f"--lora names an adapter {name}, which is another model's name; choose another name"

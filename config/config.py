@@ -222,12 +222,12 @@ def _contradictions(config: Config) -> Iterator[str]:
             ".env sets it, --api-key none does)"
         )
     if config.live_prompts and config.live == "off":
-        yield "live_prompts are shown on the page that live off leaves out; leave one of them out"
+        yield "--live-prompts shows prompts on a page, and --live off has none; leave one out"
     yield from _too_large(config)
 
 
 def _unfit_drafts(config: Config) -> Iterator[str]:
-    """The same of speculative decoding."""
+    """Yield a sentence for each contradiction of speculative decoding."""
     if config.speculate == "0":
         if config.draft != "ngram":
             yield "--draft proposes tokens for --speculate; state --speculate 4, or leave it out"
@@ -241,7 +241,7 @@ def _unfit_drafts(config: Config) -> Iterator[str]:
     if (draft := config.draft_model) is None:
         return
     if "fake" in (config.model, draft.model):
-        yield f"--draft {config.draft} needs a model to guess, and fake is none; use --draft ngram"
+        yield f"--draft {config.draft} guesses for a model, and fake is none; use --draft ngram"
         return
     if draft.shape.vocab_size != config.shape.vocab_size:
         yield (
@@ -257,7 +257,7 @@ def _unfit_drafts(config: Config) -> Iterator[str]:
 
 
 def _unfit_parts(config: Config) -> Iterator[str]:
-    """The same of parts of the engine that do not run on this device or with this model."""
+    """Yield a sentence for each part of the engine that this device or model excludes."""
     for name in ("attention", "linear", "sampler", "norms", "kv_dtype"):
         value = getattr(config, name)
         if value in ("kernel", "int8", "onednn") and config.device != "cpu":
@@ -284,7 +284,7 @@ def _unfit_parts(config: Config) -> Iterator[str]:
 
 
 def _too_large(config: Config) -> Iterator[str]:
-    """The same of sizes that no pool of KV blocks, or no machine, holds."""
+    """Yield a sentence for each size that the pool of KV blocks, or the machine, cannot hold."""
     pool, shape, needed = config.pool, config.shape, config.blocks_per_request
     if pool.unit == "blocks" and pool.amount < needed:
         yield (
@@ -318,8 +318,8 @@ def _too_large(config: Config) -> Iterator[str]:
 def _warnings(config: Config) -> Iterator[str]:
     if not config.users_of_keys and not is_loopback(config.host):
         yield (
-            f"whoever reaches {config.host}:{config.port} may use this server; --api-key (or "
-            f"EB_API_KEY) bars others"
+            f"any client that reaches {config.host}:{config.port} may use this server; --api-key "
+            f"(or EB_API_KEY) makes it ask for a key"
         )
     if config.shed and not config.slo_classes:
         yield (

@@ -76,13 +76,13 @@ def contradictions(config: Config) -> Iterator[str]:
         if one.chosen(config) and other.chosen(config):
             yield f"{why}; leave {other.flag} or {one.flag} out"
     if config.prefill_only and config.prefill_url:
-        yield "--prefill-only computes prompts, and --prefill-url has another do so; leave one out"
+        yield "--prefill-only computes prompts, and --prefill-url sends them away; leave one out"
     for name, value in (WITHOUT | {"record": None}).items() if SEPARATE.chosen(config) else ():
         if getattr(config, name) != value:
-            yield f"{SEPARATE.name} go without {flag(name)}; leave it or {SEPARATE.flag} out"
+            yield f"{SEPARATE.name} exclude {flag(name)}; leave it or {SEPARATE.flag} out"
     for name, value in AHEAD_WITHOUT.items() if config.ahead else ():
         if getattr(config, name) != value:
-            yield f"iterations planned ahead go without {flag(name)}; leave it or --ahead out"
+            yield f"iterations planned ahead exclude {flag(name)}; leave it or --ahead out"
 
 
 def table() -> str:

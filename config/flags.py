@@ -181,7 +181,7 @@ def _meaningless(mode: str, flags: Mapping[str, Any], chosen: Mapping[str, Any])
 
 
 def _meaningless_here(config: Config, flags: Mapping[str, Any]) -> Iterator[str]:
-    """The same of flags that have no meaning on this machine."""
+    """Yield a sentence for each flag that has no meaning on this machine."""
     if config.device == "cpu":
         if "enforce_eager" in flags:
             yield "--enforce-eager has no meaning on a CPU; leave it out"

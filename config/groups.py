@@ -13,7 +13,7 @@ GROUPS = {
         "tbt_ms", "compact_batches", "max_batch_delay_ms", "batch_size_target",
         "batch_size_limit", "preferred_batch_sizes", "bins", "loop_interval_ms", "ahead",
     ),
-    "Who goes first": (
+    "Order of the waiting requests": (
         "order", "max_wait_s", "priority_levels", "default_priority_level", "queue_policy",
         "length_predictor", "prefill_weight", "aging", "prefix_window", "user_weights",
         "mlfq_quantum", "mlfq_levels", "slo_classes", "shed", "preserve_ordering",

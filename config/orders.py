@@ -55,7 +55,7 @@ def contradictions(config: Settings, given: Collection[str]) -> Iterator[str]:
         yield from _unknown_levels(config)
     if config.shed and (config.mode != "dynamic" or config.order not in SHEDDING):
         yield (
-            f"--shed foresees when a request gets its first token in mode dynamic with --order "
+            f"--shed can estimate a request's first token only in mode dynamic with --order "
             f"{', '.join(SHEDDING)}; use one of these, or leave it out"
         )
     if config.preserve_ordering and (what := _overtaking(config)):

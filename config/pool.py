@@ -29,7 +29,7 @@ def read_size(text: str) -> PoolSize:
         )
     size = PoolSize(float(words[1]), UNITS[words[2]])
     if size.amount <= 0 or (size.unit == "blocks" and size.amount % 1):
-        raise ValueError("must be more than nothing, and whole blocks")
+        raise ValueError("must be above 0, in whole blocks")
     if size.unit == "%" and size.amount > 100:
         raise ValueError("is more than all of a GPU's memory; give 100% or less")
     return size

@@ -46,13 +46,13 @@ def environment(config: Config) -> dict[str, str]:
     }
 
 
-def listing(ports: Sequence[int], admin: Path, prefill: int = 0, door: int = 0) -> str:
+def listing(ports: Sequence[int], admin: Path, prefill: int = 0, prefill_port: int = 0) -> str:
     """Return servers.cfg: a list of servers, which get no requests until `Admin.let_in`. The first
-    ones, so many as `prefill`, are asked by the others, at the port `door`.
+    `prefill` of them compute prompts for the others, which send those to `prefill_port`.
     """
     text, servers = f"global\n    stats socket {admin} level admin\n", "\nbackend servers\n"
     if prefill:
-        text += f"\nlisten prefill\n    bind 127.0.0.1:{door}\n"
+        text += f"\nlisten prefill\n    bind 127.0.0.1:{prefill_port}\n"
     for k, port in enumerate(ports, 1):
         text += servers * (k == prefill + 1) + f"    server {k} 127.0.0.1:{port} check disabled\n"
     for k, port in enumerate(ports, 1):  # under /replicas/K/, whether it is ready or not

@@ -61,8 +61,8 @@ class Ingress:
         to: str | None = http.scope.get("replica")
         if not to and route in OF_ONE and route not in self._merged:
             raise InvalidRequest(
-                f"{route} is a replica's: ask /replicas/NAME{route.split()[1]}; GET /stats names "
-                "all"
+                f"{route} belongs to one replica: ask /replicas/NAME{route.split()[1]}; GET /stats "
+                "lists the names"
             )
         raw = await body_of(http) if ROUTES[route].body else b""
         call = Call(dict(http.query_params), raw, http.path_params.get("name", ""))
@@ -98,7 +98,7 @@ class Ingress:
     async def _stats(self, call: Call) -> Answer:
         if call.query:
             raise InvalidRequest(
-                "iterations are a replica's: ask GET /replicas/NAME/stats; GET /stats names all",
+                "iterations belong to one replica: ask GET /replicas/NAME/stats",
                 param="iterations",
             )
         reports, ages = await self._replicas.all("report"), routers.report_ages_s

@@ -66,8 +66,8 @@ class ServerProcess:
         """Return whether GET /ready is answered by 200. Raises Ended if the process has ended."""
         if (code := self.process.poll()) is not None:
             raise Ended(
-                f"server {self.number} ended with exit code {code} before it was ready; above it "
-                "says why"
+                f"server {self.number} ended with exit code {code} before it was ready; its "
+                "output above says why"
             )
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
@@ -98,13 +98,14 @@ class Proxy:
         self.config = config
         self.listen = haproxy.address(config)
         self.settings, (self.prefill, _) = settings, replicas
-        self.door, *self.ports = free_ports(1 + sum(replicas))
+        self.prefill_port, *self.ports = free_ports(1 + sum(replicas))
         self.servers: list[ServerProcess] = []
         self._signals: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: self._signals.put(number))
         self._admin, listed = haproxy.Admin(folder / "admin"), folder / "servers.cfg"
-        listed.write_text(haproxy.listing(self.ports, self._admin.path, self.prefill, self.door))
+        text = haproxy.listing(self.ports, self._admin.path, self.prefill, self.prefill_port)
+        listed.write_text(text)
         configs = ["-f", str(ROOT / "deploy" / "haproxy.cfg"), "-f", str(listed)]
         self._haproxy = subprocess.Popen(
             [program, "-db", *configs],
@@ -133,7 +134,8 @@ class Proxy:
     def _start(self) -> None:
         self._wait(self._listens)
         environment = os.environ | {"EB_THREADS": str(self.config.threads)}
-        of_others = ["--prefill-url", f"http://127.0.0.1:{self.door}"] if self.prefill else []
+        url = f"http://127.0.0.1:{self.prefill_port}"
+        of_others = ["--prefill-url", url] if self.prefill else []
         for k, port in enumerate(self.ports, 1):
             first = k <= self.prefill
             settings = [*self.settings, *(["--prefill-only"] if first else of_others)]

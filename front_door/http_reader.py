@@ -70,7 +70,7 @@ def invalid(message: str, status: int = 400) -> Refused:
 
 def no_request(error: Exception, status: int = 400) -> Refused:
     """Return the error for a request that gunicorn's parser refuses."""
-    return invalid(f"This is no request of HTTP/1.1, correct it: {str(error)[:200]}", status)
+    return invalid(f"This is no HTTP/1.1 request; correct it: {str(error)[:200]}", status)
 
 
 class Reader:

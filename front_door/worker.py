@@ -275,7 +275,7 @@ class Worker(base.Worker):
         elif connection.reader.awaits == "nothing":
             self._connections.close(connection)
         else:
-            message = "The request ended in its middle; send all of it."
+            message = "The request is incomplete; send all of it."
             self._refuse(connection, invalid(message))
 
     def _advance(self, connection: Connection) -> None:
@@ -341,7 +341,7 @@ class Worker(base.Worker):
             keep = answer(self.wsgi, self.cfg, connection, request, last=not self.alive)
         except BlockingIOError:
             self.log.warning(
-                "a client took nothing for %d s of its answer; its connection is closed", STILL_S
+                "a client read nothing of its answer for %d s; its connection is closed", STILL_S
             )
         except OSError as error:
             self.log.debug("a client is gone: %s", error)

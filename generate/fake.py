@@ -102,7 +102,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 
 
 class FaultyGenerator(Generator):
-    """Another generator, of whose iterations every `every`-th has a fault instead of a result."""
+    """Another generator, with a fault in place of a result in every `every`-th iteration."""
 
     def __init__(self, generator: Generator, fault: str, every: int):
         self.n_blocks, self.drafter = generator.n_blocks, generator.drafter

@@ -1,5 +1,5 @@
-"""Acceptance of draft tokens as it is stated, to measure what speculation is worth where it is so
-high: with random weights, which nothing guesses, with the fake engine, and in virtual time.
+"""Draft tokens that are accepted at a stated rate, to measure the worth of speculation at that
+rate: with random weights, which no drafter can guess, with the fake engine, and in virtual time.
 """
 
 from __future__ import annotations

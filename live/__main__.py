@@ -73,7 +73,7 @@ def write_page(run: Path, texts: list[str], out: Path | None) -> None:
     """Write the page, and its link in the report beside it. Raises RunError."""
     if (size := sum(map(len, texts))) > MOST_BYTES:
         raise RunError(
-            f"{run} comes to a page of {size / 1e6:.0f} MB, which no browser likes; take a "
+            f"the page of {run} would have {size / 1e6:.0f} MB, too much for a browser; take a "
             f"shorter run, or one server with --of"
         )
     out = out or (run.with_suffix(".html") if run.is_file() else run / LIVE)

@@ -23,7 +23,7 @@ log = logging.getLogger("effective_batching")
 
 
 def open_log(path: str) -> int:
-    """A file descriptor to append by.
+    """Open a file to append to; return its descriptor.
 
     Raises OSError, also for a pipe without a reader, for which it does not wait. Writing waits: a
     pipe without room takes a part of a line longer than 4,096 bytes and refuses the rest.

@@ -245,7 +245,7 @@ class Metrics:
 
 
 def _meaning(measure: Measure) -> str:
-    """A request starts, for a server, when it arrives."""
+    """Return a measure's formula for a server, where a request starts when it arrives."""
     return measure.formula.replace("start", "arrival")
 
 

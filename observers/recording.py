@@ -92,7 +92,7 @@ def _row(row: Row, blocks: list[int] | None) -> list[Any]:
 
 
 class RecordingScheduler(Scheduler):
-    """Calls `write` for each call that may change it, in their order."""
+    """Scheduler that gives `write` an entry for each call that may change it, in order."""
 
     def __init__(self, write: Callable[[Entry], None], *args: Any, **settings: Any):
         super().__init__(*args, **settings)

@@ -116,7 +116,7 @@ class Run:
         self.latency_by_tokens[inference.num_tokens] += e2e_s
 
     def later(self, seconds: float) -> Run:
-        """The same on a clock that shows so much more."""
+        """Return these counts on a clock that is so many seconds ahead."""
         first, last = self.first_arrival + seconds, self.last_ending + seconds
         return replace(self, first_arrival=first, last_ending=last)
 
@@ -182,8 +182,8 @@ class Run:
 
 
 def added(runs: Sequence[Run]) -> Run:
-    """All of at least one run, added in pairs: one after another, the first one's values would be
-    copied as often as there are others.
+    """Return the sum of one or more runs. They are added in pairs: one after another, the values of
+    the first would be copied for each of the others.
     """
     while len(runs) > 1:
         pairs = [a + b for a, b in zip(runs[::2], runs[1::2])]

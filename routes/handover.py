@@ -1,6 +1,6 @@
-"""Prompts that another server computes: what a decode server asks (--prefill-url), and what a
-prefill server answers (--prefill-only): a line of JSON with first tokens and what keys and values
-are of, and then those of one inference after another.
+"""Prompts that another server computes: the request of a decode server (--prefill-url), and the
+answer of a prefill server (--prefill-only). The answer is a line of JSON with first tokens and the
+form of keys and values, and then the keys and values of one inference after another.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ class PrefillServer:
     def begin(
         self, group: Sequence[Inference], path: str, body: bytes, headers: Mapping[str, str]
     ) -> list[Inference]:
-        """Ask it what this server was asked; return the inferences to queue, since some may be over
-        with their first tokens.
+        """Forward a request to it; return the inferences to queue, without those that end with
+        their first tokens.
 
-        Raises what it refuses, InvalidRequest for log-probabilities, DeadlinePassed, and Refused if
-        it does not answer as it should. No prompt is computed here instead: what is measured would
-        not be what the settings say.
+        Raises the prefill server's refusals, InvalidRequest for log-probabilities, DeadlinePassed,
+        and Refused for any other failure. No prompt is computed here instead: measurements would
+        not be of the stated settings.
         """
         if group[0].scores is not None:
-            message = "logprobs: where prefill and decode are apart there are none; leave it out."
+            message = "logprobs: a decode server (--prefill-url) has none; leave it out."
             raise InvalidRequest(message, param="logprobs")
         clock = self._server.manager.clock
         arrived_at, patience_s = clock(), self._server.seconds_until(group[0].deadline)
@@ -107,7 +107,7 @@ class PrefillServer:
             raise DeadlinePassed("The request's deadline passed before its answer.") from None
         except (OSError, http.client.HTTPException, LookupError, TypeError, ValueError) as error:
             message = f"The prefill server {self._url} did not answer ({type(error).__name__}); "
-            message += "send the request again, or look whether it runs."
+            message += "send the request again, or check that it runs."
             raise Refused(502, "prefill_server_failed", message) from None
         for member in group:
             member.done = threading.Event()

@@ -1,6 +1,6 @@
-"""LoRA adapters: which of them has which slot of the engine, and which requests wait for a slot.
+"""LoRA adapters: their slots in the engine, and the requests that wait for a slot.
 
-The base model, whose name is empty, needs none (S-LoRA: Sheng et al., MLSys 2024; vLLM's
+The base model, whose name is empty, needs no slot (S-LoRA: Sheng et al., MLSys 2024; vLLM's
 `max_loras`).
 """
 
@@ -20,14 +20,14 @@ Rule = Literal["mixed", "grouped", "skip", "drain"]
 
 
 class Adapters(Extension):
-    """Slots, each with its adapter until another one needs it: then the one unused for longest
-    leaves, and none that a running inference has.
+    """Slots of adapters. An adapter that needs a slot takes that of the adapter unused for longest,
+    never that of a running inference.
 
-    The rule of `--lora-policy` says what a request does for which no slot is free:
+    `--lora-policy` is the rule for a request whose adapter finds no free slot:
 
-    mixed     it waits, and all behind it in the order with it
-    grouped   the same, and one adapter in a batch is all, the base model being one, too
-    skip      others overtake it, for max_wait_s at most, if that is given
+    mixed     it waits, and so do all requests behind it in the order
+    grouped   as mixed; and a batch has one adapter alone, as which the base model counts, too
+    skip      other requests overtake it, for max_wait_s at most, if that is given
     drain     as skip; and for the first such request the adapter with the fewest tokens left to
               compute gets no further requests, so that its slot becomes free
     """
@@ -43,7 +43,7 @@ class Adapters(Extension):
             self._most, self._limit, self._uncounted = 1, "the one of lora_policy grouped", set()
 
     def joining(self, waiting: Iterable[Inference], view: View) -> Iterator[Inference]:
-        """Return the requests that may join, each if all that were returned before it do."""
+        """Return the requests that may join, each provided that all returned before it join."""
         used = {inference.adapter for inference in view.running} - self._uncounted
         drained: str | None = None
         for inference in waiting:

@@ -73,8 +73,8 @@ class QueuePolicies(Extension):
         policy, timeout_s = self._policy_of(group[0]), group[0].queue_timeout_s
         if timeout_s is not None and not (policy.timeout_ms and policy.override):
             raise InvalidRequest(
-                "queue_timeout_s shortens the time that a queue policy states and lets requests "
-                "override, and there is none for this request's level; leave it out.",
+                "queue_timeout_s shortens the timeout of a queue policy with override=yes, and "
+                "this request's level has none; leave it out.",
                 param="queue_timeout_s",
             )
         waiting = self._sizes[group[0].priority]
@@ -108,8 +108,8 @@ class QueuePolicies(Extension):
             if policy.action == "reject":
                 waited_s = policy.timeout_s(group[0].queue_timeout_s) or 0.0
                 error = DeadlinePassed(
-                    f"The request waited for {1e3 * waited_s:g} ms, which is as long as level "
-                    f"{group[0].priority}'s queue policy lets it."
+                    f"The request waited for {1e3 * waited_s:g} ms, the longest that the queue "
+                    f"policy of level {group[0].priority} allows."
                 )
                 rejected += [(member, error) for member in group]
                 continue
@@ -175,7 +175,7 @@ class UserLimits(Extension):
         window.slide(now)
         if (wait_s := self._wait_s(window, tokens, now)) is not None:
             raise RateLimited(
-                f"{'This user' if user else 'Whoever names no user'} has asked for "
+                f"{'This user' if user else 'The user without a name'} has asked for "
                 f"{len(window.entries)} requests and {window.tokens} tokens in the last minute, "
                 f"of {_limit(self._requests)} and {_limit(self._tokens)}; try again in "
                 f"{math.ceil(wait_s)} s.",

@@ -61,8 +61,8 @@ def read_rates(text: str) -> list[float]:
 
 
 def kept(drafts: Sequence[int], sampled: Iterator[int]) -> list[int]:
-    """Return a row's new tokens, of the 1 + len(drafts) ids that were sampled for it: those up to
-    the first that is not the draft token in its place, for what follows came of that draft token.
+    """Return a row's new tokens among the 1 + len(drafts) ids sampled for it: those up to the first
+    that differs from its draft token. Later ids were computed from that draft token.
     """
     ids = list(islice(sampled, 1 + len(drafts)))
     for n, (id_, draft) in enumerate(zip(ids, drafts), 1):

@@ -1,4 +1,4 @@
-"""A guard of users' own policies and orders: what they raise, or plan too long, as a sentence."""
+"""A guard of users' own policies and orders: turns errors, and slow plans, into a sentence."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def begin(
 
 
 class HandedOver(Extension):
-    """Has the times of such a request begin when it came, and not when its prompt was computed."""
+    """Extension that counts the times of such a request from its arrival at this server."""
 
     def end(self, inference: Inference, now: float) -> None:
         if inference.handed is not None:

@@ -28,13 +28,13 @@ def rows_of(
         if policy.request_level:
             raise impossible("a row cannot leave a batch that is answered as a whole")
         if inference.id not in running or inference.id in preempted:
-            raise impossible("only what runs can be preempted, and once")
+            raise impossible("only a running inference can be preempted, and only once")
         preempted.add(inference.id)
         account.release(inference)
     reserved: dict[int, tuple[Inference, int]] = {}
     for inference, tokens in plan.admit:
         if inference.id not in waiting or inference.id in reserved:
-            raise impossible("only what waits can be admitted, and once")
+            raise impossible("only a waiting inference can be admitted, and only once")
         reserved[inference.id] = (inference, max(tokens, inference.computed))
     admitted = set(reserved)
     n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(admitted)
@@ -44,7 +44,7 @@ def rows_of(
         raise impossible(excess)
     computed = {inference.id for inference, _ in plan.run}
     if computed & preempted or not computed - admitted <= running:
-        raise impossible("only what runs can be computed")
+        raise impossible("only a running inference can be computed")
     if len(computed) < len(plan.run):
         raise impossible("no inference has two rows")
     rows: list[Row] = []

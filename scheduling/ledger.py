@@ -2,7 +2,7 @@
 
 A user's counter grows by the service that it gets, divided by its weight. When a user begins to
 wait, with a new request or a preempted one, its counter is raised to the least one of users that
-wait; if none does, to that of the user that waited last. So being away saves no service up.
+wait; if none waits, to that of the user that waited last. So a user that is away saves nothing up.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Ledger(Extension):
             self._moved.add(user)
 
     def by_counter(self) -> Iterator[tuple[float, int, User]]:
-        """Return users with waiting requests, the least served first: counter, a number that tells
-        equals apart, user.
+        """Return users with waiting requests, the least served first: counter, a number that
+        breaks ties, user.
         """
         self._put_in_order()
         for (counter, number), user in self._order.items():

@@ -77,7 +77,7 @@ class Past(Extension):
         return self._of_decodes.n > 0
 
     def seconds(self, iterations: float, decode_rows: int, prompt_tokens: int) -> float:
-        """Return how long so many iterations take that compute these prompt tokens, too."""
+        """Return the seconds of so many iterations, with these prompt tokens among them."""
         prompts_s = self._of_prompts.ratio * prompt_tokens
         return iterations * self._of_decodes.at(decode_rows) + prompts_s
 

@@ -1,4 +1,4 @@
-"""What observers of a scheduler are told: each iteration, and each answer; and how full it is."""
+"""Records of iterations, snapshots of a scheduler's load, and the interface of its observers."""
 
 from __future__ import annotations
 

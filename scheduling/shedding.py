@@ -70,7 +70,7 @@ class Shedding(Extension):
             member.arrived_at = now
         if self.wait_s(group[0], limit_ms / 1e3) > limit_ms / 1e3:
             raise Overloaded(
-                f"By what waits before it, the request's first token would come after its limit of "
+                f"The requests that wait would delay this one's first token beyond its limit of "
                 f"{limit_ms:g} ms; try again later, or state a larger slo_ttft_ms."
             )
 

@@ -9,11 +9,11 @@ from scheduling.swap import give_up
 
 
 class Successor(Scheduler):
-    """A scheduler of what another one had in flight when its policy failed: `dynamic`, first come
+    """Scheduler of the requests in flight at another one whose policy failed: `dynamic`, first come
     first served, with KV blocks on demand.
 
-    What ran is computed again from its first token, as after a preemption, since nothing that the
-    failed plans did is relied on; texts stay the same. `finished`: to be answered now.
+    Running requests are computed again from their first token, as after a preemption, since no
+    effect of the failed plans is relied on; texts stay the same. `finished`: to be answered now.
     """
 
     def __init__(self, failed: Scheduler, now: float):

@@ -17,7 +17,7 @@ Copies = list[tuple[int, int]]  # numbers of blocks: from, to
 
 
 def give_up(inference: Inference, kept: int, now: float) -> None:
-    """Count a preemption, of whose tokens the host keeps so many; the others are recomputed."""
+    """Count a preemption. kept: tokens that the host keeps; the others are recomputed."""
     interrupted = inference.interruptions
     interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
     interrupted.preempted_at = now
@@ -50,8 +50,8 @@ class Swap(Extension):
         return [copy for copies in self._back.values() for copy in copies]
 
     def keep(self, inference: Inference) -> int:
-        """Have an inference that is preempted copied, if the host has room for all that it has
-        computed; return of how many tokens.
+        """Copy a preempted inference to the host, if that has room for all its computed tokens;
+        return how many tokens the host keeps.
         """
         if self._back.pop(inference, None) is None:  # else the host has it still
             n = -(-inference.computed // self._pool.block_size)
@@ -62,7 +62,7 @@ class Swap(Extension):
         return inference.computed
 
     def before_plan(self, now: float) -> None:
-        """Recompute what an iteration that failed was to copy to the host: it may not have."""
+        """Recompute the tokens that a failed iteration may not have copied to the host."""
         for inference in self._out:
             inference.computed = 0
             self._pool.free(self.kept.pop(inference))

@@ -27,10 +27,10 @@ Shares = list[tuple[Inference, int]]  # a number of tokens for each
 
 
 class Curve:
-    """Time by number of tokens, which need not lie on a line: a CPU's kernels work in tiles. For
-    each number up to 15, and each step from there on, eight an octave, the usual time of late
-    samples, with straight lines between them; to all is added the mean delay, since what delays an
-    iteration now and then has nothing to do with its tokens. Fewer tokens take no longer than more.
+    """Time by number of tokens, which need not lie on a line: a CPU's kernels work in tiles. It has
+    the usual time of late samples for each number up to 15, and then for eight steps an octave,
+    with straight lines between them. The mean delay is added to all, since occasional delays do not
+    depend on the tokens. Fewer tokens take no longer than more.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Curve:
 
 
 def is_due(n: int) -> bool:
-    """Return whether an estimate is renewed at the n-th iteration: the first of them often."""
+    """Return whether the n-th iteration renews an estimate; the first ones often do."""
     return n % min(RENEWED, 1 + n // RENEWED) == 0
 
 
@@ -100,9 +100,9 @@ def last_of_step(n: int) -> int:
 
 
 class Trial:
-    """Tokens a second with drafts and without, each measured in stretches of iterations: what
-    proposing and deciding cost shows in nothing else. Of what seems worse there is a stretch now
-    and then, as often as no more than a share of all time is lost by it.
+    """Tokens a second with drafts and without, each measured over stretches of iterations, since
+    nothing else shows what proposing and deciding cost. The slower way is tried for a stretch now
+    and then, as often as that loses no more than a share of all time.
     """
 
     def __init__(self) -> None:
@@ -164,9 +164,9 @@ class Acceptance:
 
 
 class Worth:
-    """What draft tokens gained so far. Two estimates decide: whether any are proposed, from trials
-    at about as many rows; and which of those proposed are verified, from the time of iterations of
-    so many tokens and the chance of each to be accepted.
+    """Gain of draft tokens so far, by two estimates. Trials at about as many rows decide whether
+    any are proposed; the time of iterations by their tokens, and the chance of each draft token to
+    be accepted, decide which of those proposed are verified.
     """
 
     def __init__(self, past: Past, costly: bool):
@@ -209,8 +209,8 @@ class Worth:
         self._begins |= self.proposes > proposed
 
     def of(self, wanted: Shares, rows: int) -> Shares:
-        """Return of each row's draft tokens those that raise the tokens a second most; `rows`
-        decode.
+        """Return how many of each row's draft tokens to verify, so that tokens a second are most.
+        rows: those that decode.
         """
         if not self._curve:
             return [(inference, 0) for inference, _ in wanted]
@@ -232,8 +232,8 @@ class Worth:
 
     def chances(self, drafts: Drafts, k: int) -> list[float]:
         """Return the chance of each of k draft tokens to be accepted, by its place and by how many
-        tokens matched before the row's first; where none is looked for, that of the first by its
-        request's own experience, too.
+        tokens matched before the row's first. If no match is looked for, the request's own outcomes
+        count for the first, too.
         """
         chances = self._acceptance[drafts.matched].chances[:k]
         if chances and not drafts.matched:

@@ -70,8 +70,8 @@ class _Reported(Stoppable, Replayed):
 
 
 class Reporting(Progress):
-    """Progress in a worker: lines of replays are shown by the process that started it, which also
-    says what is `said` here once it is that call's turn.
+    """Progress in a worker. The process that started it shows the lines of replays, and prints what
+    is `said` here when it takes this call's result.
     """
 
     def __init__(self) -> None:

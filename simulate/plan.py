@@ -1,5 +1,5 @@
-"""Capacity planning by simulation: the fewest replicas that meet latency limits, and how sure that
-is. A number suffices if its requests meet the limits and its queue does not grow.
+"""Capacity planning by simulation: the fewest replicas that meet latency limits, and the certainty
+of that. A number suffices if its requests meet the limits and its queue does not grow.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ class Planner:
             fix = "name a lower rate"
         else:
             fix = (
-                "more are no better: the limits are within what chance and uncertain costs do; "
-                "relax them"
+                "more are no better: chance and uncertain costs alone can exceed the limits; relax "
+                "them"
             )
         number = f"{replicas} replica{'s' * (replicas > 1)}{' at most' * bool(self._rule)}"
         return (

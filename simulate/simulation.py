@@ -194,7 +194,7 @@ class Simulating(compare.Comparison):
 
 
 def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, Sequence[str]]:
-    """Return in a worker what was measured, and what was said of it."""
+    """Return a worker's measurement, and the lines that it has to print."""
     done = comparison.measured(seed, name)
     return done, comparison.progress.said if isinstance(comparison.progress, Reporting) else ()
 

@@ -1,4 +1,4 @@
-"""Many adapters on one model: what they cost the engine, and what each rule for slots makes of it.
+"""Many adapters on one model: their cost in the engine, and the effect of each rule for slots.
 
 Engine: rows that decode, each with an adapter of its own, without HTTP. The rest is in virtual
 time, at the costs of the fake engine and of adapters as `LOAD_MS` and `TOKEN_MS` state them.

@@ -98,7 +98,7 @@ STUDY = Study(
         Table(BY, against=AGAINST, where=GRID, title="By row limit and load"),
         Table(BY, against=AGAINST, where=MORE, title="More rows, the same arrivals"),
     ],
-    figure="Mean latency by order over load and row limit, and what it costs whom",
+    figure="Mean latency by order over load and row limit, and what each order costs",
     panels=[
         *(
             Panel(f"{rows} rows", "mean ÷ fcfs's", "mean_s", "load", "load", base=FCFS, where=where)

@@ -1,8 +1,8 @@
 """Savings of prefix caching by trace, and what a small pool leaves of them.
 
 A load is a share of what `dynamic` without caching completes; where orders are compared, of what
-`fcfs` with caching does on the same pool. The prompt of a later turn of a conversation has the fake
-engine's answers of earlier turns in it.
+`fcfs` with caching does on the same pool. The prompt of a later turn of a conversation contains the
+fake engine's answers to earlier turns.
 """
 
 from __future__ import annotations

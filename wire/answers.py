@@ -268,7 +268,7 @@ class Reset(_Answer):
 
 
 class Forgotten(_Answer):
-    """Nothing to say."""
+    """An empty answer."""
 
 
 class Health(_Answer):

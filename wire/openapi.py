@@ -21,7 +21,7 @@ PROBLEMS = {
     404: "there is no such model here",
     413: "the body is too large",
     415: "a POST must be application/json",
-    429: "the queue is full, or the user has had what a minute allows; try again after "
+    429: "the queue is full, or the user has reached a limit a minute; try again after "
     "`Retry-After` seconds",
     500: "the engine failed in an iteration of this request",
     503: "the server is shutting down",

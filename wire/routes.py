@@ -78,7 +78,7 @@ ROUTES = {
         "the same of one name", answers.Model, problems=(404,), parameters=NAME
     ),
     "POST /v1/load_lora_adapter": Route(
-        "read a LoRA adapter from a folder, as vLLM's; for those with a key alone",
+        "read a LoRA adapter from a folder, as vLLM's; only on servers with a key",
         TEXT, LoadAdapterRequest, problems=(400, 403, 404, 413, 415),
     ),
     "POST /v1/unload_lora_adapter": Route(
@@ -105,7 +105,7 @@ ROUTES = {
         answers.LoadStarted, LoadRequest, problems=(400, 413, 415),
     ),
     "GET /timeline": Route(
-        "the last ?last=N iterations that somebody looked at, as Chrome's trace events",
+        "the last ?last=N iterations while a page was open, as Chrome's trace events",
         JSON, problems=(400,), parameters=LAST,
     ),
     "GET /metrics": Route("for Prometheus", TEXT),

@@ -32,7 +32,7 @@ BENCHMARK = Benchmark(
 
 
 def do(fault: Fault) -> dict[str, Any]:
-    """Do it; an exception on the way is a broken promise too."""
+    """Inject a fault; return its outcome. An exception is a broken promise, too."""
     start = time.monotonic()
     try:
         seen, kept = fault.run(short=False)

@@ -51,7 +51,7 @@ class Fault(NamedTuple):
     background: bool = False
 
     def run(self, short: bool) -> Finding:
-        """Do it; return all findings as one."""
+        """Inject the fault; return all findings as one."""
         if self.settings is None:
             return joined(self.do(short))
         with serving(self.settings, self.program) as served:

@@ -30,8 +30,8 @@ hide: [navigation, toc]
 ---
 # Claims
 
-Papers and other systems claim something for each of these policies. We ran each rule here and say
-what became of its claim: the verdict, and the number with its interval. Numbers come from the files
+Papers and other systems claim something for each of these policies. We ran each rule here and give
+the verdict on its claim, and the number with its interval. Numbers come from the files
 in [results](results/README.md). A click on a column's head sorts the table by it.
 
 | question | policy | command, after `./server.sh` | claim | verdict | found here |

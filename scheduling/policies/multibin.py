@@ -15,8 +15,8 @@ from scheduling.policies.windowed import Delayed
 class MultiBin(Delayed):
     """A queue for each bin; bins are equally frequent ranges of predicted lengths.
 
-    When the engine is idle, of the bins that hold `batch_size_target` rows the one whose head came
-    first is served; while none does, that of the oldest request once it has waited for
+    An idle engine serves the bin with the oldest head among those that hold `batch_size_target`
+    rows; if none does, the bin of the oldest request, once that has waited for
     `max_batch_delay_ms`. So a rare length waits while others are frequent, unless the order has a
     `max_wait_s`: the bin of a request that has waited so long goes first.
     """

@@ -1,4 +1,4 @@
-"""Run to completion: an idle engine takes what waits, nothing joins, all are answered together."""
+"""Run to completion: an idle engine takes the waiting requests, and answers them together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Static(Policy):
-    """The batch is what waits when the engine is idle.
+    """The batch is the requests that wait when the engine is idle; none joins it.
 
     Rows that are done keep being computed (as *idle rows*) until the batch ends, as deployed static
     batching does; with `compact_batches` they are dropped, as FasterTransformer does.

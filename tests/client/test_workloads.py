@@ -113,9 +113,9 @@ def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> No
     data = Workload(seed=3, sessions="3:1")
     slow = data.requests(9, "poisson:5")
     assert Trace.of(slow).sent_as("burst", 3) == data.requests(9, "burst") != slow
-    with pytest.raises(WorkloadError, match="closed:2 sends a request for every answer"):
+    with pytest.raises(WorkloadError, match="closed:2 sends a request after every answer"):
         data.requests(9, "closed:2")
-    with pytest.raises(WorkloadError, match="closed:2 sends a request for every answer"):
+    with pytest.raises(WorkloadError, match="closed:2 sends a request after every answer"):
         Trace.of(slow).sent_as("closed:2", 3)
 
 

@@ -30,7 +30,7 @@ SENTENCES = {
     "dynamic --max-batch-size many": "--max-batch-size 'many': input should be a valid integer",
     "windowed --max-batch-delay-ms 0": "--max-batch-delay-ms '0': input should be greater than 0",
     "dynamic --request-timeout-s nan": "--request-timeout-s 'nan': input should be a finite number",
-    "static --shed": "--shed foresees when a request gets its first token in mode dynamic with "
+    "static --shed": "--shed can estimate a request's first token only in mode dynamic with "
     "--order fcfs, priority, edf; use one of these, or leave it out",
     "dynamic --shed --order sjf": "with --order fcfs, priority, edf; use one of these",
     "dynamic --slo-classes a=1": "--slo-classes 'a=1': 'a=1' is no class; write NAME=ttft:MS",
@@ -57,8 +57,8 @@ SENTENCES = {
     "dynamic --batch-invariant": "a CPU, where our kernels add in one order already; leave it",
     "dynamic --kv-cache 4": "--kv-cache '4': must be a size with its unit: 4GB, 2048blocks, or 90%",
     "dynamic --kv-cache nanGB": "--kv-cache 'nanGB': must be a size with its unit",
-    "dynamic --kv-cache 0GB": "--kv-cache '0GB': must be more than nothing",
-    "dynamic --kv-cache 70.5blocks": "--kv-cache '70.5blocks': must be more than nothing, and",
+    "dynamic --kv-cache 0GB": "--kv-cache '0GB': must be above 0",
+    "dynamic --kv-cache 70.5blocks": "--kv-cache '70.5blocks': must be above 0, in whole blocks",
     "dynamic --kv-cache 50%": "--kv-cache 50% is a share of a GPU's memory; on a CPU give a size",
     "dynamic --kv-blocks many": "--kv-cache 'manyblocks': must be a size with its unit",
     # 2 (keys, values) × 24 layers × 1024 × 4 bytes = 196,608 bytes a token
@@ -79,20 +79,20 @@ SENTENCES = {
     "dynamic --fake-slowdown 4": "--fake-slowdown has no meaning without --model fake; add that",
     "dynamic --model fake --fake-slowdown 0": "--fake-slowdown '0': input should be greater than 0",
     "dynamic --record x --request-log x": "choose another --record",
-    "dynamic --live off --live-prompts": "live_prompts are shown on the page that live off leaves",
+    "dynamic --live off --live-prompts": "and --live off has none; leave one out",
     "dynamic --speculate 4 --draft gpt2": "--draft 'gpt2': must be ngram, model:FOLDER, or",
     "dynamic --speculate 4 --draft model:": "--draft 'model:': must be ngram, model:FOLDER, or",
     "dynamic --speculate 4 --draft model:gpt5": "'gpt5' is neither a folder nor one of demo, ",
     "dynamic --speculate 4 --draft model:gpt2": "gpt2 has a vocabulary of 50,257 ids and demo one "
     "of 257; choose a --draft model with the same",
-    "dynamic --model fake --speculate 4 --draft model:demo": "--draft model:demo needs a model to "
-    "guess, and fake is none; use --draft ngram",
+    "dynamic --model fake --speculate 4 --draft model:demo": "--draft model:demo guesses for a "
+    "model, and fake is none; use --draft ngram",
     "dynamic --lora a": "--lora 'a': a must have one folder; write NAME=FOLDER,NAME=FOLDER",
     "dynamic --lora =/x": "--lora '=/x': '' is no name; use 1 … 128 letters, digits and ._-/",
     "dynamic --lora é=/x": "'é' is no name; use 1 … 128 letters, digits and ._-/",
     "dynamic --lora a=/x,a=/y": "a must have one folder",
-    "dynamic --lora demo=/x": "--lora names an adapter demo, as another model is named; choose",
-    "dynamic --lora lora-1=/x --lora-random 2:8": "--lora names an adapter lora-1, as another mod",
+    "dynamic --lora demo=/x": "--lora names an adapter demo, which is another model's",
+    "dynamic --lora lora-1=/x --lora-random 2:8": "--lora names an adapter lora-1, which is anoth",
     "dynamic --lora a=/x --model fake": "hold weights, and the model fake has none; use --lora-ran",
     **{
         f"dynamic --lora-random {text}": f"--lora-random '{text}': must be N:RANK, such as 8:16"
@@ -100,9 +100,9 @@ SENTENCES = {
     },
     "dynamic --max-loras 4": "--max-loras has no meaning without --lora or --lora-random; add one",
     "dynamic --lora-policy skip": "--lora-policy has no meaning without --lora or --lora-random;",
-    "dynamic --prefill-only --prefill-url http://a:1": "and --prefill-url has another do so; leave",
+    "dynamic --prefill-only --prefill-url http://a:1": "and --prefill-url sends them away; leave",
     **{
-        f"dynamic --prefill-only {line}": f"prefill and decode apart go without {line.split()[0]}"
+        f"dynamic --prefill-only {line}": f"prefill and decode apart exclude {line.split()[0]}"
         "; leave it or --prefill-only (--prefill-url) out"
         for line in ("--prefill first", "--shed", "--record x", "--preserve-ordering")
     },
@@ -257,7 +257,7 @@ ON_GPU = {
     "dynamic --kv-dtype int8": "kv_dtype int8 runs on a CPU alone; leave --kv-dtype out",
     "dynamic --kv-cache 101%": "--kv-cache '101%': is more than all of a GPU's memory",
     "dynamic --enforce-eager --kernels plain": "no meaning without attention triton",
-    "dynamic --linear triton --lora-random 2:8": "linear triton has no place for adapters; leave",
+    "dynamic --linear triton --lora-random 2:8": "linear triton cannot add adapters; leave",
     **{
         f"dynamic --batch-invariant {line}": "--batch-invariant needs attention and linear triton, "
         "which add in one order: leave --attention, --linear, --kernels, --gen"

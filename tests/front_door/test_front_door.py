@@ -260,7 +260,7 @@ def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_c
                 assert longest_health_s(url, 0.2) < SOON_S
             output = process.stdout or ()
             listening = threading.Thread(
-                target=lambda: any("took nothing for 1 s" in line for line in output), daemon=True
+                target=lambda: any("of its answer for 1 s" in line for line in output), daemon=True
             )
             listening.start()
             listening.join(PATIENCE_S)

@@ -65,7 +65,7 @@ def test_the_answers_of_a_pair_are_those_of_one_server() -> None:
         assert first["total_output_tokens"] == 14, "one of each completion"
         assert 14 + rest["live_rows"] == all_["total_output_tokens"]
         refused = fetch(decode, "POST", "/v1/completions", COMPLETION | {"logprobs": 1})
-        assert refused.status == 400 and b"there are none; leave it out" in refused.body
+        assert refused.status == 400 and b"has none; leave it out" in refused.body
         own = asked(prefill, tokens=5000)
         assert own.code == "context_length_exceeded" and "beyond the context" in str(own)
         assert asked(one).code == "no_prefill_server"

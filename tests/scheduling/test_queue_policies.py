@@ -76,7 +76,7 @@ def test_policy_delay_and_reject_a_first_request_while_two_later_ones_are_batche
     error = served.groups[0][0].error
     assert isinstance(error, DeadlinePassed) and error.status == 504
     assert str(error) == (
-        "The request waited for 1000 ms, which is as long as level 1's queue policy lets it."
+        "The request waited for 1000 ms, the longest that the queue policy of level 1 allows."
     )
 
 
@@ -101,7 +101,7 @@ def test_a_timeout_that_a_level_lets_nobody_override_is_a_400_that_names_it(
     queue_policy: str,
 ) -> None:
     scheduler = make_scheduler(Dynamic(), order=levels(queue_policy))
-    with pytest.raises(InvalidRequest, match="there is none for this request's level") as refused:
+    with pytest.raises(InvalidRequest, match="this request's level has none") as refused:
         scheduler.enqueue(Ask(0.0, queue_timeout_s=1.0).group(4), 0.0)
     assert refused.value.param == "queue_timeout_s"
     assert not scheduler.has_work and scheduler.next_deadline() is None

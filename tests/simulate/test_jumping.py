@@ -42,7 +42,7 @@ def serve(
     costs: Costs = ODD,
     **limits: Any,
 ) -> tuple[list[list[Any]], list[Any], int]:
-    """Of each inference what became of it, each iteration, and how many stretches they were.
+    """Return the outcome of each inference, all iterations, and the number of stretches.
 
     leaves: how long after its request the k-th client goes, if it is still there.
     """
