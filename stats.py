@@ -1,4 +1,4 @@
-"""What each number means: time stamps in, measures out. Shared by server, client, simulator and
+"""Definitions of all numbers: time stamps in, measures out. Shared by server, client, simulator and
 reports; pure.
 
 A measure of a request is declared once, in MEASURES: /stats, the `timings` of an answer,
@@ -171,7 +171,7 @@ class Times:
     e2e_s = measured("e2el")
 
     def ending_at(self, answered_at: float) -> Times:
-        """The same stamps on a clock on which the answer came at `answered_at`."""
+        """Return these stamps on a clock that shows `answered_at` when the answer comes."""
         later = answered_at - self.answered_at
         return Times(
             self.started_at + later, self.admitted_at + later, self.first_token_at + later,

@@ -1,4 +1,4 @@
-"""What an iteration costs on this machine: results/costs/NAME.json, from which simulations reckon.
+"""Costs of an iteration on this machine: results/costs/NAME.json, which simulations use.
 
     python -m benchmarks.costs --model demo [--name NAME] [--more] [any setting of the engine]
 

@@ -1,4 +1,4 @@
-"""What HTTP and a front end cost, with an engine that takes next to no time.
+"""Costs of HTTP and a front end, with an engine that takes next to no time.
 
     python -m benchmarks.http [--fronts plain,proxy,ray] [--clients 64] [--out FOLDER]
 
@@ -86,7 +86,7 @@ def cpu_s() -> float:
 
 
 async def load(url: str, traffic: Traffic, seconds: float) -> dict[str, float]:
-    """Have clients ask again and again; return the measurements of COLUMNS, after WARM_S."""
+    """Let clients send requests all the time; return the measurements of COLUMNS, after WARM_S."""
     latencies_s: list[float] = []
     chunks = 0
 

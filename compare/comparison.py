@@ -49,7 +49,7 @@ from config import ConfigError
 
 @dataclass
 class Measured:
-    """What was measured of a server with one seed's trace, up to its end or what `stopped` it."""
+    """Measurements of a server with one seed's trace, up to its end or what `stopped` it."""
 
     result: dict[str, Any] | None = None  # NAME.json
     points: list[sweep.Point] = field(default_factory=list)  # of its sweep, by rate

@@ -30,7 +30,7 @@ CONNECTED = "starts when the headers are written, so that connecting does not co
 
 
 class Found(NamedTuple):
-    """What a reader finds in a file.
+    """Contents of a file, as a reader finds them.
 
     facts: settings and hardware in words. numbers: by the tool's names; of a latency mean, p50 and
     p99 in ms. requests: the values of REQUEST for each answered one, where the file has them.

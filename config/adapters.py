@@ -16,7 +16,7 @@ NAME = re.compile("[A-Za-z0-9._/-]{1,128}")
 
 
 class Source(NamedTuple):
-    """Where an adapter comes from: a folder, or, where that is empty, a rank and a seed."""
+    """Source of an adapter: a folder or, where that is empty, a rank and a seed."""
 
     folder: str
     rank: int = 0

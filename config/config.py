@@ -125,7 +125,7 @@ class Config(Settings):
 
     @property
     def adapters(self) -> dict[str, Source]:
-        """Where each LoRA adapter comes from, by its name."""
+        """Source of each LoRA adapter, by its name."""
         return read_lora(self.lora) | read_lora_random(self.lora_random)
 
     @property

@@ -83,7 +83,7 @@ def line_of(entry: Entry) -> str:
 
 
 def _row(row: Row, blocks: list[int] | None) -> list[Any]:
-    """As ROW has it."""
+    """Return a row in the form of ROW."""
     id_, start = row.inference.id, row.start
     if row.n_tokens == 1 and row.samples and not (row.idle or row.recomputed or blocks):
         return [id_, start]
@@ -101,7 +101,7 @@ class RecordingScheduler(Scheduler):
 
     @contextlib.contextmanager
     def _called(self, call: str, **inputs: Any) -> Iterator[Entry]:
-        """An entry of a call; its results are added meanwhile, or its error."""
+        """Yield the entry of a call, to which its results or its error are added."""
         self._calls += 1
         entry = {"n": self._calls, "call": call, **inputs}
         try:

@@ -121,7 +121,7 @@ class Run:
         return replace(self, first_arrival=first, last_ending=last)
 
     def __add__(self, other: Run) -> Run:
-        """Both together. The largest batch is the larger one's: batches do not add up."""
+        """Return the sum of both. The largest batch is the larger one: batches do not add up."""
         a, b = self, other
         names = {**a.samples, **b.samples}
         return Run(

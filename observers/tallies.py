@@ -51,7 +51,7 @@ class Tally:
             self.latest.append(values)
 
     def __add__(self, other: Tally) -> Tally:
-        """Both together, without their latest answers."""
+        """Return the sum of both, without their latest answers."""
         return Tally(self.counts + other.counts, self.seconds + other.seconds)
 
 

@@ -44,7 +44,7 @@ BURST = {"rate": 1e9, "requests": 300, "seed": 0, "prompt": 20, "tokens": 100, "
 
 
 class BuildError(Exception):
-    """What keeps the playground from being built; one sentence that names the fix."""
+    """A reason why the playground cannot be built; one sentence that names the fix."""
 
 
 def pyodide(folder: Path) -> None:

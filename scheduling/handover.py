@@ -12,8 +12,8 @@ from scheduling.inference import Inference, State
 
 @dataclass(slots=True)
 class Handover:
-    """What comes with a request. data: keys and values of its prompt's KV blocks, as the engine
-    copies them (generate/handover.py); empty once they are copied.
+    """Contents of a handover. data: keys and values of the prompt's KV blocks, as the engine copies
+    them (generate/handover.py); empty once they are copied.
     """
 
     data: bytearray

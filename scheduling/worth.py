@@ -1,4 +1,4 @@
-"""How many draft tokens are worth their time: the rule of `--speculate auto`."""
+"""Number of draft tokens that is worth their time: the rule of `--speculate auto`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Trial:
 
 
 class Acceptance:
-    """How often draft tokens were accepted, by their place in a row."""
+    """Rates at which draft tokens were accepted, by their place in a row."""
 
     def __init__(self) -> None:
         # tries: verified after those before it were accepted

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class _Shared(NamedTuple):
-    """What a worker shares with the process that started it."""
+    """State that a worker shares with the process that started it."""
 
     stopped: Any  # multiprocessing's Event
     lines: Any  # its SimpleQueue: (process, its line; None: no longer)

@@ -150,8 +150,8 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
     except (AttributeError, KeyError) as error:
         unknown = error.name if isinstance(error, AttributeError) else error
         raise ReplayError(
-            f"this code makes no scheduler of its settings, since {unknown} is missing; replay it "
-            "with the code that made it."
+            f"this code makes no scheduler of its settings: {unknown} is unknown or missing; "
+            "replay it with the code that made it."
         ) from None
 
 

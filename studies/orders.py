@@ -32,7 +32,7 @@ VARIANTS: dict[str, Settings] = {
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    """Return the cases. `of`: the row limit of whose capacity the load is a share."""
+    """Return the cases. `of`: row limit; the load is a share of the capacity at that limit."""
     grid = [
         {"table": "grid", "rows": rows, "of": rows, "load": load, "variant": variant}
         for rows, load, variant in itertools.product(ROWS, LOADS, VARIANTS)

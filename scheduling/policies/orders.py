@@ -104,7 +104,7 @@ class Bounded(Order):
     max_wait_s: float | None = setting(
         None,
         "a request that has waited this long goes first (mlfq: returns to the first level); with "
-        "--lora-policy skip or drain: is overtaken no longer",
+        "--lora-policy skip or drain it is overtaken no longer",
         "none",
         gt=0,
         allow_inf_nan=False,
@@ -134,7 +134,7 @@ class ByWork(Order):
 
     by_length: ClassVar[bool] = True
     prefill_weight: float = setting(
-        0.2, "decoded tokens as which a prompt token to compute counts", ge=0, allow_inf_nan=False
+        0.2, "decoded tokens that a prompt token to compute counts as", ge=0, allow_inf_nan=False
     )
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
@@ -158,7 +158,7 @@ class Sjf(ByWork, Bounded):
 
     aging: float = setting(
         0.0,
-        "decoded tokens by which a second of waiting makes a request count as shorter",
+        "decoded tokens that a second of waiting takes off the length of a request",
         ge=0,
         allow_inf_nan=False,
     )
@@ -209,7 +209,7 @@ class Prefix(Order):
     """
 
     in_order: ClassVar[bool] = False
-    prefix_window: int = setting(128, "number of requests that it sorts, the oldest ones", ge=1)
+    prefix_window: int = setting(128, "number of the oldest requests that it sorts", ge=1)
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         def most_cached_first(members: Sequence[Inference]) -> float:

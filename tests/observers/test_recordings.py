@@ -171,8 +171,8 @@ def test_a_file_may_hold_several_recordings(lines: list[str]) -> None:
         (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
         (5, "[]", "line 6: this is no line of a recording"),
         (0, '{"recording":2,"settings":{}}', "line 1: .* of version 2, .* version 1"),
-        (0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .* want of n_blocks"),
-        (0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*for want of .best"),
+        (0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .*n_blocks.? is unknown"),
+        (0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*best.? is unknown or missing"),
         (0, '{"id":7,"state":"finished"}', "line 1: a recording begins with its settings"),
     ],
 )
