@@ -190,10 +190,8 @@ def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
     manager.close()
 
 
-@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: float) -> None:
-    """Also while a planned iteration waits for the ids that penalties count."""
+def paused() -> tuple[Late, threading.Event, threading.Event]:
+    """A generator that waits in its third iteration, when it is there, and what lets it go on."""
     late, reached, go = Late(), threading.Event(), threading.Event()
 
     def before(number: int) -> None:
@@ -202,6 +200,14 @@ def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: fl
             assert go.wait(PATIENCE_S)
 
     late.before = before
+    return late, reached, go
+
+
+@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
+def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: float) -> None:
+    """Also while a planned iteration waits for the ids that penalties count."""
+    late, reached, go = paused()
     manager = AheadManager(make_scheduler(policy, max_batch_size=4), lambda: late)
     leaves, other = Inference([1], 20), Inference([2], 8, Sampling(frequency_penalty=penalty))
     late_one = Inference([3], 3, deadline=manager.clock() + 0.05)  # with all but its last id
@@ -219,14 +225,7 @@ def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: fl
 
 def test_requests_end_in_the_middle_of_an_iteration() -> None:
     """A cancelled one, whose stream gets what is known, and the rest when the server is closed."""
-    late, reached, go = Late(), threading.Event(), threading.Event()
-
-    def before(number: int) -> None:
-        if number == 2:
-            reached.set()
-            assert go.wait(PATIENCE_S)
-
-    late.before = before
+    late, reached, go = paused()
     manager = AheadManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
     events: list[TokenEvent] = []
     leaves, other, short = (
