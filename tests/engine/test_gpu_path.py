@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+from ahead import AheadManager
 from config import Config, build, resolve
 from generate import OutOfMemory, load_generator, loading, memory_for
+from generate.ahead import LaunchingGenerator, SampledIds
 from generate.attention import PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -32,6 +34,7 @@ from scheduling.policies import Dynamic, NoBatching, Static
 from scheduling.sampling import Sampling
 from shapes import Shape
 from tests.oracle import N_VOCAB, Guesses, Oracle, enliven, row, serve
+from tests.scheduling.test_ahead import served
 from tests.servers import ROOT
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
@@ -206,6 +209,18 @@ class Replaying:
             return self._logits[: len(first)].copy_(forward())
 
         return replay
+
+
+def test_a_captured_pass_takes_the_ids_that_the_one_before_sampled(tiny: GPT2) -> None:
+    sampled, replaying = SampledIds(16, "cpu"), Replaying()
+    attention = TritonAttention(KVCache(TINY, 15, 4, torch.float32, "cpu"), 16)
+    engine = CachedGenerator(tiny, N_VOCAB, attention, sample, 16, known=sampled.into)
+    engine.capture([3, 1], replaying)
+    limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
+    launching = LaunchingGenerator(engine, sampled)
+    texts, _ = served(AheadManager, Dynamic(), requests(), launching, **limits)
+    assert texts == serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
+    assert {*replaying.replayed} == {1, 3}
 
 
 def test_sampling_leaves_the_ids_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
