@@ -11,7 +11,7 @@ case "${1:-}" in
         . ./setup.sh requirements.txt
         left_out="$(printf '%s|' torch "${@:2}")"
         mapfile -t wanted < <(pins | grep -vE "^(${left_out%|})==")
-        # pip takes a wheel's glibc to the letter
+        # pip takes wheels of a platform that is named here, and of no older one
         mapfile -t platforms < <(printf -- '--platform=manylinux%s_x86_64\n' 1 2010 2014 _2_{17..28})
         rm -rf wheels
         "$PYTHON" -m pip download --dest wheels --only-binary :all: --python-version 3.12 "${platforms[@]}" "${wanted[@]}"
