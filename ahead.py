@@ -85,7 +85,9 @@ class AheadManager(BatchingManager):
         with self._changed:
             now = self.clock()
             late = [i for i in self._unanswered if i.deadline is not None and i.deadline <= now]
-            self._end_unanswered(DeadlinePassed("The request's deadline passed."), late)
+            self._end_unanswered(
+                DeadlinePassed("The request's deadline passed before its answer."), late
+            )
 
     def _serve(self, generator: Generator) -> None:
         while (iteration := self._planned(generator)) is not None or self._launched:

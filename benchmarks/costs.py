@@ -49,7 +49,8 @@ BENCHMARK = Benchmark(
         "--out": (FOLDER, "folder"),
     },
     # one schedule is fitted: of `dynamic`, with blocks whole or on demand
-    PREFIXES | {"mode", "loop_interval_ms", *ONLY_IN, *ONLY_OVER_HTTP} - {"kv_reservation"},
+    PREFIXES
+    | {"mode", "loop_interval_ms", "ahead", *ONLY_IN, *ONLY_OVER_HTTP} - {"kv_reservation"},
 )
 
 

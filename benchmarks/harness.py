@@ -36,8 +36,8 @@ from generate import OutOfMemory
 from kernels import KernelUnavailable
 from weights import WeightsUnavailable
 
-# settings without effect where prompts are ids and no client is connected
-NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer"})
+# settings without effect where prompts are ids, no client is connected and no thread plans ahead
+NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer", "ahead"})
 PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
 Round = Mapping[str, float]  # measurements of one turn, by name
 Name = TypeVar("Name")

@@ -42,12 +42,14 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
         (engine, "--order fcfs", "unknown flag --order"),
         (engine, "--prefix-caching", "unknown flag --prefix-caching"),
         (engine, "--max-waiting 3", "unknown flag --max-waiting"),
+        (engine, "--ahead", "unknown flag --ahead"),  # plans are made by no thread
         (agreement, "--model demo --n 33 --max-batch-size 32", "at most --max-batch-size"),
         (agreement, "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
         (gpu, "", "device cuda: no GPU is usable here; use --device cpu"),
         (gpu, "--port 1", "unknown flag --port"),
         (costs, "--model fake --name fake", "give another --name"),
         (costs, "--model fake --order sjf", "unknown flag --order"),
+        (costs, "--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
         (faults, "--only nothing", "no fault has these words in its name"),
     ],
 )
