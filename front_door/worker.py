@@ -225,7 +225,7 @@ class Worker(base.Worker):
 
     def _accept(self, listener: Any, server: Any) -> None:
         for _ in range(AT_ONCE):
-            if not self._connections.has_room:
+            if not (self.alive and self._connections.has_room):  # draining began in this turn
                 return
             try:
                 sock, client = listener.accept()

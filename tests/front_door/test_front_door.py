@@ -26,6 +26,7 @@ from client.calls import get
 from compare.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
 from front_door.connections import Connection, in_turn
+from front_door.worker import Worker
 from tests.front_door.sockets import HEAD, connect, ended, send
 from tests.servers import (
     PATIENCE_S,
@@ -341,6 +342,13 @@ def test_ctrl_c_ends_a_drain_at_once() -> None:
         process.send_signal(signal.SIGINT)
         assert answers(plain)[0][0] == 503
         assert process.wait(PATIENCE_S / 4) == 0 and not has_traceback(process)
+
+
+def test_a_client_that_connects_in_the_turn_that_began_to_drain_does_not_end_the_loop() -> None:
+    """The loop called accept() of the listener that it had closed, and lost all in flight."""
+    worker = object.__new__(Worker)
+    worker.alive = False
+    worker._accept(listener=None, server=None)
 
 
 def test_of_a_thousand_that_can_be_read_the_newest_and_the_oldest_have_their_turn() -> None:
