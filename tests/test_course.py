@@ -36,12 +36,15 @@ SHOWN = [
 def test_a_stub_fails_with_its_chapter_and_the_projects_own_policy_passes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert course.problem(name, SOLUTIONS[name]) is None
+    file = course.ROOT / "course" / "mine" / f"{name}.py"
+    if "NotImplementedError" not in file.read_text():
+        pytest.skip("a reader has solved it")
     monkeypatch.setenv(own.HANDED_ON, "{}")
-    stub = course.mine(course.ROOT / "course" / "mine" / f"{name}.py")
+    stub = course.mine(file)
     said = course.problem(name, stub)
     assert said and (page := re.fullmatch(r"write \w+: (\S+) says what it returns", said))
     assert course.ROOT / page[1] in PAGES
-    assert course.problem(name, SOLUTIONS[name]) is None
     del own.SOURCES[type(stub)]
 
 
