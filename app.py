@@ -86,7 +86,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
             refused = refusals.too_large()
         else:
             code = error.name.lower().replace(" ", "_")
-            refused = refusals.Refused(error.code or 500, code, error.description or error.name)
+            refused = refusals.Refused(code, error.description or error.name, error.code or 500)
         return _respond(failure(refused))
 
     @app.errorhandler(Exception)

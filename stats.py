@@ -52,6 +52,11 @@ class Measure(NamedTuple):
         """Its name in DEFINITIONS."""
         return f"{self.name}_ms" if self.in_results else self.field
 
+    @property
+    def formula_at_server(self) -> str:
+        """Its formula for a server, where a request starts when it arrives."""
+        return self.formula.replace("start", "arrival")
+
 
 def _tpot_s(times: Any) -> Any:
     n, decode_s = times.completion_tokens, times.last_token_at - times.first_token_at
@@ -313,7 +318,7 @@ DEFINITIONS = {
     "once the rows could fill, less twice the slope's error; of conversations until the last "
     "begins",
     "busy_s": "the longest stretch from admission to admission in which requests were always "
-    "waiting",
+    "waiting; in /stats: seconds of all iterations",
     "busy_throughput": "completion tokens made in that stretch / its seconds, tok/s",
     "capacity": "requests a second that a server completes while requests are always waiting: "
     "busy_throughput / nominal_num_tokens, over the busy_s of all rates of a sweep beyond it",
@@ -330,6 +335,13 @@ DEFINITIONS = {
     "wall-clock of the run, so that users add up to the run's",
     "by_priority": "requests by level of priority, 1 the highest; 0: they name none",
     "by_class": "requests by `slo_class`; empty: they name none",
+    "completed": "requests that were answered; in /stats: completions",
+    "failed": "requests that ended with an error; in /stats: with the engine's",
+    "cancelled": "requests that their clients gave up",
+    "expired": "requests whose deadlines passed",
+    "invalid": "requests that could not be read or never be served; under no name",
+    "total_input_tokens": "prompt tokens of answered requests",
+    "total_output_tokens": "completion tokens of answered requests",
     "refused": "of the failed, those that were answered 429: the queue was full, their user "
     "beyond a limit, or theirs out of reach",
     "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
@@ -339,6 +351,9 @@ DEFINITIONS = {
     "draft_tokens": "guesses at next tokens that were verified (speculative decoding)",
     "accepted_tokens": "draft tokens that became completion tokens",
     "acceptance": "accepted_tokens / draft_tokens",
+    "live_rows": "rows of requests in flight; each kind of rows is summed over iterations",
+    "idle_rows": "rows of requests that are finished while their batch runs",
+    "rejected_rows": "rows of draft tokens that were not accepted",
     "recomputed_rows": "rows that computed tokens once more, after a preemption",
     "recomputed_tokens": "tokens computed once more, after a preemption",
     "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
@@ -350,6 +365,10 @@ DEFINITIONS = {
     "first 32 names in a run, and of all later ones together as (others); completed, tokens and "
     "means are exact, p50 and p99 of the last 1,000 answers",
     "priorities": "the same of each priority; 0: none is named, or levels have no meaning",
+    "adapters": "the same of each LoRA adapter",
+    "adapter_loads": "times that a LoRA adapter was copied to a slot of the engine",
+    "batches_formed": "times that requests were admitted, by reason",
+    "latency-by-requested-tokens": "answered requests and their mean latency, by num_tokens",
     "kv_blocks": "KV blocks in the pool",
     "padding_rows": "rows that serve no request, to fill a decoder batch size; padded tokens",
     "latency-per-token": "mean of e2el / completion tokens, seconds",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from config.config import Config
-from config.tables import KINDS, flag
+from config.tables import KINDS
 
 GROUPS = {
     "How batches form": (
@@ -53,14 +53,3 @@ def meaning(name: str) -> tuple[str, str]:
     field = Config.model_fields[name]
     shown = field.json_schema_extra["shown"] if isinstance(field.json_schema_extra, dict) else ""
     return str(field.description), str(shown)
-
-
-def table() -> str:
-    """Return every setting as a row of Markdown, in a table for each group."""
-    lines: list[str] = []
-    for title, names in GROUPS.items():
-        lines += ["", f"### {title}", "", "| flag | default | |", "|---|---|---|"]
-        for name in names:
-            text, default = meaning(name)
-            lines.append(f"| `{'MODE' if name == 'mode' else flag(name)}` | {default} | {text} |")
-    return "\n".join(lines[1:])

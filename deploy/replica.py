@@ -193,7 +193,7 @@ class Replica:
     def _check(self, to: str | None) -> None:
         if to not in (None, self.name):
             raise Refused(
-                404, "replica_not_found", f"There is no replica {to} here; GET /stats lists all."
+                "replica_not_found", f"There is no replica {to} here; GET /stats lists all."
             )
 
     def _failed(self, error: ServingError) -> Answer:

@@ -11,7 +11,7 @@ from gunicorn.http.message import Request
 
 from front_door.connections import Connection
 from front_door.http_reader import no_request, rendered
-from wire.refusals import Refused
+from scheduling.errors import ServingError
 
 log = logging.getLogger("gunicorn.error")
 
@@ -45,7 +45,7 @@ def answer(app: Any, settings: Any, connection: Connection, request: Request, la
     except Exception:
         log.exception("the answer to %s %s failed", request.method, request.path)
         if not response.headers_sent:
-            failed = Refused(500, "internal_error", "The answer could not be written.")
+            failed = ServingError("The answer could not be written.")
             connection.send(rendered(failed))
         return False
     return not response.should_close()

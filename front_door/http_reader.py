@@ -65,7 +65,7 @@ def rendered(error: ServingError) -> bytes:
 
 def invalid(message: str, status: int = 400) -> Refused:
     """Return the error for bytes that are no HTTP/1.1 request."""
-    return Refused(status, "invalid_http", message)
+    return Refused("invalid_http", message, status)
 
 
 def no_request(error: Exception, status: int = 400) -> Refused:
@@ -154,7 +154,7 @@ class Reader:
         end = head_end.end() if head_end else len(self._buffer)
         if end > MAX_HEAD_BYTES:
             message = f"The headers are larger than {MAX_HEAD_BYTES:,} bytes; send fewer."
-            raise Refused(431, "headers_too_large", message)
+            raise Refused("headers_too_large", message)
         if head_end is None:
             self._searched = end
             return False

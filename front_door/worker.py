@@ -50,7 +50,7 @@ from front_door.answering import answer
 from front_door.connections import AT_ONCE, Connection, Connections, Wait, in_turn
 from front_door.http_reader import Reader, invalid, rendered
 from front_door.pool import Pool
-from scheduling.errors import ServingError, Unauthorized
+from scheduling.errors import Draining, ServingError, Unauthorized
 from wire.messages import REQUEST_ID, request_id
 from wire.refusals import Refused, user_of
 from wire.routes import OPEN
@@ -205,10 +205,10 @@ class Worker(base.Worker):
                     f"The request came too slowly; send it within the server's {setting} of "
                     f"{self._connections.limits[wait]:g} s."
                 )
-                self._refuse(connection, Refused(408, "request_timeout", message))
+                self._refuse(connection, Refused("request_timeout", message))
             else:
                 message = "The server is shutting down; send the request to another one."
-                self._refuse(connection, Refused(503, "draining", message))
+                self._refuse(connection, Draining(message))
 
     # ---- connections
 
@@ -303,7 +303,7 @@ class Worker(base.Worker):
         while self._connections.held_bytes > MAX_UNFINISHED_BYTES and (
             oldest := self._connections.oldest(Wait.BODY)
         ):
-            self._refuse(oldest, Refused(503, "overloaded", TOO_MANY_BODIES))
+            self._refuse(oldest, Refused("overloaded", TOO_MANY_BODIES))
 
     def _submit(self, connection: Connection, request: Request) -> None:
         """Hand a whole request to a thread; its body's bytes count until it is answered."""
@@ -311,7 +311,7 @@ class Worker(base.Worker):
         n = len(request.body.getbuffer()) + connection.reader.held_bytes
         self._connections.count_bytes(connection, n)
         if self._connections.held_bytes > MAX_UNFINISHED_BYTES:
-            self._refuse(connection, Refused(503, "overloaded", TOO_MANY_BODIES))
+            self._refuse(connection, Refused("overloaded", TOO_MANY_BODIES))
         else:
             self._pool.submit(partial(self._serve, connection, request))
 

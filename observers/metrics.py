@@ -25,7 +25,7 @@ from observers.tallies import ENDINGS, Tallies
 from scheduling.inference import Inference, Iteration, State
 from scheduling.records import IterationRecord, Snapshot
 from scheduling.speculation import most_drafts
-from stats import DEFINITIONS, MEASURES, ROW_KINDS, Measure, times_of
+from stats import DEFINITIONS, MEASURES, ROW_KINDS, times_of
 
 if TYPE_CHECKING:
     from batching import BatchingManager
@@ -133,6 +133,12 @@ OF_TALLIES = (
     Declared(SUMMARY, "queue_time_seconds", "admitted - arrival",
              lambda tally: (tally.counts["finished"], tally.seconds["queue_time"])),
 )  # fmt: skip
+TOKENS_OF_ITERATION = "vllm:iteration_tokens_total", "tokens of an iteration's live rows"
+ADAPTERS = (
+    "vllm:lora_requests_info",
+    "adapters of requests that run and wait; its value is the time",
+)
+OF_ADAPTERS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")  # labels
 
 
 class Metrics:
@@ -155,13 +161,11 @@ class Metrics:
         if replica is not None:
             self._labels["replica"] = replica
         self._histograms = [
-            (measure, self._histogram(measure.metric, _meaning(measure), SECONDS))
+            (measure, self._histogram(measure.metric, measure.formula_at_server, SECONDS))
             for measure in MEASURES.values()
             if measure.metric and not measure.pooled
         ]
-        self._tokens = self._histogram(
-            "vllm:iteration_tokens_total", "tokens of an iteration's live rows", TOKENS
-        )
+        self._tokens = self._histogram(*TOKENS_OF_ITERATION, TOKENS)
         self._lock = threading.Lock()  # of all that follows
         self._run = Run()
         self._latest = IterationRecord(0.0, 0.0, Iteration([], 0, 0, 0))
@@ -217,7 +221,7 @@ class Metrics:
             declared.add(family := declared.family(names), values, value)
             yield family
         itl = MEASURES["itl"]
-        family = HistogramMetricFamily(itl.metric, _meaning(itl), labels=names)
+        family = HistogramMetricFamily(itl.metric, itl.formula_at_server, labels=names)
         family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
         yield family
         for label, by_name in zip(("user", "priority", "adapter"), tallies):
@@ -233,20 +237,13 @@ class Metrics:
 
     def _adapters_now(self, names: Sequence[str], values: Sequence[str]) -> Metric:
         """Return vLLM's gauge of adapters with requests."""
-        of = "max_lora", "running_lora_adapters", "waiting_lora_adapters"
-        meaning = "adapters of requests that run and that wait; its value is the time"
-        family = GAUGE("vllm:lora_requests_info", meaning, labels=(*names, *of))
+        family = GAUGE(*ADAPTERS, labels=(*names, *OF_ADAPTERS))
         groups = self._manager.inspect(
             lambda s: (list(s.running.values()), list(s.waiting.values()))
         )
         used = [",".join(sorted({i.adapter for i in group} - {""})) for group in groups]
         family.add_metric((*values, str(self._max_lora), *used), time.time())
         return family
-
-
-def _meaning(measure: Measure) -> str:
-    """Return a measure's formula for a server, where a request starts when it arrives."""
-    return measure.formula.replace("start", "arrival")
 
 
 def _endings(run: Run) -> dict[str, int]:

@@ -71,7 +71,7 @@ class Adapters:
         config = self._server.config
         if not config.users_of_keys:
             message = "Only a server with a key reads folders on request; start it with --api-key."
-            raise Refused(403, "needs_a_key", message)
+            raise Refused("needs_a_key", message)
         if not config.lora_slots:
             raise InvalidRequest(
                 "There is no room for adapters here; start with --lora NAME=FOLDER."

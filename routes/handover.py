@@ -54,7 +54,7 @@ def unpack(
         if (theirs := head["of"][name]) != (ours := getattr(config, name)):
             message = f"The prefill server has {name} {theirs!r} and this one {ours!r}"
             message += "; start both with the same settings."
-            raise Refused(502, "prefill_server_differs", message)
+            raise Refused("prefill_server_differs", message)
     for member, (token, seed, queue_s) in zip(group, head["firsts"], strict=True):
         end = at + _size(config, member)
         handover = Handover(bytearray(data[at:end]), arrived_at)
@@ -98,17 +98,17 @@ class PrefillServer:
             if response.status != 200:
                 error, wait = json.loads(answer)["error"], response.getheader("Retry-After")
                 again = {"Retry-After": wait} if wait else {}
-                raise Refused(response.status, error["code"], error["message"], **again)
+                raise Refused(error["code"], error["message"], response.status, **again)
             if response.getheader("Content-Type") != BYTES:
                 message = f"{self._url} is no prefill server; start it with --prefill-only."
-                raise Refused(502, "no_prefill_server", message)
+                raise Refused("no_prefill_server", message)
             unpack(self._server.config, answer, group, arrived_at, clock())
         except TimeoutError:
             raise DeadlinePassed("The request's deadline passed before its answer.") from None
         except (OSError, http.client.HTTPException, LookupError, TypeError, ValueError) as error:
             message = f"The prefill server {self._url} did not answer ({type(error).__name__}); "
             message += "send the request again, or check that it runs."
-            raise Refused(502, "prefill_server_failed", message) from None
+            raise Refused("prefill_server_failed", message) from None
         for member in group:
             member.done = threading.Event()
             member.done.set()  # if it is queued, it gets another one

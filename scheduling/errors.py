@@ -1,18 +1,4 @@
-"""Errors that a request can end with, and the HTTP status of each.
-
-ServingError
-├── InvalidRequest     400  the request can never be served as it stands; `param` names the field
-│   ├── ContextTooLong 400  its prompt and tokens are more than the context
-│   └── ModelNotFound  404  it names a model that this server does not serve
-├── Unauthorized       401  the server has an API key, and this is not it
-├── Overloaded         429  the queue is full; try again after the seconds of its header
-│   └── RateLimited    429  its user has used up the requests or tokens of a minute
-├── Draining           503  the server is shutting down
-├── EngineFailed       503  the engine is broken for good, and the server ends
-├── DeadlinePassed     504  the request's deadline passed before its answer
-├── Cancelled          499  the client gave the request up and reads no answer
-└── GenerationFailed   500  the engine raised in an iteration of this request
-"""
+"""Errors that a request can end with, and the HTTP status of each. docs/http.md has meanings."""
 
 import math
 from collections.abc import Mapping

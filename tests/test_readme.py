@@ -17,10 +17,9 @@ import pytest
 from client.client import parse as parse_client
 from compare.options import parse as parse_comparison
 from compare.servers import wait_until_ready
-from config import ConfigError, features
+from config import ConfigError
 from config import parse as parse_server
 from config.config import Config
-from config.groups import table
 from deploy import proxy, serve
 from simulate.simulation import parse as parse_simulation
 from tests.programs import ran
@@ -190,7 +189,5 @@ def test_the_first_page_and_the_marked_path_are_short_and_the_settings_those_tha
     lines = [line for file, _ in marked for line in file.read_text().splitlines() if line.strip()]
     assert len(lines) <= 1800 and sum(minutes for _, minutes in marked) <= 66, "about an hour"
     settings = TEXT[ROOT / "docs" / "settings.md"]
-    assert table() in settings, "python -m config prints the table"
-    assert features.table() in settings, "python -m config prints it first"
     ours = re.findall(r"^\| `(\w+)", settings.split("## What others call them")[1], re.MULTILINE)
     assert set(ours) <= {*Config.model_fields}

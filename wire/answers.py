@@ -8,8 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from stats import ROW_KINDS, TIMINGS
+from stats import DEFINITIONS, MEASURES, ROW_KINDS, TIMINGS
 from wire.bodies import with_fields
+
+# meanings that several answers share
+INDEX = "number of the completion: the prompt's index × n + which of its n"
+TOKEN = "a token that is no whole characters is bytes:\\xNN…"
+CONTEXT = "tokens of prompt and completion at most"
 
 
 class _Answer(BaseModel):
@@ -39,23 +44,24 @@ class PromptTokensDetails(_Answer):
 class Usage(_Answer):
     """A prompt counts once, however many completions it has."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: int = Field(description="of all prompts; each counts once, whatever n is")
+    completion_tokens: int = Field(description="of all completions")
+    total_tokens: int = Field(description="the sum of both")
     prompt_tokens_details: PromptTokensDetails
 
 
 # ---- /inference
 
 
-@with_fields(_all(float, "arrived_at", *(measure.field for measure in TIMINGS)))
+@with_fields({each.field: (float, Field(description=each.formula_at_server)) for each in TIMINGS})
 class Timings(_Answer):
-    """Seconds; `arrived_at` since the epoch. `preempted_s` and `paused_s` lie inside the others."""
+    """Times and counts of one completion, by the server's clock."""
 
-    recomputed_tokens: int
-    draft_tokens: int
-    accepted_tokens: int
-    itl_s: list[float]
+    arrived_at: float = Field(description="seconds since the epoch")
+    recomputed_tokens: int = Field(description=DEFINITIONS["recomputed_tokens"])
+    draft_tokens: int = Field(description=DEFINITIONS["draft_tokens"])
+    accepted_tokens: int = Field(description=DEFINITIONS["accepted_tokens"])
+    itl_s: list[float] = Field(description=MEASURES["itl"].formula)
 
 
 class InferenceEnd(_Answer):
@@ -65,21 +71,19 @@ class InferenceEnd(_Answer):
 
     usage: Usage
     timings: Timings | list[Timings]
-    seed: int | list[int]
+    seed: int | list[int] = Field(description="by which the same text is drawn again")
 
 
 class InferenceAnswer(InferenceEnd):
-    completion: str | list[str]
+    completion: str | list[str] = Field(description="the text; a list for a group or n over 1")
 
 
 class InferencePiece(_Answer):
-    """An event of a stream of /inference: the next tokens of completion `index`, which is the
-    prompt's index × n + which of its n.
-    """
+    """An event of a stream of /inference: the next tokens of a completion."""
 
-    index: int
-    text: str
-    tokens: int
+    index: int = Field(description=INDEX)
+    text: str = Field(description="the text of these tokens")
+    tokens: int = Field(description="their number")
 
 
 # ---- OpenAI's
@@ -90,8 +94,8 @@ class CompletionLogprobs(_Answer):
     tokens that the text does not show, as at a stop string, too.
     """
 
-    tokens: list[str] = Field(description="a token that is no whole characters is bytes:\\xNN…")
-    token_logprobs: list[float | None]
+    tokens: list[str] = Field(description=TOKEN)
+    token_logprobs: list[float | None] = Field(description="null: the first token of a prompt")
     top_logprobs: list[dict[str, float] | None] = Field(
         description="the likeliest tokens there, and the token itself"
     )
@@ -99,9 +103,9 @@ class CompletionLogprobs(_Answer):
 
 
 class TopLogprob(_Answer):
-    token: str
-    logprob: float
-    bytes: list[int]
+    token: str = Field(description=TOKEN)
+    logprob: float = Field(description="its log-probability")
+    bytes: list[int] = Field(description="its bytes")
 
 
 class TokenLogprob(TopLogprob):
@@ -113,22 +117,24 @@ class ChatLogprobs(_Answer):
 
 
 class Message(_Answer):
-    role: Literal["assistant"]
-    content: str
+    role: Literal["assistant"] = Field(description="author of the text")
+    content: str = Field(description="the text")
 
 
 class Delta(_Answer):
-    role: Literal["assistant"] | None = None
-    content: str
+    role: Literal["assistant"] | None = Field(None, description="in the first event")
+    content: str = Field(description="the text of these tokens")
 
 
 class _Choice(_Answer):
-    index: int
-    finish_reason: Literal["stop", "length"] | None
+    index: int = Field(description=INDEX)
+    finish_reason: Literal["stop", "length"] | None = Field(
+        description="stop: an end-of-text, a stop string or token; null: it goes on"
+    )
 
 
 class Choice(_Choice):
-    text: str
+    text: str = Field(description="the text; in a stream, of the next tokens")
     logprobs: CompletionLogprobs | None
 
 
@@ -143,15 +149,15 @@ class ChatChunkChoice(_Choice):
 
 
 class _Head(_Answer):
-    id: str
-    created: int
-    model: str
+    id: str = Field(description="of this answer, random; X-Request-Id is another")
+    created: int = Field(description="seconds since the epoch")
+    model: str = Field(description="name of the model or adapter")
 
 
 class CompletionChunk(_Head):
     """An event of a stream; the usage is in one without choices, if it was asked for."""
 
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = Field(description="kind of the answer")
     choices: list[Choice]
     usage: Usage | None = None
 
@@ -161,39 +167,39 @@ class Completion(CompletionChunk):
 
 
 class ChatCompletion(_Head):
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = Field(description="kind of the answer")
     choices: list[ChatChoice]
     usage: Usage
 
 
 class ChatCompletionChunk(_Head):
-    object: Literal["chat.completion.chunk"]
+    object: Literal["chat.completion.chunk"] = Field(description="kind of the answer")
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
 
 
 class Model(_Answer):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
+    id: str = Field(description="name of the model or adapter")
+    object: Literal["model"] = Field(description="kind of the answer")
+    created: int = Field(description="start of the server, in seconds since the epoch")
+    owned_by: str = Field(description="effective-batching")
     root: str = Field(description="its folder, or its name")
     parent: str | None = Field(description="of an adapter: the base model")
-    max_model_len: int
+    max_model_len: int = Field(description=CONTEXT)
 
 
 class Models(_Answer):
-    object: Literal["list"]
+    object: Literal["list"] = Field(description="kind of the answer")
     data: list[Model]
 
 
 class Tokens(_Answer):
     """POST /tokenize."""
 
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: None
+    count: int = Field(description="number of tokens")
+    max_model_len: int = Field(description=CONTEXT)
+    tokens: list[int] = Field(description="ids of the tokens")
+    token_strs: None = Field(description="always null")
 
 
 # ---- the server's own

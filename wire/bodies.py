@@ -29,6 +29,13 @@ MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_COMPLETIONS = 16  # of a prompt
 MOST_STOP_IDS = 64
 MOST_LOGPROBS = 20
+# meanings that several bodies share
+MODEL = "base model or LoRA adapter; null: the base model"
+TOP_K = "sample among so many likeliest tokens"
+TOP_P = "sample among the likeliest tokens of this probability in all"
+ECHO = "the text begins with the prompt"
+MOST = "completion tokens at most"
+LOGPROBS = "so many likeliest tokens beside each"
 
 # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each
 # is described
@@ -39,11 +46,11 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or as ids
 # a level: 1 is the highest, 0 the default. The scheduler refuses levels that it does not have
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Limit = Timeout  # of a latency, in milliseconds; its class states it for a request that does not
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
+StopIds = Annotated[Integers, Field(max_length=MOST_STOP_IDS)]
 Count = Annotated[int, Field(ge=1, le=2**20)]
 Range = Annotated[list[Count], Field(min_length=2, max_length=2), AfterValidator(sorted)]
 Model = TypeVar("Model", bound=BaseModel)
@@ -69,17 +76,34 @@ def with_fields(fields: Mapping[str, Any]) -> Callable[[type[Model]], type[Model
 
 
 class LoadRequest(BaseModel):
-    """The body of POST /live/load; a rate of 0 ends the load that there is."""
+    """The body of POST /live/load."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    rate: float = Field(ge=0, le=1000, allow_inf_nan=False, description="requests a second")
-    num_tokens: Range = Field(default=[1, 256], description="at least and at most; each as likely")
-    prompt_tokens: Range = Field(default=[4, 64], description="the same of prompts")
-    seconds: float = Field(default=30.0, gt=0, le=60, allow_inf_nan=False)
+    rate: Annotated[NotNegative, Field(le=1000)] = Field(description="requests a second; 0 ends it")
+    num_tokens: Range = Field(default=[1, 256], description="fewest and most completion tokens")
+    prompt_tokens: Range = Field(default=[4, 64], description="fewest and most prompt tokens")
+    seconds: Annotated[Timeout, Field(le=60)] = Field(30.0, description="until the load ends")
 
 
-class InferenceRequest(BaseModel):
+class Common(BaseModel):
+    """Fields that all completion routes have under one name."""
+
+    timeout_s: Timeout | None = Field(None, description="504 after this; null: --request-timeout-s")
+    queue_timeout_s: Timeout | None = Field(
+        None, description="in the queue; at most --queue-policy's"
+    )
+    user: str | None = Field(None, max_length=256, description="on whose behalf it is sent")
+    priority: Priority = Field(0, description="level, 1 the highest; 0: the server's default")
+    slo_class: str | None = Field(None, max_length=256, description="class of --slo-classes")
+    slo_ttft_ms: Limit | None = Field(None, description="longest time to the first token")
+    slo_tpot_ms: Limit | None = Field(None, description="longest time per output token after it")
+    n: int = Field(1, ge=1, le=MOST_COMPLETIONS, description="completions of each prompt")
+    cache_salt: str = Field("", max_length=256, description="KV blocks are shared within a salt")
+    stream: bool = Field(False, description="tokens come as server-sent events")
+
+
+class InferenceRequest(Common):
     """The body of POST /inference; unknown fields are refused."""
 
     # the route refuses the first unknown field: pydantic would describe all of them
@@ -89,25 +113,15 @@ class InferenceRequest(BaseModel):
         json_schema_extra={"additionalProperties": False, **_either("prompt", "prompt_ids")},
     )
 
-    prompt: Text | Strings | None = None
-    prompt_ids: Integers | Lists | None = None
-    model: str | None = None
-    num_tokens: int = Field(ge=1)
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=1, lt=2**63)
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    timeout_s: Timeout | None = None
-    user: str | None = Field(None, max_length=256)
-    priority: Priority = 0
-    queue_timeout_s: Timeout | None = None  # in the queue alone
-    slo_class: str | None = Field(None, max_length=256)
-    slo_ttft_ms: Limit | None = None
-    slo_tpot_ms: Limit | None = None
-    n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
-    cache_salt: str = Field("", max_length=256)
-    echo: bool = False
-    stream: bool = False
+    prompt: Text | Strings | None = Field(None, description="one prompt or several")
+    prompt_ids: Integers | Lists | None = Field(None, description="or their token ids")
+    model: str | None = Field(None, description=MODEL)
+    num_tokens: int = Field(ge=1, description="completion tokens; all are computed")
+    temperature: NotNegative = Field(1.0, description="0: greedy, the likeliest token")
+    top_k: int | None = Field(None, ge=1, lt=2**63, description=TOP_K)
+    top_p: float | None = Field(None, gt=0, le=1, description=TOP_P)
+    seed: int | None = Field(None, ge=0, lt=2**63, description="of sampling; null: a new one")
+    echo: bool = Field(False, description=ECHO)
 
     @model_validator(mode="after")
     def _one_prompt(self) -> InferenceRequest:
@@ -176,34 +190,24 @@ class _Lenient(BaseModel):
 
 
 class _StreamOptions(_Lenient):
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="the last event has the usage")
 
 
-class _OpenAIRequest(_Lenient):
-    """Fields that completions and chat completions share."""
+class _OpenAIRequest(_Lenient, Common):
+    """Fields that completions and chat completions share besides."""
 
-    model: str | None = None
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_k: int = Field(0, ge=-1, lt=2**63)  # 0 and −1: off, as vLLM's clients write it
-    top_p: float = Field(1.0, ge=0, le=1)  # 0: greedy
-    seed: int | None = Field(None, ge=-1, lt=2**63)  # −1: none
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    stop: Stop = []
-    stop_token_ids: Annotated[Integers, Field(max_length=MOST_STOP_IDS)] = []
-    min_tokens: int = Field(0, ge=0)
-    ignore_eos: bool = False
-    timeout_s: Timeout | None = None
-    user: str | None = Field(None, max_length=256)
-    priority: Priority = 0
-    queue_timeout_s: Timeout | None = None  # in the queue alone
-    slo_class: str | None = Field(None, max_length=256)
-    slo_ttft_ms: Limit | None = None
-    slo_tpot_ms: Limit | None = None
-    n: int = Field(1, ge=1, le=MOST_COMPLETIONS)
-    cache_salt: str = Field("", max_length=256)
-    stream: bool = False
-    stream_options: _StreamOptions | None = None
+    model: str | None = Field(None, description=MODEL)
+    temperature: NotNegative = Field(1.0, description="0: greedy, the likeliest token")
+    top_k: int = Field(0, ge=-1, lt=2**63, description=f"{TOP_K}; 0 and -1: all")
+    top_p: float = Field(1.0, ge=0, le=1, description=f"{TOP_P}; 0: greedy")
+    seed: int | None = Field(None, ge=-1, lt=2**63, description="of sampling; null, -1: a new one")
+    presence_penalty: Penalty = Field(0.0, description="off the logit of a token that is there")
+    frequency_penalty: Penalty = Field(0.0, description="off it for each time that it is there")
+    stop: Stop = Field([], description="strings that end the answer")
+    stop_token_ids: StopIds = Field([], description="ids that end the answer")
+    min_tokens: int = Field(0, ge=0, description="no stop and no end-of-text before so many tokens")
+    ignore_eos: bool = Field(False, description="end-of-text does not end the answer")
+    stream_options: _StreamOptions | None = Field(None, description="of a stream alone")
 
     @field_validator("stream_options")
     @classmethod
@@ -245,10 +249,10 @@ NEUTRAL_OF_CHAT = NEUTRAL | {
 class CompletionRequest(_OpenAIRequest):
     """The body of POST /v1/completions."""
 
-    prompt: Prompt
-    echo: bool = False
-    max_tokens: int = Field(16, ge=0, description="0, with echo: the prompt alone")
-    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    prompt: Prompt = Field(description="one prompt or several, as text or token ids")
+    echo: bool = Field(False, description=ECHO)
+    max_tokens: int = Field(16, ge=0, description=f"{MOST}; 0, with echo: the prompt is scored")
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description=LOGPROBS)
 
     @field_validator("max_tokens")
     @classmethod
@@ -259,13 +263,16 @@ class CompletionRequest(_OpenAIRequest):
 
 
 class _TextPart(_Lenient):
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description="kind of the part")
+    text: str = Field(description="its text; parts are joined")
+
+
+TextParts = Annotated[list[_TextPart], Field(fail_fast=True)]
 
 
 class _Message(_Lenient):
-    role: Text
-    content: str | Annotated[list[_TextPart], Field(fail_fast=True)] | None = None
+    role: Text = Field(description="author of the text")
+    content: str | TextParts | None = Field(None, description="text, or parts of it")
 
     @field_validator("content", mode="before")
     @classmethod
@@ -288,15 +295,18 @@ class _Message(_Lenient):
         )
 
 
+Messages = Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
+
+
 @with_fields(NEUTRAL_OF_CHAT)
 class ChatRequest(_OpenAIRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)  # its newer name
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
+    messages: Messages = Field(description="the chat: lines `ROLE: TEXT` of the prompt")
+    max_tokens: int | None = Field(None, ge=1, description=f"{MOST}; null: to the context's end")
+    max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens")
+    logprobs: bool = Field(False, description="each token's log-probability")
+    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS, description=LOGPROBS)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -326,10 +336,10 @@ class TokenizeRequest(_Lenient):
 
     model_config = ConfigDict(json_schema_extra=_tokenize_schema)
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)] | None = None
-    add_special_tokens: bool = True  # GPT-2's tokenizer has none to add
+    model: str | None = Field(None, description=MODEL)
+    prompt: str | None = Field(None, description="text")
+    messages: Messages | None = Field(None, description="or a chat")
+    add_special_tokens: bool = Field(True, description="no effect: GPT-2's tokenizer has none")
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

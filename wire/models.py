@@ -21,13 +21,13 @@ class UnloadAdapterRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    lora_name: str = Field(min_length=1)
+    lora_name: str = Field(min_length=1, description="name of the adapter")
 
 
 class LoadAdapterRequest(UnloadAdapterRequest):
     """The body of POST /v1/load_lora_adapter."""
 
-    lora_path: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1, description="whole path of its folder")
 
 
 class Models(Extension):

@@ -17,15 +17,19 @@ VERSION = "1"
 PROBLEMS = {
     400: "the request can never be served as it stands; `param` names the field",
     401: "the server has an API key, and this is not it",
-    403: "only a server with a key does it",
-    404: "there is no such model here",
+    403: "the `Host` is not allowed, or only a server with a key does it",
+    404: "there is no such route, model or adapter here",
+    405: "the route takes another method, which the header `Allow` names",
+    408: "headers or body came too slowly",
     413: "the body is too large",
     415: "a POST must be application/json",
-    429: "the queue is full, or the user has reached a limit a minute; try again after "
-    "`Retry-After` seconds",
+    429: "the queue is full, the user has reached a limit a minute, or the request's limit on time "
+    "to first token is out of reach; try again after `Retry-After` seconds",
+    431: "the headers are too large",
     500: "the engine failed in an iteration of this request",
-    503: "the server is shutting down",
-    504: "the request's deadline passed",
+    502: "the server with --prefill-only failed",
+    503: "the server is shutting down, its engine is broken, or unfinished bodies fill its memory",
+    504: "the request's deadline passed, in the queue or later",
 }
 HEADERS = {401: "WWW-Authenticate", 429: "Retry-After"}
 

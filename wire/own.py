@@ -45,7 +45,7 @@ def handlers(config: Config, reader: RequestReader) -> dict[str, Handler]:
 
     def fixed(call: Call) -> Answer:
         message = "Replicas read their adapters when they start; name them in --lora."
-        raise Refused(403, "adapters_are_fixed", message)
+        raise Refused("adapters_are_fixed", message)
 
     return {
         "POST /tokenize": lambda call: answer(reader.tokenize(call.body)),

@@ -50,7 +50,7 @@ class Guard:
         kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if method == "POST" and route is not None and kind != JSON:
             message = f"A POST must say Content-Type: {JSON}; with curl, use --json instead of -d."
-            raise Refused(415, "unsupported_media_type", message)
+            raise Refused("unsupported_media_type", message)
         if self.hosts is not None and route not in ("GET /health", "GET /ready"):
             check_host(headers.get("Host", ""), self.hosts)
         return user
@@ -61,18 +61,31 @@ class Guard:
         return self.has_page and route == "GET /" and "text/html" in accept and JSON not in accept
 
 
-class Refused(ServingError):
-    """A refusal by HTTP's own rules. The message is one sentence that names the fix."""
+# codes of refusals, and the status of each; docs/http.md shows them
+STATUSES = {
+    "invalid_http": 400, "adapters_are_fixed": 403, "host_not_allowed": 403, "needs_a_key": 403,
+    "not_found": 404, "replica_not_found": 404, "method_not_allowed": 405, "request_timeout": 408,
+    "request_entity_too_large": 413, "unsupported_media_type": 415, "headers_too_large": 431,
+    "no_prefill_server": 502, "prefill_server_differs": 502, "prefill_server_failed": 502,
+    "overloaded": 503,
+}  # fmt: skip
 
-    def __init__(self, status: int, code: str, message: str, **headers: str):
+
+class Refused(ServingError):
+    """A refusal by HTTP's own rules. The message is one sentence that names the fix.
+
+    status: of a code that another program states; else that of STATUSES.
+    """
+
+    def __init__(self, code: str, message: str, status: int | None = None, **headers: str):
         super().__init__(message)
-        self.status, self.code, self.headers = status, code, headers
-        self.type = "server_error" if status >= 500 else "invalid_request_error"
+        self.status, self.code, self.headers = status or STATUSES[code], code, headers
+        self.type = "server_error" if self.status >= 500 else "invalid_request_error"
 
 
 def no_such_route(method: str, path: str, has_page: bool) -> Refused:
     routes = ", ".join(offered(has_page))
-    return Refused(404, "not_found", f"There is no {method} {path} here; routes: {routes}.")
+    return Refused("not_found", f"There is no {method} {path} here; routes: {routes}.")
 
 
 def no_such_method(method: str, path: str, allowed: Iterable[str]) -> Refused:
@@ -80,12 +93,12 @@ def no_such_method(method: str, path: str, allowed: Iterable[str]) -> Refused:
     allowed = sorted(allowed)
     use = ", ".join(name for name in allowed if name not in ("HEAD", "OPTIONS"))
     message = f"{path} takes no {method}; use {use}."
-    return Refused(405, "method_not_allowed", message, Allow=", ".join(allowed))
+    return Refused("method_not_allowed", message, Allow=", ".join(allowed))
 
 
 def too_large(most: int = MAX_BODY_BYTES) -> Refused:
     message = f"The body is larger than {most:,} bytes."
-    return Refused(413, "request_entity_too_large", message)
+    return Refused("request_entity_too_large", message)
 
 
 def check_host(host: str, names: Collection[str]) -> None:
@@ -103,7 +116,7 @@ def check_host(host: str, names: Collection[str]) -> None:
             f"This server does not know the name {name[:100]!r}; start it with --allowed-hosts "
             "NAME, or with --api-key."
         )
-        raise Refused(403, "host_not_allowed", message)
+        raise Refused("host_not_allowed", message)
 
 
 def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:

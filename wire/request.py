@@ -12,7 +12,7 @@ from config import MAX_BODY_BYTES
 from scheduling.errors import ContextTooLong, InvalidRequest
 from scheduling.sampling import Sampling
 from tokenizer import LONGEST_TOKEN, StopRule
-from wire.bodies import ChatRequest, CompletionRequest, InferenceRequest, TokenizeRequest
+from wire.bodies import ChatRequest, Common, CompletionRequest, InferenceRequest, TokenizeRequest
 from wire.models import Models
 from wire.refusals import too_large
 
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 GREEDY = Sampling()
 Body = TypeVar("Body", bound=BaseModel)
-# fields that all routes have under one name
-SHARED = {
-    "timeout_s", "queue_timeout_s", "user", "priority", "slo_class", "slo_ttft_ms", "slo_tpot_ms",
-    "n", "cache_salt", "stream",
-}  # fmt: skip
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
 
 
@@ -115,7 +110,7 @@ class RequestReader:
     def inference(self, raw: bytes) -> Request:
         body = parse(InferenceRequest, raw)
         for field in body.model_extra or ():
-            valid = ", ".join(InferenceRequest.model_fields)
+            valid = ", ".join(sorted(InferenceRequest.model_fields))
             raise InvalidRequest(
                 f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100]
             )
@@ -132,7 +127,7 @@ class RequestReader:
             adapter=adapter,
             alone=is_alone(prompt),
             echo=body.echo,
-            **body.model_dump(include=SHARED),
+            **body.model_dump(include={*Common.model_fields}),
         )
 
     def completion(self, raw: bytes) -> Request:
@@ -205,7 +200,7 @@ class RequestReader:
             form=form,
             echo=echo,
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
-            **body.model_dump(include=SHARED),
+            **body.model_dump(include={*Common.model_fields}),
         )
 
     def _encode(

@@ -87,7 +87,7 @@ ROUTES = {
     ),
     "GET /stats": Route(
         "measures of the current run; ?iterations=1&since=N adds an entry for each iteration from "
-        "number N on",
+        "number N on, 10,000 at most",
         answers.Stats, problems=(400,), parameters=PAGE,
     ),
     "POST /stats/reset": Route("start a new run", answers.Reset, problems=(415,)),

@@ -1,4 +1,4 @@
-"""Numbers on pages, quoted from files of results.
+"""Numbers on pages, quoted from files of results, and tables that are made from code.
 
     python -m compare.report.quotes            name the quotes that differ from their source
     python -m compare.report.quotes --write    bring them up to date
@@ -8,11 +8,14 @@ A quote stands between two comments, of which the first names a file or a run's 
     <!-- results/demo#headlines output_throughput mean_e2el_ms -->…<!-- end -->
     <!-- results/replicas/fronts.json#costs/front=ray/seeds/*/request_ms:.1f -->…<!-- end -->
 
-Parts of a run are `headlines` (the numbers named, else all), `capacity`, `identity` and `made`. A
-part of a JSON file is the way to a number and its format: keys, indices, KEY=VALUE of the items of
-a list, and * for each of them, one a seed, of which a mean and its interval are shown. Two such
-ways with ÷ or − between them are compared seed by seed. A part of a page is `table N`, of which
-`columns model;rows` shows those columns and `rows TEXT` the rows that hold this text.
+    <!-- code#settings -->…<!-- end -->
+
+A part of the code is a table of compare/report/reference.py. Parts of a run are `headlines` (the
+numbers named, else all), `capacity`, `identity` and `made`. A part of a JSON file is the way to a
+number and its format: keys, indices, KEY=VALUE of the items of a list, and * for each of them, one
+a seed, of which a mean and its interval are shown. Two such ways with ÷ or − between them are
+compared seed by seed. A part of a page is `table N`, of which `columns model;rows` shows those
+columns and `rows TEXT` the rows that hold this text.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from typing import Any
 
 from compare import sweep
 from compare.analysis import estimate
-from compare.report import sentences, tables
+from compare.report import reference, sentences, tables
 from compare.results import keys
 from compare.runs import Run, RunError, load, read_json
 from compare.servers import ROOT
 
-QUOTE = re.compile(r"<!-- (results/\S+?)#(.+?) -->(.*?)<!-- end -->", re.DOTALL)
+QUOTE = re.compile(r"<!-- (code|results/\S+?)#(.+?) -->(.*?)<!-- end -->", re.DOTALL)
 PAGES = ("README.md", "*/README.md", "docs/**/*.md")
 
 
@@ -66,6 +69,8 @@ PARTS: dict[str, Callable[..., str]] = {
 
 def quoted(source: str, part: str) -> str:
     """Return the text of a part of a source. Raises an error where there is none."""
+    if source == "code":
+        return reference.TABLES[part]()
     path = ROOT / source
     if path.suffix == ".json":
         way, _, form = part.partition(":")
@@ -138,7 +143,7 @@ def renewed(text: str) -> tuple[str, list[str]]:
         if new == old.strip():
             return quote[0]
         differing.append(f"{source}#{part}")
-        new = f"\n{new}\n\n" if new.startswith("|") else new
+        new = f"\n{new}\n\n" if "\n" in new else new
         return f"<!-- {source}#{part} -->{new}<!-- end -->"
 
     return QUOTE.sub(renew, text), differing

@@ -69,7 +69,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"priority": -(2**63) - 1}, "priority", ""),
         ({"priority": None}, "priority", ""),
         ({"top_p": 1.1}, "top_p", ""),
-        ({"max_tokens": 5}, "max_tokens", "max_tokens: unknown field; valid ones are prompt,"),
+        ({"max_tokens": 5}, "max_tokens", "max_tokens: unknown field; valid ones are cache_salt,"),
         ({f"field{i}": 1 for i in range(50_000)}, "field0", "field0: unknown field"),
     ],
     COMPLETIONS: [
