@@ -38,7 +38,7 @@ def settings() -> str:
     parts = []
     for title, names in groups.GROUPS.items():
         flags = ["MODE" if name == "mode" else flag(name) for name in names]
-        rows = [(f"`{each}`", *groups.meaning(name)) for each, name in zip(flags, names)]
+        rows = [(f"`{each}`", *groups.meaning(name)[::-1]) for each, name in zip(flags, names)]
         parts.append(f"### {title}\n\n{markdown('flag | default | meaning', rows)}")
     return "\n\n".join(parts)
 
