@@ -15,6 +15,8 @@ from scheduling.inference import Generator
 if TYPE_CHECKING:
     from config import Config
 
+FEW = 32  # tokens of a pass, up to which a product on a GPU takes as long as reading its weights
+
 
 class OutOfMemory(Exception):
     """A GPU's memory is too small; the message names the settings to lower."""

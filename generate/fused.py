@@ -14,8 +14,6 @@ from torch import Tensor
 
 from model import GPT2, Attend, Linear
 
-FEW = 32  # tokens, up to which a product takes as long as reading its weights
-
 
 class FusedGPT2(GPT2):
     """The model of passes of at most `most` tokens, with the modules of another one, which also

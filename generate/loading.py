@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from config import Config
-from generate import OutOfMemory, memory_for
+from generate import FEW, OutOfMemory, memory_for
 from generate.ahead import LaunchingGenerator, SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
-from generate.fused import FEW, FusedGPT2
+from generate.fused import FusedGPT2
 from generate.graphs import Capture
 from generate.handover import HandoverGenerator
 from generate.linear import pack, pad_head

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from generate import fake
+from generate import FEW, fake
 from scheduling.inference import Iteration
 from simulate import roofline
 from simulate.noise import Noise
@@ -115,11 +115,15 @@ class Costs:
     least: int = 0  # of an iteration, beside what it attends: to read the weights
     noise: Noise | None = None  # as fitted; drawn where it is asked for
     swap_block: int = 0  # to copy a KV block to the host, or from there
+    beyond_few: int = 0  # more for an iteration of more than FEW tokens: a GPU's launches
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
         amounts = work(iteration)
         time = self._of(amounts)
+        if self.beyond_few:
+            n_tokens = sum([row.n_tokens for row in iteration.rows]) + iteration.padding
+            time += self.beyond_few * (n_tokens > FEW)
         if self.load or self.adapter_token:
             tokens = sum([row.n_tokens for row in iteration.rows if row.inference.adapter])
             time += self.load * len(iteration.loads) + self.adapter_token * tokens
@@ -137,7 +141,7 @@ class Costs:
         if line.context:
             context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
             live = [row.idle for row in rows].count(False)
-        time = self._of(Work(1, n, context, 0, 0))
+        time = self._of(Work(1, n, context, 0, 0)) + self.beyond_few * (n > FEW)
         if self.adapter_token:
             time += self.adapter_token * sum([bool(row.inference.adapter) for row in rows])
         return time, live * line.context
@@ -145,7 +149,7 @@ class Costs:
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
-        others = ("load", "adapter_token", "least", "swap_block")
+        others = ("load", "adapter_token", "least", "swap_block", "beyond_few")
         times = {name: round(factor * getattr(self, name)) for name in others}
         return replace(self, line=self.line.slower(factor), decode=decode, **times)
 
@@ -274,10 +278,10 @@ def _estimated(name: str) -> Costs:
         values = roofline.values(name)
     except ValueError as error:
         raise CostsError(str(error)) from None
-    line, least = _line(values.pop("line")), values.pop("least")
-    around = load("fake-server")
+    around, line = load("fake-server"), _line(values.pop("line"))
+    times = {name: values.pop(name) for name in ("least", "beyond_few")}
     name = roofline.marked(name)
-    return replace(around, name=name, line=line, decode={}, least=least, noise=None, source=values)
+    return replace(around, name=name, line=line, decode={}, noise=None, source=values, **times)
 
 
 def _line(terms: Mapping[str, Any]) -> Line:
