@@ -22,7 +22,7 @@ from scheduling.drafts import Drafter
 from scheduling.inference import Iteration
 from scheduling.scheduler import Scheduler
 from simulate.costs import CostFunction, Line
-from simulate.loop import Arrival, Ended, Loop, no_follow_up
+from simulate.loop import Arrival, Loop
 from simulate.replica import SimulatedReplica, any_ids, ignore
 from simulate.time import PS, instant, seconds
 
@@ -35,19 +35,16 @@ def drive(
     cost_s: Callable[[Iteration], float],
     generate: Callable[[Iteration], Iterable[int]] = any_ids,
     planned: Callable[[float, Iteration], None] = ignore,
-    ended: Ended = no_follow_up,
     drafter: Drafter | None = None,
 ) -> float:
     """Serve groups of inferences by one scheduler, an iteration at a time, and return when all have
     ended.
 
     arrivals: (seconds, group), by time, drawn as they come. cost_s: seconds of an iteration.
-    planned: called with the time and each iteration before it is computed. ended: called with the
-    time and each inference that is answered, expired or refused; the arrivals that it returns, such
-    as the next turn of a conversation, are served too, no earlier than that. The inferences have
+    planned: called with the time and each iteration before it is computed. The inferences have
     their stamps and tokens afterwards, and those of a refused group the refusal as `error`. Raises
     RuntimeError if work is left that no event continues.
     """
     loop, costs = Loop(), CostFunction("given", Line(0), cost_s=cost_s)
-    replica = SimulatedReplica(loop, scheduler, costs, generate, drafter, planned, ended=ended)
+    replica = SimulatedReplica(loop, scheduler, costs, generate, drafter, planned)
     return loop.serve(arrivals, replica)

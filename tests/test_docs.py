@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from docs.site.__main__ import BUILT, PAGES, ROOT, Pages, tracked
+from course import test_mine as course
+from docs.site.__main__ import BUILT, ROOT, Pages, tracked
+from docs.site.__main__ import PAGES as COPIED
+from live.history import Cell
+from live.reading import iterations
+from live.saved import histories
+from scheduling.policies import Dynamic, Fair, NoBatching, Order, Policy, Sjf, Static, Windowed, own
+from tests.counts import nightly_but
+from tests.programs import ran
+from tests.test_readme import BLOCKS, PAGES, TEXT, of
 
 
 def test_code_that_a_page_links_to_is_a_page_and_claims_have_a_verdict_each(tmp_path: Path) -> None:
@@ -30,10 +44,164 @@ def test_the_site_is_built_and_a_link_to_nothing_fails_it() -> None:
     for page in ("index", "claims", "try", "docs/settings", "assets/live"):
         assert (BUILT / f"{page}.html").is_file(), page
     dead = "docs/nothing.md"
-    with (PAGES / "docs" / "cpu.md").open("a") as broken:
+    with (COPIED / "docs" / "cpu.md").open("a") as broken:
         broken.write(f"\n[dead](../{dead})\n")
-    built = ["-m", "mkdocs", "build", "--config-file", str(PAGES.parent / "mkdocs.yml")]
+    built = ["-m", "mkdocs", "build", "--config-file", str(COPIED.parent / "mkdocs.yml")]
     failed = subprocess.run(
         [ROOT / ".venv" / "bin" / "python", *built], capture_output=True, text=True
     )
     assert failed.returncode != 0 and dead in failed.stderr
+
+
+# ---- docs/course: exercises fail with a sentence, our own policies make their schedules
+
+
+SOLUTIONS: dict[str, Policy | Order] = {
+    "nobatch": NoBatching(),
+    "static": Static(),
+    "windowed": Windowed(batch_size_target=2, max_batch_delay_ms=2000),
+    "dynamic": Dynamic(),
+    "chunked": Dynamic(),
+    "preemption": Dynamic(kv_reservation="demand", watermark=0),
+    "sjf_aging": Sjf(aging=15),
+    "fair": Fair(),
+}
+SHOWN = [
+    shown
+    for page in PAGES
+    for shown in re.findall(r"```text (runs/\S+)\n(.*?)```", TEXT[page], re.DOTALL)
+]  # folder of a run, and what is shown of it
+
+
+@pytest.mark.parametrize("name", course.EXERCISES)
+def test_a_stub_fails_with_its_chapter_and_the_projects_own_policy_passes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert course.problem(name, SOLUTIONS[name]) is None
+    file = course.ROOT / "course" / "mine" / f"{name}.py"
+    if "NotImplementedError" not in file.read_text():
+        pytest.skip("a reader has solved it")
+    monkeypatch.setenv(own.HANDED_ON, "{}")
+    stub = course.mine(file)
+    said = course.problem(name, stub)
+    assert said and (page := re.fullmatch(r"write \w+: (\S+) says what it returns", said))
+    assert course.ROOT / page[1] in PAGES
+    del own.SOURCES[type(stub)]
+
+
+def test_the_first_difference_is_a_sentence() -> None:
+    said = course.problem("static", Static(compact_batches=True))
+    assert f"course/mine/static.py: {said}\n" in TEXT[course.ROOT / "docs/course/README.md"]
+    said = course.problem("windowed", Static())
+    assert said and "1, at: expected its beginning at 2 s; got its beginning at 0 s." in said
+
+
+def test_the_contract_comes_after_the_schedule(tmp_path: Path) -> None:
+    mine = "from scheduling.policies import Static\nclass Mine(Static): request_level = False"
+    (tmp_path / "mine.py").write_text(mine)
+    said = course.violation(tmp_path / "mine.py")
+    assert said and "VIOLATED  any workload is served once, within all limits" in said
+
+
+@pytest.mark.parametrize(("folder", "text"), nightly_but(SHOWN[:1], SHOWN))
+@pytest.mark.usefixtures("undrawn")
+def test_a_chapter_shows_what_its_command_prints(folder: str, text: str, tmp_path: Path) -> None:
+    [command] = [argv for argv in of("./simulate.sh") if argv[-2:] == ["--out", folder]]
+    done = ran("simulate", *command[:-1], str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = {line.strip() for line in done.stdout.splitlines()}
+    assert {line.strip() for line in text.splitlines()} <= lines
+
+
+# ---- the live page shows the worked examples of README.md and docs/policies.md as these do
+
+
+LINES = [line for page in PAGES for line in TEXT[page].splitlines()]
+NOT_COMPUTED = "sw"
+
+
+def examples() -> list[tuple[list[str], list[list[str]]]]:
+    """Return each ./simulate.sh of a worked example, and the commands that show its run."""
+    result: list[tuple[list[str], list[list[str]]]] = []
+    lines = [line for block in BLOCKS for line in block.splitlines() if line]
+    for program, *arguments in (shlex.split(line, comments=True) for line in lines):
+        if program == "./simulate.sh" and "second" in arguments:
+            result.append((arguments, []))
+        elif result and arguments[:2] == ["-m", "live"] and result[-1][0][-1] in arguments:
+            result[-1][1].append(arguments[2:])
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows"),
+    nightly_but([each for each in examples() if each[0][-1] == "runs/modes"], examples()),
+)
+@pytest.mark.usefixtures("undrawn")
+def test_a_worked_example_is_shown_as_on_its_page(
+    arguments: list[str], shows: list[list[str]], tmp_path: Path
+) -> None:
+    out, run = arguments[-1], tmp_path / "run"
+    done = ran("simulate", *arguments[:-1], str(run))
+    assert done.returncode == 0, done.stderr
+    shown = {name: json.loads(text) for name, text in histories(run)[0].items()}
+    for name, history in shown.items():
+        drawings = by_row(history), by_request(history)
+        assert any(is_on_a_page(name, lines) for lines in drawings), (name, drawings)
+    assert shows, f"nothing shows {out}"
+    for show in shows:
+        done = ran("live", *[str(run) if each == out else each for each in show])
+        assert done.returncode == 0, done.stderr
+        [data] = re.findall(r'id="runs">(.*?)</script>', (run / "live.html").read_text())
+        for history in json.loads(data):
+            assert history["iterations"] == shown[history["about"]["name"]]["iterations"]
+
+
+def by_row(history: Mapping[str, Any]) -> list[str]:
+    """Draw a line for each row: the request that each second computes; small if idle, + if it is
+    padding.
+    """
+    names = {id_: user or chr(ord("A") + id_) for id_, _, _, _, user, *_ in history["requests"]}
+
+    def letter(cell: Cell) -> str:
+        return names[cell.id].lower() if cell.kind == "i" else names[cell.id]
+
+    columns = {
+        round(seen.at): [
+            *(letter(cell) for _, cell in sorted(seen.cells.items()) if computed(cell)),
+            *"+" * seen.padding,
+        ]
+        for seen in iterations(history)
+    }
+    n = max(map(len, columns.values()))
+    return [
+        "".join(f"{column[k] if k < len(column) else '':<2}" for column in columns.values())
+        for k in range(n)
+    ]
+
+
+def by_request(history: Mapping[str, Any]) -> list[str]:
+    """Draw a line for each request: its prompt tokens that each second computes, or d for a
+    decode.
+    """
+    rows: dict[int, str] = {}
+    for number, seen in enumerate(iterations(history)):
+        for cell in filter(computed, seen.cells.values()):
+            work = "d" if cell.kind == "d" else str(cell.n)
+            rows[cell.id] = f"{rows.get(cell.id, ''):<{2 * number}}{work}"
+    return [f"{chr(ord('A') + id_)}  {rows[id_]}" for id_ in sorted(rows)]
+
+
+def computed(cell: Cell) -> bool:
+    return cell.kind not in NOT_COMPUTED
+
+
+def is_on_a_page(name: str, rows: Sequence[str]) -> bool:
+    """Return whether a page has these rows below each other, the first behind the name."""
+    first, *others = [row.rstrip() for row in rows]
+    for i, line in enumerate(LINES):
+        for match in re.finditer(rf"\b{name}( \d+)? +{re.escape(first)}(?=  |$)", line):
+            column = match.end() - len(first)
+            below = [following[column:] for following in LINES[i + 1 : i + 1 + len(others)]]
+            if all(re.match(rf"{re.escape(row)}(  |$)", text) for row, text in zip(others, below)):
+                return True
+    return False

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from benchmarks import agreement, burst, costs, engine, gpu, harness
+from benchmarks import agreement, burst, costs, engine, gpu, harness, http
 from benchmarks.faults import __main__ as faults
+from benchmarks.faults import connections, processes
+from benchmarks.faults.tools import Fault, Finding
 from benchmarks.harness import alternate, mean
 from tests.benchmarks.conftest import Run
 
@@ -71,3 +76,78 @@ def test_only_settings_with_an_effect_are_recorded(
         "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches",
         "preferred_batch_sizes",
     }  # fmt: skip
+
+
+# ---- HTTP and front ends: the table, and all of it at a small size
+
+
+def test_a_front_end_is_reported_beside_the_plain_server() -> None:
+    rounds = {
+        front: {"1 × answers of 1": [dict.fromkeys(http.COLUMNS, times * x) for x in (1.0, 3.0)]}
+        for front, times in (("plain", 1.0), ("ray", 5.0))
+    }
+    table = http.table(rounds).splitlines()
+    assert [row.split("|")[2].strip() for row in table[2:]] == ["plain", "ray", "ray ÷ plain"]
+    assert table[-1].count("5.00 ± 0.00") == len(http.COMPARED)
+
+
+@pytest.mark.nightly
+def test_plain_answers_and_streams_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"http --clients 2 --tokens 4 --seconds 0.3 --rounds 1 --out {tmp_path}"
+    monkeypatch.setattr(sys, "argv", words.split())
+    http.main()
+    result = json.loads((tmp_path / "http.json").read_text())
+    assert len(result["rounds"]["plain"]) == 7 and result["commit"]
+    for name, [measured] in result["rounds"]["plain"].items():
+        tokens = 1 if "of 1" in name else 4
+        assert measured["tokens_per_s"] == pytest.approx(tokens * measured["requests_per_s"])
+        assert (measured["chunks_per_s"] > 0) == ("streams" in name)
+        assert (measured["cpu_us_per_chunk"] > 0) == ("streams" in name)
+        assert measured["p99_ms"] >= measured["p50_ms"] > 0 < measured["cpu_ms_per_request"]
+        clients = int(name.split()[0])
+        # each asks again once it has an answer, and half of the answers took the median at most
+        assert measured["requests_per_s"] < 2 * clients / (measured["p50_ms"] / 1e3)
+
+
+# ---- faults in their short form: each promise is kept on a real server
+
+
+USUAL = (  # what happens to every server in time, and what no other test does to one
+    "half of 500 streams are cut",
+    "50 requests in one packet",
+    "SIGTERM under load",
+    "kill -9 of the worker under load",
+    "the engine fails in every 20th iteration",
+)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly)
+        for fault in (*connections.FAULTS, *processes.FAULTS)  # a fleet's are in test_ray.py
+    ],
+)
+def test_a_promise_is_kept(fault: Fault) -> None:
+    seen, kept = fault.run(True)
+    assert kept, seen
+
+
+def test_a_broken_promise_is_an_exit_code_and_a_bold_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(short: bool) -> Iterator[Finding]:
+        yield "it began", True
+        raise ConnectionResetError("peer")
+
+    monkeypatch.setattr(faults, "FAULTS", [Fault("a | fault", "nothing breaks", fails, None)])
+    monkeypatch.setattr(sys, "argv", ["faults", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        faults.main()
+    assert ended.value.code == 1 and "BROKEN" in capsys.readouterr().out
+    assert (
+        "| a \\| fault | nothing breaks | ConnectionResetError: peer | **no** |"
+        in (tmp_path / "faults.md").read_text()
+    )

@@ -122,6 +122,7 @@ def test_each_api_asks_for_the_same_tokens_in_its_own_words() -> None:
     }  # fmt: skip
     ids = Request(id=0, at=0, prompt_ids=[1, 2], num_tokens=3)
     assert wire("openai", "gpt2").body(ids)["prompt"] == [1, 2]
+    assert wire("inference").body(ids)["prompt_ids"] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,8 @@ import numpy as np
 import pytest
 
 from client.draws import WorkloadError
-from client.load import replay
-from client.traces import Request, Trace, load_trace, save_trace
-from client.wire import wire
+from client.traces import Request, Trace, load_trace, replayed, save_trace
 from client.workloads import Workload
-from tests.servers import Serve, assert_all_answered
-from tests.traces import save_mooncake
 
 GREEDY = "greedy,20,uniform:50:200"
 
@@ -216,15 +212,22 @@ def test_a_bad_trace_is_refused_with_its_line(
         load_trace(tmp_path / "absent.jsonl")
 
 
+KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
 def test_mooncakes_traces_are_read_as_they_are_or_scaled(tmp_path: Path) -> None:
     path = tmp_path / "mooncake.jsonl"
-    lines = (3000, 1100, 500, [0, 1, 2]), (3000, 1024, 512, [0, 1]), (4500, 700, 1, [0, 9])
-    save_mooncake(path, *lines, (6000, 3, 1, [9]))
+    asked = (3000, 1100, 500, [0, 1, 2]), (3000, 1024, 512, [0, 1]), (4500, 700, 1, [0, 9])
+    lines = [dict(zip(KEYS, each)) for each in (*asked, (6000, 3, 1, [9]))]
+    path.write_text("\n".join(map(json.dumps, lines)))
     whole = load_trace(path)
     assert [r.at for r in whole] == [0, 0, 1.5, 3], "seconds from the first"
     assert [len(ids) for ids in ids_of(whole)] == [1100, 1024, 700, 3]
     assert [r.num_tokens for r in whole] == [500, 512, 1, 1]
-    scaled = load_trace(path, 16)
+    scaled, words = replayed(path, 16, None, 0)
+    assert words["scale"] == 16
+    burst, _ = replayed(path, 16, "burst", 0)
+    assert [r.at for r in burst] == [0] * 4 and ids_of(burst) == ids_of(scaled)
     assert [len(ids) for ids in ids_of(scaled)] == [35, 32, 22, 1], "⌈tokens × 16 / 512⌉"
     assert [r.num_tokens for r in scaled] == [16, 16, 1, 1]
     for block, requests in ((512, whole), (16, scaled)):
@@ -236,7 +239,7 @@ def test_mooncakes_traces_are_read_as_they_are_or_scaled(tmp_path: Path) -> None
     save_trace(tmp_path / "ours.jsonl", scaled)
     assert load_trace(tmp_path / "ours.jsonl") == scaled
     with pytest.raises(WorkloadError, match="prompts cannot be scaled; leave out --scale"):
-        load_trace(tmp_path / "ours.jsonl", 16)
+        replayed(tmp_path / "ours.jsonl", 16, None, 0)
 
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
@@ -261,16 +264,3 @@ def test_a_bad_line_of_mooncakes_is_refused(
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps(line))
     with pytest.raises(WorkloadError, match=f"mooncake.jsonl, line 2: {sentence}"):
         load_trace(path)
-
-
-def test_both_wires_carry_ids_and_servers_compute_those(shared_server: Serve) -> None:
-    requests = Workload("fixed:6", seed=2, prefixes="2:9:1").requests(6)
-    with shared_server("dynamic", {"model": "fake"}) as url:
-        plain = replay(url, requests)
-        openai = replay(url, requests, wire("openai", "fake"))
-    for outcomes in (plain, openai):
-        assert_all_answered(outcomes)
-        assert [o.answer.prompt_tokens for o in outcomes if o.answer] == [
-            len(ids) for ids in ids_of(requests)
-        ]
-    assert [o.text for o in plain] == [o.text for o in openai]

@@ -17,8 +17,6 @@ import psutil
 import pytest
 
 from client.calls import ServerError, get
-from client.traces import load_trace, replayed, save_trace
-from client.workloads import Workload
 from compare.analysis import identical_outputs
 from compare.options import parse, parse_goodput
 from compare.report.sentences import identity
@@ -28,7 +26,6 @@ from config import ConfigError
 from tests.programs import ran
 from tests.servers import launched, wait_until
 from tests.stub import Stub, stub
-from tests.traces import save_mooncake
 
 MODES = ["nobatch", "static", "windowed", "dynamic"]
 SAME_TEXT = "requests that every variant answered got the same text in each."
@@ -288,24 +285,3 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     assert "begin to differ after 30 to 30% of their length" in one
     assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
     assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None
-
-
-def test_a_traces_requests_can_arrive_in_another_way(tmp_path: Path) -> None:
-    before = Workload().requests(4, "poisson:50")
-    save_trace(tmp_path / "old.jsonl", before)
-    after, _ = replayed(tmp_path / "old.jsonl", None, "burst", 0)
-    assert [r.at for r in after] == [0.0] * 4 != [r.at for r in before]
-    assert [r.body() for r in after] == [r.body() for r in before]
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("undrawn")
-def test_mooncakes_trace_is_replayed_and_fits_at_a_smaller_scale(tmp_path: Path) -> None:
-    trace, out = tmp_path / "mooncake.jsonl", tmp_path / "out"
-    save_mooncake(trace, (0, 600, 90, [0, 1]), (90, 40_000, 9, [0, *range(2, 80)]))
-    done = compare(f"--modes dynamic --trace {trace} --scale 16", out)
-    assert done.returncode == 1 and "1 × 400 1250 prompt tokens" in done.stderr
-    assert "scale `16`" in (out / "report.md").read_text()
-    assert [len(r.prompt_ids or []) for r in load_trace(out / "trace.jsonl")] == [19, 1250]
-    done = compare(f"--modes dynamic --trace {trace} --scale 8", out)
-    assert done.returncode == 0, done.stderr

@@ -4,9 +4,11 @@ all replicas, and nothing left running.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,17 @@ from client.wire import Plain
 from compare import deployments, options
 from compare.deployments import Deployed, Deployment, added_over_time, together
 from compare.measure import Target, measure
-from config import ConfigError
+from config import ConfigError, build
+from deploy import serve
+from deploy.replica import Full, Replica
 from observers.run import Run
 from simulate import simulation as simulate
 from stats import ROW_KINDS
 from tests.fronts import skip_without
 from tests.programs import ran
 from tests.servers import asks
+from wire.messages import Answer
+from wire.request import Request
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_an_impossible_deployment_is_refused_before_any_server_starts(
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
+def run_of(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
     result = Run(largest_batch=largest)
     result.seconds.update({"busy": busy_s, "occupied": occupied_s})
     result.counts.update({f"{kind}_rows": n for kind, n in zip(ROW_KINDS, rows)})
@@ -114,7 +120,7 @@ def run(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
 
 def test_reports_of_single_servers_are_added_as_those_of_replicas_are() -> None:
     """Ray's ingress has all values; measures that need these are left out here."""
-    a, b = run([30, 10, 0, 0, 4], 4.0, 1.0, 3), run([10, 0, 5, 0, 1], 1.0, 0.5, 9)
+    a, b = run_of([30, 10, 0, 0, 4], 4.0, 1.0, 3), run_of([10, 0, 5, 0, 1], 1.0, 0.5, 9)
     head = {"mode": "dynamic", "model": "fake", "kv_blocks": 100}
     added, true = together([head | a.report(), head | b.report()]), (a + b).report()
     assert added["largest_batch"] == 9 and added["kv_blocks"] == 200
@@ -151,3 +157,130 @@ def test_without_the_counts_of_a_replaced_replica_no_sums_are_reported(
     result, _ = measure(target, asks(1, 1), {}, 1.0, Watch())
     assert result["live_rows"] is None and result["occupancy"] is None
     assert "a replica was replaced" in next(iter(result["errors"]))
+
+
+# ---- deploy/serve.sh: words that it refuses before it starts anything
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--replicas 0", "give 1 or more"),
+        ("--router rr", "invalid choice: 'rr'"),
+        ("--autoscale replicas=3", "name one of min_replicas, max_replicas"),
+        ("--autoscale max_replicas=many", "--autoscale max_replicas: Input should be a valid int"),
+        ("--autoscale max_replicas=0", "max_replicas must be at least min_replicas, 1"),
+        ("--record x", "file of one server"),
+        ("--max-batch-size 0", "--max-batch-size"),
+    ],
+)
+def test_a_wrong_word_is_a_sentence(flags: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        serve.read(["dynamic", "--model", "fake", *flags.split()])
+    assert sentence in str(caught.value)
+
+
+def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install -r requirements-ray\.txt"):
+        serve.serve(["dynamic", "--model", "fake"])
+
+
+def test_an_earlier_setting_is_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings were parsed twice: once more for the threads."""
+    serve.read(["dynamic", "--model", "fake", "--replicas", "2", "--kv-blocks", "99"])
+    assert capsys.readouterr().err.count("warning: ") == 1
+
+
+# ---- a replica in an event loop, as in an ingress: requests that it hands back or refuses
+
+
+# two rows and no queue; an iteration takes 20 ms
+SETTINGS = {"model": "fake", "max_batch_size": 2, "max_waiting": 0, "loop_interval_ms": 20}
+SHORT, LONG = Request([[1, 2]], 2), Request([[1, 2]], 30)
+
+
+def run(what: Callable[[Replica], Awaitable[Any]], **settings: Any) -> Any:
+    """Return the result of a call of a replica `a` that has loaded."""
+
+    async def alone() -> Any:
+        replica = Replica(build("dynamic", SETTINGS | settings, {}), "a")
+        try:
+            assert await asyncio.to_thread(replica.manager.wait_until_loaded)
+            return await what(replica)
+        finally:
+            await asyncio.to_thread(replica.server.close)
+
+    return asyncio.run(alone())
+
+
+async def first_of(events: AsyncIterator[Any]) -> Any:
+    """Return the first event; the rest is read, too."""
+    first, *_ = [each async for each in events]
+    return first
+
+
+def status(result: Any) -> int:
+    assert isinstance(result, Answer)
+    return result.status
+
+
+def counts(replica: Replica) -> list[int]:
+    stats = replica.server.report(None)
+    return [stats[name] for name in ("completed", "refused", "cancelled")]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize(
+    ("offer", "is_refused"),
+    [
+        ({"tries": 2}, False),
+        ({"tries": 3, "tried": ["b"]}, False),
+        ({"tries": 2, "tried": ["b"]}, True),  # the last one
+        ({"tries": 3, "tried": ["a"]}, True),  # it had it already
+        ({"tries": 3, "to": "a"}, True),  # no other is meant
+        ({}, True),
+    ],
+)
+def test_without_room_it_hands_a_request_back_until_none_is_left(
+    offer: dict[str, Any], is_refused: bool, stream: bool
+) -> None:
+    async def fill(replica: Replica) -> None:
+        held = [asyncio.create_task(replica.answer(LONG)) for _ in range(2)]
+        while replica.manager.snapshot().running < 2:
+            await asyncio.sleep(0.01)
+        if stream:
+            result = await first_of(replica.stream(SHORT, **offer))
+        else:
+            result = await replica.answer(SHORT, **offer)
+        assert [*map(status, await asyncio.gather(*held))] == [200, 200]
+        if is_refused:
+            assert status(result) == 429
+        else:
+            assert result == Full("a")
+        assert counts(replica) == [2, int(is_refused), 0]
+
+    run(fill)
+
+
+def test_with_room_it_answers_a_request_for_which_another_had_none() -> None:
+    assert status(run(lambda replica: replica.answer(SHORT, tried=["b"], tries=3))) == 200
+
+
+def test_a_users_limit_is_not_asked_of_another_replica() -> None:
+    async def twice(replica: Replica) -> None:
+        first, second = [await replica.answer(SHORT, tries=3) for _ in range(2)]
+        assert (status(first), status(second)) == (200, 429)
+        assert isinstance(second, Answer) and b"rate_limit_exceeded" in second.body
+
+    run(twice, user_requests_per_minute=1)
+
+
+def test_requests_while_it_drains_are_refused() -> None:
+    async def drained(replica: Replica) -> None:
+        replica.manager.drain()
+        assert status(await replica.answer(SHORT, tries=3)) == 503
+        assert status(await first_of(replica.stream(SHORT, tries=3))) == 503
+        assert counts(replica)[2] == 0
+
+    run(drained)

@@ -4,21 +4,45 @@ float32.
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch import Tensor
 
+from config import ConfigError, build
 from config.resolve import onednn_multiplies_bfloat16
 from generate.checkpoint import load_model
+from generate.draft_model import DraftModel
 from generate.naive import NaiveGenerator
+from generate.padded import PaddedGenerator
+from generate.sampling import sample
 from model import GPT2
+from scheduling.errors import Cancelled
 from scheduling.inference import Generator, Inference, Iteration
-from scheduling.policies import Dynamic, NoBatching
+from scheduling.policies import Dynamic, Fcfs, NoBatching, Policy, Srpt, Static
 from scheduling.sampling import Sampling
+from serving import Exchange, Server
 from tests.counts import nightly_but
-from tests.oracle import N_VOCAB, PATHS, POLICIES, SHAPE, Oracle, engine, row, serve, workload
+from tests.oracle import (  # noqa: F401
+    MAX_TOKENS,
+    N_VOCAB,
+    PATHS,
+    POLICIES,
+    SHAPE,
+    Oracle,
+    engine,
+    row,
+    serve,
+    workload,
+)
+from tests.virtual import make_scheduler
+from wire.request import Request
 
 SAMPLINGS = [
     Sampling(),
@@ -113,3 +137,172 @@ def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
     expected = engine(model, 8, 4, path).logits(rows)
     difference = engine(low, 8, 4, path).logits(rows).float() - expected
     assert difference.abs().max() < 0.05 * expected.abs().max()
+
+
+# ---- rectangles: the oracle's texts in every mode, and as much padding as is counted
+
+
+SAMPLED = Sampling(temperature=0.7, top_k=50, top_p=0.8)
+WAYS = ("apart", "together")
+DEMAND = Dynamic(kv_reservation="demand")
+
+
+class Counting(PaddedGenerator):
+    """Holds what is computed against what the scheduler counts."""
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        self.computed = 0
+        ids = super().generate(iteration)
+        assert self.computed == sum(r.n_tokens for r in iteration.rows) + iteration.padding
+        return ids
+
+
+@pytest.fixture(scope="module")
+def expected(model: GPT2) -> list[list[int]]:
+    return serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, SAMPLED))
+
+
+@pytest.fixture
+def counted(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make engines that count the tokens in the model's forward pass."""
+    forward = GPT2.forward
+
+    def make(way: str, compact: float = 0.5) -> Counting:
+        engine = Counting(model, N_VOCAB, sample, way, compact)
+
+        def counting(self: GPT2, ids: Tensor, *others: Any) -> Tensor:
+            engine.computed += len(ids)
+            return forward(self, ids, *others)
+
+        monkeypatch.setattr(GPT2, "forward", counting)
+        return engine
+
+    return make
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("compact", nightly_but([0.0, 1.0], [0.0, 0.2, 0.5, 1.0]))
+def test_every_mode_gives_the_oracles_tokens_and_the_padding_that_is_counted(
+    expected: list[list[int]], counted: Any, way: str, compact: float
+) -> None:
+    others = [(DEMAND, Fcfs()), (Dynamic(prefill="first"), Fcfs()), (DEMAND, Srpt())]
+    seen = [0.0, 0.0]
+    for policy, order in [*((policy, Fcfs()) for policy in POLICIES), *others]:
+        for budget in (24, 5):
+            limits = {"token_budget": budget, "n_blocks": 17 if policy is DEMAND else 80}
+            asked = workload(14, SAMPLED)
+            served = serve(policy, counted(way, compact), asked, order=order, padded=way, **limits)
+            assert served == expected, (policy, order, budget)
+            seen[0] += sum(each.interruptions.preemptions for each in asked)
+            seen[1] += sum(each.interruptions.paused_s for each in asked)
+    assert min(seen) > 5, "keys and values are dropped and computed again, and kept while paused"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=("static", "dynamic"))
+def test_a_cancelled_request_changes_no_other_text(model: GPT2, way: str, policy: Policy) -> None:
+    engine = PaddedGenerator(model, N_VOCAB, sample, way, 0.5)
+    expected = serve(NoBatching(), NaiveGenerator(model, N_VOCAB), workload(5, Sampling()))
+    asked = workload(5, Sampling())
+    scheduler = make_scheduler(policy, max_batch_size=5, padded=way)
+    scheduler.enqueue(asked, 0.0)
+    for now in range(100):
+        iteration, _ = scheduler.schedule(float(now))
+        ids = engine.generate(iteration)
+        if now == 3:  # while its row is computed
+            scheduler.fail([iteration.rows[1].inference], Cancelled(""), float(now))
+        scheduler.apply(iteration, ids, float(now))
+    assert [each.state.name for each in asked].count("CANCELLED") == 1
+    for inference, tokens in zip(asked, expected):
+        assert inference.tokens == tokens[: len(inference.tokens)]
+        assert inference.error or len(inference.tokens) == inference.num_tokens
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_server_with_rectangles_answers_as_the_cached_one(way: str) -> None:
+    """Also n completions of a prompt, which share no keys and values here."""
+    flags = {"model": "demo", "dtype": "float32", "max_batch_size": 4, "token_budget": 16}
+    answers = []
+    for how in ({}, {"generator": "padded", "padded_prefill": way}):
+        server = Server(build("dynamic", flags | how, {}))
+        request = Request([[*range(97, 122)] * 2, [100]], 9, Sampling(1.0), n=3)
+        group = Exchange(server, request).group
+        server.manager.enqueue(group)
+        for inference in group:
+            inference.done.wait(30)
+        answers.append([inference.tokens for inference in group])
+        padding = server.report()["padding_rows"]
+        server.close()
+    assert answers[0] == answers[1] and padding > 0
+
+
+# ---- draft tokens of a small model: what the model itself would sample, and its cache
+
+
+HOW = {
+    "greedy": Sampling(),
+    "drawn": Sampling(0.8, 40, 0.9),
+    "with penalties": Sampling(1.0, frequency_penalty=1.5, min_tokens=5, stop_ids=(3, 7)),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_model_accepts_all_that_it_proposed_itself(model: GPT2, how: str) -> None:
+    asks, server = workload(12, HOW[how]), engine(model, 80, 4)
+    server.drafter = DraftModel(engine(model, 5 * 15, 4), 5, 15, max_tokens=16)
+    serve(Dynamic(), server, asks, speculate="4")
+    verified = sum(each.drafts.verified for each in asks)
+    assert sum(each.drafts.accepted for each in asks) == verified > 60
+
+
+def test_only_what_the_text_changed_is_computed_again(model: GPT2) -> None:
+    computing, passes = engine(model, 2 * 15, 4), list[list[tuple[int, int]]]()
+    drafter = DraftModel(computing, 2, 15, max_tokens=16)
+
+    def proposed(*wanted: tuple[Inference, int]) -> tuple[list[list[int]], object]:
+        passes.clear()
+        return drafter.propose(wanted), passes
+
+    def generate(iteration: Iteration) -> list[int]:
+        passes.append([(row.start, row.n_tokens) for row in iteration.rows])
+        return type(computing).generate(computing, iteration)
+
+    computing.generate = generate  # type: ignore[method-assign]
+    a, b, c = (Inference([n] * 20, 30, replace(HOW["drawn"], seed=n)) for n in range(3))
+    a.tokens, b.tokens, c.tokens = [1], [2], [3]
+    [drafts], _ = proposed((a, 3))
+    assert passes == [[(0, 16)], [(16, 5)], [(21, 1)], [(22, 1)]], "the prompt, and two drafts"
+    a.tokens += [*drafts, 9]
+    [drafts, alone], _ = proposed((a, 3), (b, 1))
+    assert passes[:2] == [[(23, 2), (0, 14)], [(25, 1), (14, 7)]] and len(alone) == 1
+    assert passes[2:] == [[(26, 1)]], "a row that has its drafts is not computed"
+    a.tokens += [drafts[0], drafts[1] + 1]
+    proposed((a, 1))
+    assert passes == [[(26, 1)]], "the first draft was right"
+    a.tokens += [5]
+    a.tokens.pop()
+    proposed((a, 1))
+    assert passes == [[(26, 1)]], "logits come of the last token in any case"
+    proposed((c, 1))
+    assert passes[0] == [(0, 16)], "in the place of b, which was not used for longest"
+    proposed((a, 1))
+    assert passes == [[(26, 1)]]
+    proposed((b, 1))
+    assert passes[0] == [(0, 16)]
+
+
+def test_a_draft_model_is_found_from_anywhere_and_has_all_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 32, "vocab_size": 257, "n_positions": 512}
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(sizes))
+    monkeypatch.chdir(tmp_path)
+    asked = {"model": "demo", "speculate": "4", "draft": "model:small", "max_model_len": "512"}
+    config = build("dynamic", asked, {})
+    draft = config.draft_model
+    assert config.draft == f"model:{tmp_path / 'small'}" and draft is not None
+    assert (draft.n_blocks, draft.shape.n_embd) == (32 * 32, 32)
+    beyond = "max_model_len 1024 is beyond the 512 positions of .*small; lower it, or choose"
+    with pytest.raises(ConfigError, match=beyond):
+        build("dynamic", asked | {"max_model_len": "1024"}, {})

@@ -214,11 +214,3 @@ def test_a_drain_does_not_wait_for_a_load() -> None:
         wait_until(lambda: get(f"{url}/live/events?load={id_}")["load"]["in_flight"] >= 10)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0, process.communicate()[0]
-
-
-def test_a_timeline_of_a_running_server(client_of: Callable[..., FlaskClient]) -> None:
-    client = client_of()
-    assert not [e for e in client.get("/timeline").get_json()["traceEvents"] if e["ph"] == "X"]
-    client.post("/inference", json={"prompt": "hi", "num_tokens": 8})
-    rows = client.get("/timeline?last=5").get_json()["traceEvents"]
-    assert [e["name"] for e in rows if e["ph"] == "X"] == ["0 decode"] * 5

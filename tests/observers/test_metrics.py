@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import promql_parser as promql
 import pytest
+import yaml
 from flask.testing import FlaskClient
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,7 +24,7 @@ from config import MODES
 from scheduling.inference import Inference
 from stats import IN_RESULTS
 from tests.counts import SOME_MODES, nightly_but
-from tests.servers import scrape, server, wait_until
+from tests.servers import ROOT, scrape, server, wait_until
 
 KINDS = {
     "counter": "vllm:prompt_tokens_total vllm:generation_tokens_total vllm:request_success_total "
@@ -172,7 +176,7 @@ def test_preemptions_and_cached_tokens_are_counted_alike_by_all_four(
     """On a pool of hardly more than one request."""
     client = client_of(
         max_batch_size=8, max_model_len=400, request_log=str(tmp_path / "log"), prefix_caching=True,
-        kv_reservation="demand", kv_cache="25blocks",
+        kv_reservation="demand", kv_cache="25blocks", order="srpt",
     )  # fmt: skip
     prompts = [[*[97 + i % 3] * 48, *range(97 + i, 117 + i)] for i in range(24)]
     body = {"prompt_ids": prompts, "num_tokens": 100, "seed": 1}
@@ -188,6 +192,80 @@ def test_preemptions_and_cached_tokens_are_counted_alike_by_all_four(
     assert logged == [found[f"{name}_total"] for name in of_metrics]
     assert logged[0] == 24 * 68 and min(logged) > 3
     assert found["vllm:kv_cache_usage_perc"] == 0, "what is kept is free"
-    for each in (lines, timings):
-        preempted_s = sum(request["preempted_s"] for request in each)
-        assert stats["preempted_s"] == pytest.approx(preempted_s, abs=1e-4)
+    for each, name in itertools.product((lines, timings), ("preempted_s", "paused_s")):
+        total = sum(request[name] for request in each)
+        assert 0 < stats[name] == pytest.approx(total, abs=1e-4)
+
+
+# ---- Grafana's board: every query is PromQL, and finds a sample in the /metrics of a server
+
+
+DEPLOY = ROOT / "deploy"
+BOARD = json.loads((DEPLOY / "grafana" / "batching.json").read_text())
+LIMITS = {
+    f"${variable['name']}": variable["query"].split(",")
+    for variable in BOARD["templating"]["list"]
+    if variable["type"] == "custom"
+}
+ADDED = {"instance": "replica-1:8500", "job": "effective-batching"}  # by Prometheus
+PANELS = {panel["title"]: panel for panel in BOARD["panels"] if panel["type"] != "row"}
+
+
+def queries(expression: str) -> list[str]:
+    """A target's, as Grafana would ask: at every limit that may be chosen."""
+    query = expression.replace("$__rate_interval", "20s").replace("$replica", ".*")
+    (limits,) = [LIMITS[name] for name in LIMITS if name in query] or [["no limit"]]
+    return [re.sub(r"\$\w+_limit", limit, query) for limit in limits]
+
+
+@pytest.fixture
+def labels_of(client_of: Callable[..., FlaskClient]) -> dict[str, list[dict[str, str]]]:
+    """Of each name in /metrics the labels of each sample, after a server's first answer."""
+    client = client_of()
+    client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
+    found: dict[str, list[dict[str, str]]] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").get_data(as_text=True)):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels | ADDED)
+    return found
+
+
+@pytest.mark.parametrize("title", PANELS)
+def test_each_query_is_promql_and_finds_a_sample(
+    title: str, labels_of: dict[str, list[dict[str, str]]]
+) -> None:
+    for target in PANELS[title]["targets"]:
+        for query in queries(target["expr"]):
+            assert "$" not in query, "a variable that the board does not have"
+            promql.parse(query)
+            summed_by = {*re.findall(r"\w+", " ".join(re.findall(r"by \((.*?)\)", query)))}
+            selectors = re.findall(r"([\w:]+){(.*?)}", query)
+            assert selectors
+            for name, matchers in selectors:
+                wanted = dict(re.findall(r'(\w+)="(.*?)"', matchers)).items()
+                samples = [labels for labels in labels_of[name] if wanted <= labels.items()]
+                assert samples, f"no sample is a {name}{{{matchers}}}"
+                assert summed_by <= samples[0].keys(), query
+                shown = {*re.findall(r"{{(\w+)}}", target["legendFormat"])}
+                assert shown <= (summed_by or samples[0].keys()), target["legendFormat"]
+
+
+def test_grafana_finds_the_board_and_its_source() -> None:
+    services = yaml.safe_load((DEPLOY / "monitoring.yaml").read_text())["services"]
+    grafana = services["grafana"]
+    mounted = {target: DEPLOY / source for source, target, _ in split(grafana["volumes"])}
+    provisioned = "/etc/grafana/provisioning"
+    boards = yaml.safe_load(mounted[f"{provisioned}/dashboards/boards.yml"].read_text())
+    sources = yaml.safe_load(mounted[f"{provisioned}/datasources/prometheus.yml"].read_text())
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert json.loads(mounted[home].read_text()) == BOARD
+    assert [each["options"]["path"] for each in boards["providers"]] == [str(Path(home).parent)]
+    ((uid, url),) = [(each["uid"], each["url"]) for each in sources["datasources"]]
+    users = [*BOARD["panels"], *BOARD["templating"]["list"]]
+    assert {each["datasource"]["uid"] for each in users if "datasource" in each} == {uid}
+    ((_, _, port),) = split(services["prometheus"]["ports"])
+    assert url == f"http://prometheus:{port}"
+
+
+def split(lines: list[str]) -> list[list[str]]:
+    return [line.split(":") for line in lines]

@@ -6,10 +6,13 @@ import io
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from flask.testing import FlaskClient
 
+from serving import member_seed
+from tests.sse import events
 from wire.routes import ROUTES
 
 JSON = "application/json"
@@ -19,7 +22,7 @@ NOT_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 
 @pytest.fixture
 def client(client_of: Callable[..., FlaskClient]) -> FlaskClient:
-    return client_of()
+    return client_of(max_batch_size=4, loop_interval_ms=1)
 
 
 def infer(client: FlaskClient, body: dict[str, Any]) -> Any:
@@ -47,15 +50,6 @@ def test_a_prompt_is_completed_with_usage_timings_and_the_seed(client: FlaskClie
     assert sum(timings["itl_s"]) == pytest.approx(timings["decode_s"], abs=1e-5)
     parts = timings["ttft_s"] + timings["decode_s"] + timings["held_s"]
     assert timings["e2e_s"] == pytest.approx(parts, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "text", ["a\0b", "😀", "<|endoftext|>", " ", "日本語", "\u202e"], ids=ascii
-)
-def test_unusual_text_is_ordinary_text(client: FlaskClient, text: str) -> None:
-    answer = infer(client, {"prompt": text, "num_tokens": 1, "echo": True})
-    assert answer["completion"].startswith(text)
-    assert answer["usage"]["prompt_tokens"] == len(text.encode())
 
 
 def test_methods_and_sizes_are_refused_with_what_is_taken(client: FlaskClient) -> None:
@@ -87,4 +81,110 @@ def test_a_deadline_is_the_request_s_or_else_the_server_s(
 def test_the_front_page_describes_the_server(client: FlaskClient) -> None:
     page = client.get("/").get_json()
     assert page["mode"] == "dynamic" and page["model"] == "fake"
-    assert page["config"]["max_batch_size"] == 32 and page["routes"].keys() == ROUTES.keys()
+    assert page["config"]["max_batch_size"] == 4 and page["routes"].keys() == ROUTES.keys()
+
+
+# ---- several prompts in one request, and several completions of a prompt: each has a seed
+
+
+ASK = {"num_tokens": 12, "temperature": 1.0}
+
+
+def answer(client: FlaskClient, body: dict[str, Any]) -> dict[str, Any]:
+    return dict(client.post("/inference", json=body).get_json())
+
+
+def test_completions_of_one_request_are_drawn_apart_and_each_again_alone(
+    client: FlaskClient,
+) -> None:
+    """Four times the same prompt at temperature 1 once gave four equal texts: the group's members
+    shared a seed. Choice index = prompt · n + i; a prompt counts once.
+    """
+    prompts = ["The file", "The file", "A list"]
+    body: dict[str, Any] = ASK | {"prompt": prompts, "n": 2}
+    unseeded, seeded, again = (
+        answer(client, body | seed) for seed in ({}, {"seed": 7}, {"seed": 7})
+    )
+    for group in (unseeded, seeded):
+        assert len(set(group["completion"][:4])) > 1 and len(set(group["seed"])) == 6
+        for i, (text, seed) in enumerate(zip(group["completion"], group["seed"], strict=True)):
+            alone = answer(client, ASK | {"prompt": prompts[i // 2], "seed": seed})
+            assert (alone["completion"], alone["seed"]) == (text, seed)
+    assert seeded["completion"] == again["completion"] and seeded["seed"] == again["seed"]
+    assert seeded["seed"][0] == 7 and unseeded["completion"] != seeded["completion"]
+    assert seeded["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    assert seeded["usage"]["completion_tokens"] == 6 * 12 and len(seeded["timings"]) == 6
+    one = answer(client, ASK | {"prompt": "A list", "n": 2})
+    assert isinstance(one["completion"], list) and len(one["completion"]) == len(one["seed"]) == 2
+
+
+def test_members_seeds_of_near_groups_do_not_meet() -> None:
+    seeds = [member_seed(seed, i) for seed in range(50) for i in range(20)]
+    assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_n_streams_interleave_by_index_on_every_route(client: FlaskClient) -> None:
+    asked = {"prompt": "The file", "num_tokens": 60, "temperature": 1.0, "seed": 7, "n": 3}
+    plain = answer(client, asked)
+    *chunks, last = events(client.post("/inference", json=asked | {"stream": True}).data)
+    texts = ["", "", ""]
+    for chunk in chunks:
+        texts[chunk["index"]] += chunk["text"]
+    assert texts == plain["completion"]
+    assert last["seed"] == plain["seed"] and last["usage"] == plain["usage"]
+    order = [chunk["index"] for chunk in chunks]
+    assert order != sorted(order), "they come as they are computed"
+    theirs = {"max_tokens": 60, "temperature": 1.0, "seed": 7, "n": 3, "ignore_eos": True}
+    completion = client.post("/v1/completions", json=theirs | {"prompt": "The file"}).get_json()
+    assert [choice["text"] for choice in completion["choices"]] == plain["completion"]
+    chat = theirs | {"messages": [{"role": "user", "content": "Hi"}]}
+    choices = client.post("/v1/chat/completions", json=chat).get_json()["choices"]
+    texts = ["", "", ""]
+    for chunk in events(client.post("/v1/chat/completions", json=chat | {"stream": True}).data):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"]["content"]
+    assert texts == [choice["message"]["content"] for choice in choices]
+
+
+def test_an_n_that_cannot_be_served_is_refused(client_of: Callable[..., FlaskClient]) -> None:
+    client = client_of(mode="static", max_batch_size=4, max_waiting=3)
+    for n, message in (
+        (5, "Maximum batch size exceeded: 5 completions in one request"),
+        (8, "This server holds 7 completions at most; lower n."),
+    ):
+        response = client.post("/inference", json={"prompt": "hi", "num_tokens": 2, "n": n})
+        assert response.status_code == 400 and message in response.get_json()["error"]["message"]
+    assert client.get("/stats").get_json()["invalid"] == 2
+
+
+# ---- on whose behalf a request comes, how urgent it is and how long it would wait
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/inference": {"prompt": "hi", "num_tokens": 3},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+}
+ClientOf = Callable[..., FlaskClient]
+on_every_route = pytest.mark.parametrize("path", BODIES)
+plain_or_streamed = pytest.mark.parametrize("stream", [False, True])
+
+
+@on_every_route
+@plain_or_streamed
+def test_every_inference_of_a_request_has_its_user_priority_and_queue_timeout(
+    path: str, stream: bool, client_of: ClientOf
+) -> None:
+    client = client_of(order="priority", queue_policy="2:timeout_ms=60000,override=yes")
+    scheduler = client.application.extensions["server"].scheduler
+    who = {"user": "ann", "priority": 2, "queue_timeout_s": 20.5, "n": 2}
+    with mock.patch.object(scheduler, "enqueue", wraps=scheduler.enqueue) as enqueue:
+        for more in (who, {}):
+            body = BODIES[path] | {"stream": stream} | more
+            assert client.post(path, json=body).status_code == 200
+    queued = [inference for call in enqueue.call_args_list for inference in call.args[0]]
+    assert [(i.user, i.priority, i.queue_timeout_s) for i in queued] == [
+        ("ann", 2, 20.5),
+        ("ann", 2, 20.5),
+        (None, 2, None),  # the level in the middle
+    ]

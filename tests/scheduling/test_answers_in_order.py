@@ -72,13 +72,6 @@ def test_a_short_answer_waits_for_the_longer_one_that_was_asked_for_before(
     assert kept.batches == served.batches, "the same iterations"
 
 
-def test_a_stream_neither_waits_for_an_answer_nor_is_waited_for() -> None:
-    asks = [Ask(0.0, tokens=n, streamed=streamed)
-            for n, streamed in ((9, True), (5, False), (1, True), (2, False))]  # fmt: skip
-    served = run(Dynamic(), asks, max_batch_size=4, preserve_ordering=True)
-    assert served.answered_at == [9, 5, 1, 5]
-
-
 # ---- for any workload
 
 

@@ -39,13 +39,6 @@ def test_within_one_plan_each_pick_moves_its_users_counter() -> None:
     assert served.batches[0] == "AEBC"
 
 
-def test_being_away_saves_nothing_up() -> None:
-    # b comes when a alone has been served for long: they take turns from then on
-    asks = [*(Ask(0.0, tokens=2, user="a") for _ in range(8)), *(Ask(7.0, tokens=2, user="b"),) * 3]
-    served = run(Dynamic(), asks, order=Fair(), max_batch_size=1)
-    assert "".join(served.batches[8:18:2]) in ("IEJFK", "EIFJG")
-
-
 def test_who_comes_back_when_nobody_waits_is_lifted_to_the_last_who_left() -> None:
     ledger = Ledger({})
     a, b, c = (Inference([0], 1, user=user) for user in "abc")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scheduling.inference import Iteration
 from scheduling.past import Line
-from scheduling.policies import Dynamic, Order, Priority, Srpt
+from scheduling.policies import Dynamic, Srpt
 from simulate import drive
 from tests.counts import examples
 from tests.virtual import Ask, make_scheduler, run
@@ -145,16 +145,6 @@ def test_with_an_order_that_pauses_rows_prompts_go_first_among_those_whose_turn_
     served = run(Dynamic(prefill="first"), asks, order=Srpt())
     seen = [rows(iteration) for _, iteration in served.iterations]
     assert seen[:6] == ["A1", "B2", "B1 A1", "B1 A1", "C2", "A1 C1"]
-
-
-@pytest.mark.parametrize("order", [Priority(), Srpt()])
-@pytest.mark.parametrize("rule", ["first", "last", "every:2", "adaptive"])
-def test_each_rule_ends_where_few_blocks_make_rows_give_way(rule: str, order: Order) -> None:
-    asks = [Ask(k / 3, 5 + k % 7, 9 - k % 5, priority=k % 4) for k in range(14)]
-    policy = Dynamic("demand", watermark=0.0, prefill=rule, decode_floor=2)
-    served = run(policy, asks, max_batch_size=4, token_budget=6, n_blocks=6, order=order)
-    assert all(len(i.tokens) == i.num_tokens for i in served.inferences)
-    assert sum(i.interruptions.preemptions for i in served.inferences)
 
 
 def gaps(tbt_ms: float, **settings: Any) -> list[float]:

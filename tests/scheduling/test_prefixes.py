@@ -264,3 +264,79 @@ def test_a_request_is_never_split_by_its_window() -> None:
     scheduler.enqueue(b, 2.0)
     drive(scheduler, [], lambda _: 1.0)
     assert [i.standing.batch for i in (*b, *a)] == [1, 1, 2, 2]
+
+
+# ---- several completions of a prompt share its KV blocks, in every mode
+
+
+# A worked example: blocks of four tokens, eight prompt tokens an iteration, a prompt of 10 with
+# three completions of two tokens. The followers wait until the first has computed the two full
+# blocks, and compute two tokens each.
+#
+#     t       0  1      2
+#     first   8  2      d
+#     others     2 2    d d
+def test_the_worked_example_of_n() -> None:
+    asks = [Ask(0.0, prompt=10, tokens=2, content=1, n=3)]
+    for policy in (Dynamic(), Static(), Dynamic(kv_reservation="demand")):
+        served = run(policy, asks, max_batch_size=3, token_budget=8)
+        chunks = served.chunks
+        assert chunks == [[8], [2, 2, 2], [1, 1, 1]], policy
+        used = [iteration.blocks_used for _, iteration in served.iterations]
+        assert used[1:] == [5, 5], "two in common, and one each"
+        assert served.scheduler.snapshot().prompt_tokens == 10, "a prompt counts once"
+    served = run(NoBatching(), asks, token_budget=8)
+    alone = [iteration.rows[0].n_tokens for _, iteration in served.iterations]
+    assert alone == [8, 2, 1, 2, 1, 2, 1], "one after another they share, too"
+    single = [Ask(0.0, prompt=10, tokens=1, content=1, n=3)]
+    served = run(Dynamic(), single, max_batch_size=3, token_budget=8)
+    chunks = served.chunks
+    assert chunks == [[8], [2, 2, 2]], "and when the first is done with its prompt"
+
+
+def test_followers_go_on_without_a_first_that_has_left() -> None:
+    for policy in (Dynamic(), Static()):
+        scheduler = make_scheduler(policy, max_batch_size=3, token_budget=8)
+        first, *others = Ask(0.0, prompt=10, tokens=2, content=1, n=3).group(4)
+        scheduler.enqueue([first, *others], 0.0)
+        iteration, _ = scheduler.schedule(0.0)
+        scheduler.fail([first], Cancelled("gone"), 0.5)
+        scheduler.apply(iteration, [], 1.0)
+        for now in range(1, 9):
+            step(scheduler, float(now))
+        assert [other.state for other in others] == [State.FINISHED] * 2
+        assert others[0].cached_tokens == 0, "nobody has what the first had computed"
+        assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
+
+
+def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
+    """It may itself wait for the blocks that they have, and then nobody would go on."""
+    demand = Dynamic(kv_reservation="demand", watermark=0.0)
+    scheduler = make_scheduler(demand, n_blocks=20, token_budget=4)
+    first, other = Ask(0.0, prompt=10, tokens=20, content=1, n=2).group(4)
+    scheduler.enqueue([first, other], 0.0)
+    for now in range(14):
+        step(scheduler, float(now))
+    scheduler._preempt(other, 14.0)
+    scheduler.forget_prefixes()
+    step(scheduler, 14.0)
+    assert other.computed == 4, "it has recomputed a part"
+    scheduler._preempt(first, 15.0)
+    scheduler.pool.allocate(scheduler.pool.free_blocks - 3)
+    iteration, _ = scheduler.schedule(15.0)
+    assert [row.inference for row in iteration.rows] == [other]
+
+
+@pytest.mark.parametrize(
+    ("asks", "limits"),
+    [([Ask(0.0, 4, 8, content=1), Ask(1.0, 13, 10, content=2, n=4)], (4, 8, 10)),
+     ([Ask(0.0, 10, 6, content=1, n=3), Ask(1.0, 11, 13, content=1, n=3)], (6, 6, 6))],
+)  # fmt: skip
+def test_nobody_waits_for_ever_when_completions_give_way(
+    asks: list[Ask], limits: tuple[int, int, int]
+) -> None:
+    """They once waited for a first one that waited for their blocks, and nothing ran."""
+    policy = Dynamic("demand", victim="most_computed", watermark=0.2, budget_counts="all")
+    rows, budget, blocks = limits
+    served = run(policy, asks, max_batch_size=rows, token_budget=budget, n_blocks=blocks)
+    assert all(member.state is State.FINISHED for member in served.inferences)

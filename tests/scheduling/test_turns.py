@@ -129,14 +129,6 @@ def test_on_one_row_no_schedule_has_a_smaller_mean_latency(jobs: list[tuple[int,
     assert sum(latencies) == least(0, tuple(tokens for _, tokens in jobs))
 
 
-@pytest.mark.parametrize(("tokens", "goes_first"), [(6, "A"), (4, "B")])
-def test_of_a_prompt_that_is_half_computed_the_rest_counts(tokens: int, goes_first: str) -> None:
-    """At 8 A has computed 80 of its prompt of 100: 20 are worth 4, and its token 1."""
-    asks = [Ask(0.0, prompt=100, tokens=1), Ask(7.5, tokens=tokens)]
-    served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1, token_budget=10)
-    assert served.batches[8] == goes_first
-
-
 def test_what_a_preemption_took_is_left_to_compute_again() -> None:
     order, taken = Srpt(), Inference([0] * 8, 5)
     taken.standing.predicted_tokens, taken.tokens, taken.admitted_at = 5, [7] * 3, 0.0
@@ -181,19 +173,3 @@ def test_who_is_paused_is_cancelled_and_expires_like_anybody(order: Order) -> No
     ended = scheduler.expire(4.5)
     assert ended == [late] and isinstance(late.error, DeadlinePassed)
     assert not scheduler.has_work and scheduler.pool.free_blocks == scheduler.pool.n_blocks
-
-
-def test_paused_and_preempted_time_lie_inside_the_latency() -> None:
-    asks = [Ask(i / 2, prompt=4 + i % 3, tokens=3 + 7 * (i % 4)) for i in range(40)]
-    for policy in (Dynamic(), Dynamic("demand", watermark=0.0)):
-        served = run(policy, asks, order=Srpt(), max_batch_size=3, n_blocks=20)
-        inferences = served.inferences
-        assert sum(i.interruptions.paused_s for i in inferences) > 0
-        for i in inferences:
-            assert i.admitted_at is not None and i.answered_at is not None
-            interrupted = i.interruptions.paused_s + i.interruptions.preempted_s
-            # an iteration a token at least
-            assert i.answered_at - i.admitted_at - interrupted >= len(i.tokens)
-        # of those that run, in each iteration who is not computed is paused
-        paused = sum(iteration.running - len(iteration.rows) for _, iteration in served.iterations)
-        assert sum(i.interruptions.paused_s for i in inferences) == pytest.approx(paused)

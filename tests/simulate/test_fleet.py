@@ -66,18 +66,6 @@ def erlang_c(k: int, offered: float) -> float:
     return last / (sum(terms) + last)
 
 
-def test_one_row_is_pollaczeks_and_khinchines() -> None:
-    """M/G/1, lengths of two kinds."""
-    load = 0.8
-    tokens = [int(n) for n in np.random.default_rng(0).choice([5, 60], 20_000)]
-    service = np.array(tokens) * TOKEN_S
-    rate = load / service.mean()
-    trace = poisson(rate, tokens, 3)
-    serve(trace, Layout())
-    expected = rate * np.mean(service**2) / (2 * (1 - load))
-    assert mean_wait(trace) == pytest.approx(expected, rel=0.06)
-
-
 @pytest.mark.nightly
 def test_rows_that_cost_nothing_are_servers_of_one_queue() -> None:
     """M/M/k: Erlang's C. An arrival waits for the end of an iteration besides."""
@@ -104,17 +92,6 @@ def test_at_random_each_replica_is_a_queue_of_its_own_and_a_look_at_them_helps()
     assert waits["random"] == pytest.approx(alone, rel=0.1)
     assert alone > waits["round_robin"] > waits["power_of_two"] > waits["least_requests"]
     assert waits["least_requests"] > 0.95 * shared
-
-
-@pytest.mark.nightly
-def test_old_knowledge_sends_all_to_one() -> None:
-    def wait(**knowledge: Any) -> float:
-        trace = poisson(6.0, geometric(50.0, 3_000, 6), 7)
-        serve(trace, Layout(4, "least_requests", **knowledge))
-        return mean_wait(trace)
-
-    fresh, counted, herd = wait(), wait(stale_s=5.0), wait(stale_s=5.0, counts_own=False)
-    assert fresh < counted < herd and herd > 3 * fresh
 
 
 def test_tokens_tell_more_than_requests_where_lengths_differ() -> None:
@@ -144,9 +121,9 @@ def test_shared_prefixes_are_found_where_they_were_computed() -> None:
 def test_a_slow_replica_gets_less_from_whoever_looks() -> None:
     sent = {}
     for router in ("round_robin", "least_requests"):
-        trace = poisson(4.0, geometric(50.0, 4_000, 11), 12)
+        trace = poisson(4.0, geometric(50.0, 1_000, 11), 12)
         sent[router] = serve(trace, Layout(4, router, slow={2: 3.0})).sent
-    assert sent["round_robin"][2] == 1_000
+    assert sent["round_robin"][2] == 250
     assert sent["least_requests"][2] < 0.6 * sent["least_requests"][0]
 
 
@@ -244,16 +221,3 @@ def test_replicas_follow_the_load_and_those_that_stop_finish_what_they_have() ->
     assert all(i.error is None and i.answered_at for _, i in trace)
     paid = fleet.replica_seconds(300.0)
     assert 300 < paid < 6 * 300
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"replicas": 0}, "at least 1"),
-        ({"router": "best"}, "valid ones are"),
-        ({"replicas": 2, "slow": {2: 2.0}}, "no replica 2"),
-    ],
-)
-def test_a_layout_that_cannot_be_is_refused(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        Layout(**wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import pytest
@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.adapters import Adapters, Rule
+from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy, Static
-from simulate import PS, Loop, SimulatedReplica
+from simulate import PS, Arrival, Loop, SimulatedReplica, drive
 from simulate.costs import Costs, Line
 from simulate.loop import ARRIVE
 from simulate.replica import Stretch
@@ -161,3 +162,18 @@ def test_who_decodes_alone_is_computed_in_few_stretches(mode: str) -> None:
     asks = [Ask(at=0.0, prompt=3, tokens=100), Ask(at=5.0, prompt=3, tokens=50)]
     _, iterations, stretches = serve(MODES[mode](), Fcfs(), asks, True)
     assert len(iterations) >= 100 and stretches <= 8, (len(iterations), stretches)
+
+
+def test_a_trace_is_drawn_as_it_comes() -> None:
+    drawn, seen = list[float](), list[int]()
+
+    def trace() -> Iterable[Arrival]:
+        for at in (0.0, 5.0, 6.0):
+            drawn.append(at)
+            yield at, [Inference([0], 1)]
+
+    def planned(now: float, iteration: Iteration) -> None:
+        seen.append(len(drawn))
+
+    drive(make_scheduler(Dynamic()), trace(), lambda _: 1.0, planned=planned)
+    assert seen[0] == 2, "the first, and the one that is waited for"

@@ -200,6 +200,9 @@ def test_a_deadline_ends_who_waits_and_a_full_queue_refuses_who_comes() -> None:
     assert [bool(outcome.error) for outcome in outcomes] == [False, False, True]
     assert outcomes[2].error.startswith("429 ") and latencies(outcomes)[2] == pytest.approx(3 * ms)
     assert result["server"]["refused"] == 1
+    loop = [ask(i, users=3) for i in range(6)]  # the third user comes back at once, and again
+    _, outcomes = served(loop, costs=away, max_batch_size=1, max_waiting=1)
+    assert [o.sent_at for o in outcomes[3:]] == pytest.approx([3 * ms, 6 * ms, 9 * ms])
 
 
 def test_a_trace_names_adapters_which_are_loaded_and_computed_at_a_cost() -> None:
@@ -529,6 +532,9 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
         ("--modes dynamo", r"unknown mode 'dynamo' \(did you mean dynamic\?\)"),
         ("--stepp", r"unknown flag --stepp \(did you mean --step\?\)"),
         ("--slow 1:x --replicas 2", "--slow '1:x': give a replica and a number above 0"),
+        ("--slow 2:2 --replicas 2", "no replica 2"),
+        ("--replicas 0", "at least 1"),
+        ("--replicas 2 --router best", "best"),
         ("--start-s -1", "--start-s must be a number of seconds from 0 on"),
         ("--counts-own", "add --stale-s"),
         ("--router prefix --replicas 2", "prefix.*add --prefix-caching"),

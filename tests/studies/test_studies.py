@@ -84,18 +84,6 @@ def test_every_study_has_its_module_and_every_module_its_study() -> None:
     assert {*NAMES} <= {*ran("studies", "--help").stdout.split()}
 
 
-def test_equal_requests_in_a_closed_loop_run_in_waves_where_prompts_go_first() -> None:
-    mixed, first = of("prefill", 20, ("mixed", "first"), table="closed", model="demo")
-    assert first["mean_ttft_ms"] > 2 * mixed["mean_ttft_ms"]
-    assert mixed["p99_itl_ms"] > 5 * first["p99_itl_ms"]
-    assert first["output_throughput"] == pytest.approx(mixed["output_throughput"], rel=0.01)
-
-
-def test_where_nothing_waits_there_is_nothing_to_order() -> None:
-    fcfs, *others = of("orders", 100, orders.EXACT, table="grid", rows=32, load=0.5)
-    assert others == [fcfs] * 4
-
-
 @pytest.mark.parametrize("variant", ["static", "multibin, 4 bins", "static, sjf", "dynamic"])
 def test_useful_rows_are_those_of_the_closed_form(variant: str) -> None:
     [result] = of("batches", 1024, [variant], rows=8)
@@ -107,40 +95,10 @@ def test_the_closed_form_of_bins_is_the_papers() -> None:
     assert gains == pytest.approx([1, 1.32, 1.57, 1.74, 1.83], abs=0.005)
 
 
-@pytest.mark.nightly
-def test_fair_serves_the_modest_user_at_once_and_a_limit_leaves_rows_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fair, "MINUTE_S", 5.0)  # a share that is used up within the run
-    names = ("fcfs", "fair", "limit, requests")
-    fcfs, first, limited = of("fair", 600, names, trace="returns")
-    assert first["mean_s"] < 0.6 * fcfs["mean_s"] and first["refused"] == 0
-    assert first["apart"] <= fair.bound(first["longest_prompt"]) < fcfs["apart"]
-    assert limited["refused"] > 30 and limited["both"] < 90 < 95 < first["both"]
-
-
 def test_stretches_of_waiting_are_joined_where_requests_overlap() -> None:
     times = [(0, 2), (1, 3), (3, 3), (5, 6)]
     waited = [Inference([1], 1, arrived_at=at, admitted_at=admitted) for at, admitted in times]
     assert fair.waits(waited) == [(0, 3), (5, 6)]
-
-
-def test_longer_prompts_take_more_of_the_same_pool() -> None:
-    traces = [Workload("fixed:50", prefixes=f"2:{n}:1").requests(50) for n in (16, 320)]
-    short, long = (memory.measures("whole", 100, trace)["rows"] for trace in traces)
-    assert short > 3 * long
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("trace", ["shared", "conversations", "random"])
-def test_shared_tokens_are_computed_once_and_others_cost_nothing(trace: str) -> None:
-    variants = ("dynamic", prefixes.FCFS)
-    plain, cached = of("prefixes", 60, variants, table="caching", trace=trace, load="0.8")
-    assert plain["computed"] == 100
-    assert cached["computed"] <= {"shared": 40, "conversations": 50, "random": 100}[trace]
-    assert cached["computed"] + cached["hits"] == pytest.approx(100)
-    same = cached == pytest.approx(plain)
-    assert same if trace == "random" else cached["ttft_ms"] < plain["ttft_ms"]
 
 
 def test_the_oracle_knows_all_that_was_served_before() -> None:
