@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from benchmarks.faults.connections import BODY
 from benchmarks.faults.tools import (
     PATIENCE_S,
     Fault,
@@ -21,6 +22,7 @@ from benchmarks.faults.tools import (
     Served,
     after,
     all_answered,
+    connect,
     none_answered,
     replaying,
     requests_of,
@@ -48,8 +50,10 @@ def in_flight(served: Served, n: int, tokens: int) -> Iterator[list[Outcome]]:
 def signalled(
     signals: Sequence[signal.Signals], answered: bool, served: Served, short: bool
 ) -> Iterator[Finding]:
-    """Signals 0.1 s apart, as an orchestrator (SIGTERM) or a terminal (SIGINT, the group) does."""
-    with in_flight(served, 20, 900) as outcomes:
+    """Signals 0.1 s apart, as an orchestrator (SIGTERM) or a terminal (SIGINT, the group) does,
+    beside a client that has sent half of a request.
+    """
+    with in_flight(served, 20, 900) as outcomes, connect(served, BODY):
         start = time.monotonic()
         for i, number in enumerate(signals):
             time.sleep(0.1 if i else 0.0)  # later it might have ended already

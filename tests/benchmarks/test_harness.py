@@ -118,8 +118,10 @@ USUAL = (  # what happens to every server in time, and what no other test does t
     "half of 500 streams are cut",
     "50 requests in one packet",
     "SIGTERM under load",
+    "Ctrl-C under load",
     "kill -9 of the worker under load",
     "the engine fails in every 20th iteration",
+    "the engine fails in every iteration",
 )
 
 

@@ -223,6 +223,7 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_all_are_serve
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert "allows 160 open files, so at most 32 connections are open at once" in output
     assert "`ulimit -n`" in output
+    assert f"ready: dynamic mode on {url}" in output and "--host 0.0.0.0" in output
     assert "Traceback" not in output
 
 

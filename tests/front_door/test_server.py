@@ -1,28 +1,20 @@
-"""A real gunicorn and real HTTP: many at once, shutdown in the middle, clients that die, bodies
-that are too large.
-"""
+"""A real gunicorn and real HTTP: many at once, a reader that stands still, an old client."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 from contextlib import closing
 from http.client import HTTPResponse
 
 from client.calls import get, post
 from client.load import replay
-from client.outcomes import Outcome
 from tests.front_door.sockets import HEAD, connect, ended, send
 from tests.servers import (
-    PATIENCE_S,
     Serve,
     asks,
     assert_all_answered,
     metric,
     server,
-    started,
     wait_until,
     wait_until_free,
 )
@@ -37,36 +29,12 @@ def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> Non
         assert get(f"{url}/stats")["refused"] == 0
 
 
-def wait_until_running(url: str, n: int) -> None:
-    wait_until(lambda: get(f"{url}/stats")["largest_batch"] >= n, every_s=0.05)
-
-
-def test_ctrl_c_ends_at_once_and_notifies_those_in_flight() -> None:
-    """It waited for an hour for the rest of half a request."""
-    with started() as (url, process), connect(url) as half:
-        half.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
-        outcomes: list[Outcome] = []
-        thread = threading.Thread(target=lambda: outcomes.extend(replay(url, asks(3, 1000))))
-        thread.start()
-        stream = send(url, {"prompt": "hi", "num_tokens": 1000, "stream": True})
-        wait_until_running(url, 4)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-        output, _ = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0
-        thread.join(PATIENCE_S)
-        assert len(outcomes) == 3 and all(outcome.error for outcome in outcomes)
-        *_, last, done = ended(stream).split(b"data: ")
-        assert b'"code":"draining"' in last and done.startswith(b"[DONE]")
-        assert "serving fake" in output and f"ready: dynamic mode on {url}" in output
-        assert "--host 0.0.0.0" in output and "Traceback" not in output
-
-
 def test_a_reader_that_stands_still_slows_nobody_and_gets_what_piled_up_in_few_pieces() -> None:
     fast = {"model": "fake", "fake_slowdown": 0.1, "max_batch_size": 36}
     with server("dynamic", fast) as url:
         ask = {"prompt": ["hi"] * 32, "max_tokens": 1000, "seed": 1, "stream": True}
         slow = send(url, ask, "/v1/completions")  # its answer is larger than what the sockets hold
-        wait_until_running(url, 32)
+        wait_until(lambda: get(f"{url}/stats")["largest_batch"] >= 32, every_s=0.05)
         assert_all_answered(replay(url, asks(4, 100)))
         wait_until_free(url)  # all of it is computed, and nothing read
         assert metric(url, "vllm:generation_tokens_total") == 32 * 1000 + 4 * 100

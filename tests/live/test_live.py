@@ -152,6 +152,9 @@ def test_a_load_out_of_bounds_is_refused(
     [
         ("/live/events?since", ["-1", "x", "", "1.5", "9" * 19], "cursor"),
         ("/timeline?last", ["0", "x", "-3"], "from 1 on"),
+        ("/stats?since", ["3"], "since"),
+        ("/stats?iterations", ["yes", ""], "iterations"),
+        ("/stats?iterations=1&since", ["-1", "x"], "since"),
     ],
 )
 def test_a_number_out_of_bounds_is_refused(

@@ -4,9 +4,6 @@ ends.
 
 from __future__ import annotations
 
-import http.client
-import json
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +12,12 @@ import pytest
 from flask.testing import FlaskClient
 
 from batching import FAILURES, BatchingManager
-from compare.servers import wait_until_ready
 from generate.fake import FakeGenerator
 from scheduling.errors import EngineFailed, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, TokenEvent
 from scheduling.policies import Dynamic
-from tests.servers import PATIENCE_S, free_port, launched
+from tests.servers import PATIENCE_S
 from tests.spelling import Spelling
-from tests.sse import events
 from tests.virtual import make_scheduler
 
 
@@ -146,27 +141,3 @@ def test_over_http_a_broken_engine_is_503_and_ready_says_why(
     assert "no luck" in ready.get_json()["reason"]
     assert refused.get_json()["error"]["code"] == "engine_failed"
     assert client.get("/health").status_code == 200
-
-
-def test_a_server_whose_handler_thread_ends_answers_those_in_flight_and_says_why() -> None:
-    port = free_port()
-    argv = f"-m benchmarks.faulty dynamic --fault exit:400 --port {port}"
-    with launched(sys.executable, *argv.split()) as process:
-        wait_until_ready(process, f"http://127.0.0.1:{port}")
-        connections = [
-            http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S) for _ in range(6)
-        ]
-        for i, connection in enumerate(connections):
-            body = json.dumps({"prompt": "hi", "num_tokens": 900, "stream": i % 2 == 1})
-            connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
-        answers = [connection.getresponse() for connection in connections]
-        for answer in answers[::2]:
-            assert answer.status == 503 and json.load(answer)["error"]["code"] == "engine_failed"
-        for answer in answers[1::2]:
-            assert events(answer.read())[-1]["error"]["code"] == "engine_failed"
-        for answer, connection in zip(answers, connections):
-            answer.close()
-            connection.close()
-        output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 3
-    assert "the server ends: the handler thread ended with SystemExit" in output
