@@ -13,15 +13,16 @@ from tests.servers import PATIENCE_S
 class Spelling(Generator):
     """Spells the same ids for each request, again and again; while `fails`, every iteration raises.
 
-    gated: an iteration waits for a release of `go`.
+    gated: an iteration releases `started`, and waits for a release of `go`.
     """
 
     def __init__(self, text: Sequence[int] = ascii_lowercase.encode(), gated: bool = False) -> None:
         self.text, self.gated = text, gated
-        self.go = threading.Semaphore(0)
+        self.started, self.go = threading.Semaphore(0), threading.Semaphore(0)
         self.fails = False
 
     def generate(self, iteration: Iteration) -> list[int]:
+        self.started.release()
         assert not self.gated or self.go.acquire(timeout=PATIENCE_S)
         if self.fails:
             raise RuntimeError("no luck")

@@ -24,7 +24,7 @@ from generate.padded import PaddedGenerator
 from generate.sampling import sample
 from model import GPT2
 from scheduling.errors import Cancelled
-from scheduling.inference import Generator, Inference, Iteration
+from scheduling.inference import Inference, Iteration
 from scheduling.policies import Dynamic, Fcfs, NoBatching, Policy, Srpt, Static
 from scheduling.sampling import Sampling
 from serving import Exchange, Server
@@ -103,19 +103,6 @@ def test_the_whole_context_of_1024_tokens_is_usable(model: GPT2, path: str) -> N
     pool = {"n_blocks": 64, "block_size": 16, "token_budget": 256}
     expected = serve(NoBatching(), Oracle(model, N_VOCAB), [Inference(prompt, 4)], **pool)
     assert serve(Dynamic(), engine(model, 64, 16, path), [Inference(prompt, 4)], **pool) == expected
-
-
-def test_padding_rows_change_no_token(model: GPT2, greedy: list[list[int]], path: str) -> None:
-    padded: list[int] = []
-    cached = engine(model, 80, 4, path)
-
-    class Noting(Generator):
-        def generate(self, iteration: Iteration) -> list[int]:
-            padded.append(iteration.padding)
-            return cached.generate(iteration)
-
-    assert serve(Dynamic(), Noting(), workload(14, Sampling()), decoder_batch_sizes=[5]) == greedy
-    assert len(set(padded)) > 2
 
 
 def test_memory_of_a_kv_block_is_touched_when_it_is_used(model: GPT2, path: str) -> None:

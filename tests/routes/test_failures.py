@@ -16,6 +16,7 @@ from generate.fake import FakeGenerator
 from scheduling.errors import EngineFailed, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, TokenEvent
 from scheduling.policies import Dynamic
+from tests.scheduling.test_batching import wait
 from tests.servers import PATIENCE_S
 from tests.spelling import Spelling
 from tests.virtual import make_scheduler
@@ -26,11 +27,6 @@ def started(generator: Generator) -> tuple[BatchingManager, list[BaseException]]
     manager = BatchingManager(make_scheduler(Dynamic(), max_batch_size=2), lambda: generator)
     manager.on_failure(failures.append)
     return manager, failures
-
-
-def wait(*inferences: Inference) -> None:
-    for inference in inferences:
-        assert inference.done.wait(PATIENCE_S), "nobody answered"
 
 
 def ended(manager: BatchingManager) -> None:

@@ -12,9 +12,10 @@ import pytest
 from batching import BatchingManager
 from generate.fake import FakeGenerator, token
 from scheduling.errors import DeadlinePassed, Draining, GenerationFailed, InvalidRequest
-from scheduling.inference import Generator, Inference, Iteration, State, TokenEvent
+from scheduling.inference import Generator, Inference, State, TokenEvent
 from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
 from scheduling.records import IterationRecord
+from tests.spelling import Spelling
 from tests.virtual import every_policy, make_scheduler
 
 ALL = every_policy()
@@ -39,25 +40,6 @@ def manager_of() -> Iterator[ManagerOf]:
         assert not manager._scheduler.has_work and pool.free_blocks == pool.n_blocks, (
             "blocks or requests were lost"
         )
-
-
-class Gate(Generator):
-    """A generator that waits to be let through, iteration by iteration, and may fail."""
-
-    def __init__(self) -> None:
-        self.started = threading.Semaphore(0)
-        self.go = threading.Semaphore(0)
-        self.error: Exception | None = None
-
-    def generate(self, iteration: Iteration) -> list[int]:
-        self.started.release()
-        assert self.go.acquire(timeout=PATIENCE_S)
-        if self.error:
-            raise self.error
-        return [1] * sum(row.samples for row in iteration.rows)
-
-    def wait_until_started(self) -> None:
-        assert self.started.acquire(timeout=PATIENCE_S)
 
 
 def wait(*inferences: Inference) -> None:
@@ -144,11 +126,11 @@ def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Ma
 
 
 def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(manager_of: ManagerOf) -> None:
-    gate = Gate()
+    gate = Spelling([1], gated=True)
     manager = manager_of(Dynamic(), gate)
     inference = Inference([0], 3)
     manager.enqueue([inference])
-    gate.wait_until_started()
+    assert gate.started.acquire(timeout=PATIENCE_S)
     manager.drain()
     with pytest.raises(Draining):
         manager.enqueue([Inference([0], 1)])
@@ -159,11 +141,11 @@ def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(manager_of: Ma
 
 
 def test_closing_answers_everybody_in_flight(manager_of: ManagerOf) -> None:
-    gate = Gate()
+    gate = Spelling([1], gated=True)
     manager = manager_of(NoBatching(), gate)
     running, waiting = Inference([0], 9), Inference([0], 9)
     manager.enqueue([running, waiting])
-    gate.wait_until_started()
+    assert gate.started.acquire(timeout=PATIENCE_S)
     closing = threading.Thread(target=manager.close)
     closing.start()
     wait(running, waiting)
@@ -196,10 +178,10 @@ def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> N
 
 
 def test_an_iteration_that_never_ends_makes_the_server_unready(manager_of: ManagerOf) -> None:
-    gate = Gate()
+    gate = Spelling([1], gated=True)
     manager = manager_of(Dynamic(), gate)
     manager.enqueue([Inference([0], 1)])
-    gate.wait_until_started()
+    assert gate.started.acquire(timeout=PATIENCE_S)
     assert manager.not_ready_because() is None
     time.sleep(0.02)
     assert "an iteration has been running" in (
