@@ -30,6 +30,8 @@ BLOCK = 512  # tokens that a hash id of Mooncake's stands for
 LIMITED = ("ttft", "tpot")  # measures on which a request may have a limit of its own
 SCALES = [2**k for k in range(BLOCK.bit_length())]
 Line = TypeVar("Line", bound=BaseModel)
+Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # in ms
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Limits = Mapping[str, float | np.ndarray]  # in ms, by measure: of all answers, or of each
 
 
@@ -41,24 +43,24 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: int
-    at: float = Field(ge=0, allow_inf_nan=False)
-    users: int | None = Field(default=None, ge=1)
-    prompt: str | None = None
-    prompt_ids: list[int] | None = None
-    num_tokens: int = Field(ge=1)
-    temperature: float = Field(default=0.0, ge=0)
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    model: str | None = Field(default=None, min_length=1)  # the LoRA adapter, if not the base model
-    user: str | None = Field(default=None, min_length=1)  # on whose behalf it is sent
-    priority: int | None = Field(default=None, ge=0)  # its level, 1 is the highest
-    slo_class: str | None = Field(default=None, min_length=1)
-    slo_ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    slo_tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    after: int | None = None  # id of the turn before it: sent `think_s` after that one's answer
-    think_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    id: int = Field(description="number of the request")
+    at: NotNegative = Field(description="when it is sent, s from the start")
+    users: int | None = Field(default=None, ge=1, description="most in flight, in a closed loop")
+    prompt: str | None = Field(default=None, description="text; of a turn, its own words alone")
+    prompt_ids: list[int] | None = Field(default=None, description="or token ids")
+    num_tokens: int = Field(ge=1, description="completion tokens")
+    temperature: float = Field(default=0.0, ge=0, description="0: greedy, the likeliest token")
+    top_k: int | None = Field(default=None, description="sampling")
+    top_p: float | None = Field(default=None, description="sampling")
+    seed: int | None = Field(default=None, description="sampling")
+    model: str | None = Field(default=None, min_length=1, description="LoRA adapter, if any")
+    user: str | None = Field(default=None, min_length=1, description="on whose behalf it is sent")
+    priority: int | None = Field(default=None, ge=0, description="level, 1 the highest")
+    slo_class: str | None = Field(default=None, min_length=1, description="class of --slo-classes")
+    slo_ttft_ms: Limit | None = Field(default=None, description="longest time to the first token")
+    slo_tpot_ms: Limit | None = Field(default=None, description="longest time per output token")
+    after: int | None = Field(default=None, description="id of the conversation's turn before it")
+    think_s: NotNegative | None = Field(default=None, description="time from its answer to this")
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body of POST /inference."""

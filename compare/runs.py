@@ -26,12 +26,12 @@ from stats import DEFINITIONS
 
 FIGURES = {  # {file name without its ending: title}
     "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each variant",
-    "who_waits": "Mean and p99 of latency by length, and by user and priority where a trace has "
+    "by_group": "Mean and p99 of latency by length, and by user and priority where a trace has "
     "them, of each variant",
     "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
     "goodput": "Goodput against the rate of requests",
     "occupancy": "Rows over time: live, idle, padding, recomputed, empty",
-    "rows": "Where computed rows went",
+    "rows": "Computed rows by kind",
     "replicas": "Replicas over time",
     "distributions": "Distributions of time to first token, time per output token and end-to-end "
     "latency",

@@ -196,7 +196,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "SIGTERM finishes requests in flight; after this long they get an error")
 
     live: Literal["on", "off"] = setting("on",
-        "GET /live shows the rows of the batch while somebody looks: on or off")
+        "GET /live shows the rows of the batch while a page is open: on or off")
     live_prompts: bool = setting(False,
         "show there the beginning of each prompt, which is its sender's data", "off")
     request_log: str | None = setting(None,

@@ -85,10 +85,10 @@ STUDY = Study(
     run=run,
     measures={
         "ratio": ("found ÷ true", "{:.3f}"),
-        "sustained_rate": ("highest rate that is sustained, 1/s", "{:.1f}"),
-        "saturated_rate": ("lowest rate that is not, 1/s", "{:.1f}"),
+        "sustained_rate": ("highest sustained rate, requests/s", "{:.1f}"),
+        "saturated_rate": ("lowest rate beyond it, requests/s", "{:.1f}"),
         "rates": ("rates", "{:.1f}"),
-        "seconds": ("a sweep takes, s", "{:.0f}"),
+        "seconds": ("time of a sweep, s", "{:.0f}"),
     },
     text=lambda cases: (
         "True, requests/s: "

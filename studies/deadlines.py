@@ -86,9 +86,9 @@ STUDY = Study(
     measures={
         "good": ("goodput, % of capacity", "{:.1f}"),
         "met": ("within their limits, %", "{:.1f}"),
-        "interactive": ("interactive ones, %", "{:.1f}"),
-        "batch": ("batch ones, %", "{:.1f}"),
-        "batch_s": ("latency of batch ones, mean, s", "{:.2f}"),
+        "interactive": ("interactive: within their limits, %", "{:.1f}"),
+        "batch": ("batch: within their limits, %", "{:.1f}"),
+        "batch_s": ("batch: latency mean, s", "{:.2f}"),
         "failed": ("refused or ended, %", "{:.1f}"),
         "capacity": (f"load up to which {SHARE:.0f}% are within their limits", "{:.2f}"),
     },

@@ -105,15 +105,15 @@ STUDY = Study(
             for rows in ROWS
             for where in [{**GRID, "rows": rows, "variant": EXACT}]
         ),
-        Panel("wrong predictions cost", "mean, s", "mean_s", sigma_of, "σ", order_of, PLACE),
+        Panel("by error of predicted lengths", "mean, s", "mean_s", sigma_of, "σ", order_of, PLACE),
         Panel(
-            "the slowest hundredth pays",
+            "latency by length",
             "latency, s",
             ("shortest_s", "longest_s", "p99_s"),
             where={**PLACE, "variant": EXACT},
             log=True,
         ),
-        Panel("with more rows nothing waits", "mean, s", "mean_s", "rows", "rows", where=MORE),
+        Panel("by rows", "mean, s", "mean_s", "rows", "rows", where=MORE),
     ],
     looks={
         name: Look(PALETTE[i], "--" if name == "fcfs" else "-", "o")

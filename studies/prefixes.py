@@ -272,7 +272,7 @@ STUDY = Study(
             for table, title in {"caching": "a burst", "order": "a burst, small pool"}.items()
         ),
         Panel(
-            "what a small pool forgets",
+            "hit rate by pool size",
             HITS[0],
             "hits_to_oracle",
             "pool",

@@ -76,14 +76,14 @@ STUDY = Study(
     cases=cases,
     run=run,
     measures={
-        "urgent_mean_s": ("latency of urgent ones, mean, s", "{:.3f}"),
-        "urgent_p99_s": ("p99, s", "{:.2f}"),
-        "others_mean_s": ("latency of the others, mean, s", "{:.2f}"),
-        "others_p99_s": ("p99, s", "{:.2f}"),
-        "wait_s": ("longest of all, s", "{:.2f}"),
+        "urgent_mean_s": ("urgent: latency mean, s", "{:.3f}"),
+        "urgent_p99_s": ("urgent: latency p99, s", "{:.2f}"),
+        "others_mean_s": ("others: latency mean, s", "{:.2f}"),
+        "others_p99_s": ("others: latency p99, s", "{:.2f}"),
+        "wait_s": ("longest latency, s", "{:.2f}"),
         "refused": ("refused, %", "{:.1f}"),
-        "preempted_urgent": ("preemptions of an urgent one", "{:.2f}"),
-        "preempted_others": ("of another one", "{:.2f}"),
+        "preempted_urgent": ("preemptions per urgent request", "{:.2f}"),
+        "preempted_others": ("preemptions per other request", "{:.2f}"),
         "throughput": ("tok/s", "{:,.0f}"),
     },
     text=f"A tenth of the requests is urgent (level 1 of 2). The pool holds {POOL} mean requests; "
@@ -94,7 +94,9 @@ STUDY = Study(
     figure="Latency of urgent requests and of the others over load",
     panels=[
         Panel(title, "latency, s", measure, "load", "load, of what fcfs completes", log=True)
-        for title, measure in zip(("mean of urgent ones", "mean of the others", "longest"), GAPS)
+        for title, measure in zip(
+            ("urgent requests, mean", "other requests, mean", "longest"), GAPS
+        )
     ],
     looks={
         name: Look(PALETTE[i], "--" if "fcfs" in name else "-", "o")

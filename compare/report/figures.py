@@ -64,7 +64,7 @@ def latency_vs_tokens(
         axis.set(yscale=scale, xlim=(0, None))
         axis.grid(alpha=0.25)
     plain_log(axes[1].yaxis)
-    axes[0].set(ylim=(0, None), title="What a request waits for")
+    axes[0].set(ylim=(0, None), title="Latency by completion tokens")
     handles, labels = axes[1].get_legend_handles_labels()
     legend_below(figure, handles, labels, 2, markerscale=2, fontsize=11)
     return figure
@@ -161,7 +161,7 @@ def latency_vs_throughput(sweeps: Sweeps, caption: str) -> Figure:
     axis.set(
         xlabel="throughput, completion tokens a second",
         ylabel="latency per token, median, ms (log scale)",
-        title="What a variant can deliver, and at what latency",
+        title="Latency per token over throughput",
     )
     axis.set_yscale("log")
     plain_log(axis.yaxis)
@@ -184,7 +184,7 @@ def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
     axis.set(
         xlabel="requests a second, as sent",
         ylabel=f"goodput, requests a second with {limits}",
-        title="How many requests are answered in time",
+        title="Goodput over the rate",
         xlim=(0, None),
         ylim=(0, None),
     )
@@ -251,7 +251,7 @@ def computed_rows(
             axis.plot([at, at], [y - 0.42, y + 0.42], color="black", lw=2.5)
     axis.set_yticks(range(len(rows)), list(rows))
     axis.invert_yaxis()
-    axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Where computed rows went")
+    axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Computed rows by kind")
     colours, labels = zip(LIVE, *(KINDS[kind] for kind in kinds))
     handles = [*patches(colours), Line2D([], [], color="black", lw=2.5)]
     labels = (*labels, "expected: mean(g) / E[max g]")
@@ -301,7 +301,7 @@ def distributions(
             plain_log(axis.xaxis)
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("requests, %")
-    axes[0].set_title("How long requests take")
+    axes[0].set_title("Distribution of latencies")
     handles, labels = axes[2].get_legend_handles_labels()
     if reported:
         handles.append(Line2D([], [], ls="", marker="o", color=INK, **HOLLOW))

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from client.traces import Request
 from compare.results import KEYS
 from config import features, groups
 from config.tables import flag
@@ -155,5 +156,6 @@ TABLES: dict[str, Callable[[], str]] = {
         event_of_a_chat=answers.ChatCompletionChunk,
     ),
     "other-answers": lambda: fields(ANSWER, models=answers.Models, tokenize=answers.Tokens),
+    "trace": lambda: fields("field | type | default | meaning", trace=Request),
     "error": lambda: fields("field | type | meaning", error=answers.Error),
 }  # fmt: skip

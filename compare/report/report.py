@@ -20,7 +20,7 @@ from compare.analysis import ATTAINMENT, GROWTH, Estimate
 from compare.groups import described
 from compare.machine import processor, save_json
 from compare.quoting import code, escape, unescape
-from compare.report import drawing, figures, replicas, sentences, tables, who_waits
+from compare.report import by_group, drawing, figures, replicas, sentences, tables
 from compare.report.page import as_page
 from compare.runs import FIGURES, LIVE, Run, differing
 from compare.summary import latency_line
@@ -64,7 +64,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
         distributed[name] = distributions(answered)
     drawn: dict[str, Drawing] = {
         "latency_vs_tokens": partial(figures.latency_vs_tokens, lines, of_points),
-        "who_waits": partial(who_waits.figure, run.variants, caption),
+        "by_group": partial(by_group.figure, run.variants, caption),
         "distributions": partial(figures.distributions, distributed, of_points),
     }
     if points := run.points:
@@ -203,7 +203,7 @@ def contents(run: Run) -> str:
             f"{NOISE}:\n\n{tables.markdown(ranges)}" if ranges else "",
             sentences.conditions(run),
             *shown("latency_vs_tokens"),
-            *who_waits.part(run.variants, shown("who_waits")),
+            *by_group.part(run.variants, shown("by_group")),
             *sweep_part(run, shown("latency_vs_throughput", "goodput")),
             "## Rows and latencies",
             *shown("occupancy", "rows", "distributions"),
@@ -241,7 +241,7 @@ def over_seeds(run: Run) -> dict[str, Any]:
     return {
         "seeds": [summary["seed"] for summary in run.summaries],
         "variants": {
-            name: tables.estimates(keys, seeds) | who_waits.of_groups(seeds)
+            name: tables.estimates(keys, seeds) | by_group.of_groups(seeds)
             for name, seeds in run.variants.items()
         },
         "differences": [
@@ -276,7 +276,7 @@ def show(run: Run, console: Console) -> None:
         for name, [result] in run.variants.items():
             say(f"{name:>8}: {tables.line_text(result['latency_line'])}")
     for kind in ("by_user", "by_priority", "by_class"):
-        if table := who_waits.terminal_table(run.variants, kind):
+        if table := by_group.terminal_table(run.variants, kind):
             console.print(table)
     if run.points:
         console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))

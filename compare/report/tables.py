@@ -270,7 +270,7 @@ def capacity_table(sweeps: Mapping[str, Sequence[Result]], goodput: bool) -> str
 
 def sweep_table(points: Mapping[str, Sequence[Result]]) -> Table:
     """The state of a sweep, for the terminal."""
-    rows = [["variant", "rates", *SWEPT]]
+    rows = [["variant", "rates", *(heading.replace("requests", "req") for heading in SWEPT)]]
     for name, rates in points.items():
         rows.append([name, str(len(rates)), *_swept([sweep.outcome(rates)])])
     return terminal(rows, wrap=True)

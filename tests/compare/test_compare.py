@@ -50,7 +50,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"All 40 {SAME_TEXT}" in " ".join(done.stdout.split())
-    figures = ["latency_vs_tokens", "who_waits", "occupancy", "rows", "distributions"]
+    figures = ["latency_vs_tokens", "by_group", "occupancy", "rows", "distributions"]
     wanted = {"trace.jsonl", "summary.json", "report.md", "report.html"}
     wanted |= {*(f"{mode}.json" for mode in MODES), *(f"{name}.png" for name in figures)}
     assert {path.name for path in tmp_path.iterdir()} == wanted

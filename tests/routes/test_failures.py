@@ -88,7 +88,7 @@ def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
     manager.close()
 
 
-def test_a_model_that_cannot_be_loaded_is_reported_and_who_waits_for_it_is_answered() -> None:
+def test_a_model_that_cannot_be_loaded_is_reported_and_waiting_requests_are_answered() -> None:
     loading, reported = threading.Event(), list[BaseException]()
 
     def load() -> Generator:

@@ -185,7 +185,7 @@ def test_the_first_in_order_always_progresses(victim: Victim) -> None:
     assert sum(each.recomputed_tokens for each in others) > 0
 
 
-def test_who_waits_again_is_cancelled_and_expires_like_anybody() -> None:
+def test_a_preempted_request_is_cancelled_and_expires_like_any_other() -> None:
     for late in (True, False):
         scheduler, rows = three([8, 8, 8])
         scheduler.schedule(1.0)

@@ -180,7 +180,7 @@ def test_on_demand_rows_outgrow_the_pool_and_with_it_the_papers_bound() -> None:
     assert of_the_paper(asks, 4) < difference <= of_rows(asks, 5)
 
 
-def test_who_waits_again_after_a_preemption_has_saved_nothing_up() -> None:
+def test_a_preempted_request_has_saved_nothing_up() -> None:
     """u's one request is served beside j's many; when it must give way, u asks for more. It was
     owed all that j had been served meanwhile: 553 more than j, where 252 is stated.
     """

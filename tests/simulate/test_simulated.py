@@ -188,7 +188,7 @@ def test_a_turn_that_outgrows_the_context_is_refused_as_a_server_does() -> None:
     assert result["littles_law"] is None and result["failed"] == 2
 
 
-def test_a_deadline_ends_who_waits_and_a_full_queue_refuses_who_comes() -> None:
+def test_a_deadline_ends_a_waiting_request_and_a_full_queue_refuses_a_new_one() -> None:
     three = [ask(0), ask(1), ask(2)]
     away = Costs("away", FAKE.line, request=1 * MS, answer=2 * MS)
     result, outcomes = served(three, costs=away, request_timeout_s=0.0145)

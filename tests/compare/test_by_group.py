@@ -1,6 +1,4 @@
-"""Who waits: what short and long requests, users and priorities got, in results, tables and a
-figure.
-"""
+"""Latency by group: short and long requests, users and priorities, in results and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from client.outcomes import Outcome
 from client.traces import Request
 from compare.groups import quartiles
 from compare.measure import judged, with_requests
-from compare.report import drawing, tables, who_waits
+from compare.report import by_group, drawing, tables
 from compare.results import keys
 from stats import DEFINITIONS, Answer
 
@@ -93,7 +91,7 @@ def test_goodput_of_a_class_is_of_its_own_limits_and_those_of_all() -> None:
     assert chat["goodput"] + batch["goodput"] == pytest.approx(result["goodput"])
     both = judged(requests, outcomes, {"e2el": 3500.0})
     assert both["by_class"]["batch"]["attainment"] == 0 and both["attainment"] == 0.25
-    table = who_waits.table({"edf": [result]}, "by_class")
+    table = by_group.table({"edf": [result]}, "by_class")
     assert "goodput, requests/s | within limits, % |" in table and "| edf | chat | 3 |" in table
 
 
@@ -118,19 +116,19 @@ def test_tables_say_which_seeds_lack_a_group_and_show_the_largest_of_many() -> N
     """(Their other rows are in report.md, which test_pages.py holds to the word.)"""
     # a user whom one seed lacks has no interval
     lacking = {"static": [result_of(1.0, {"ann": 4}), result_of(1.0, {"ann": 4, "bob|x": 4})]}
-    ann, bob = who_waits.table(lacking, "by_user").splitlines()[2:]
+    ann, bob = by_group.table(lacking, "by_user").splitlines()[2:]
     assert "(1 of 2 seeds)" in bob and r"bob\|x" in bob and "seeds" not in ann
     fewer = lacking | {"dynamic": [result_of(1.0, {"ann": 1})]}  # interrupted
-    assert who_waits.groups(fewer, "by_user")[0].size == "8 requests"
+    assert by_group.groups(fewer, "by_user")[0].size == "8 requests"
     # of many users those with most requests are shown
     many = {"static": [result_of(0.1, {f"user-{i}": i + 1 for i in range(20)})]}
-    table = who_waits.table(many, "by_user")
+    table = by_group.table(many, "by_user")
     assert len(table.splitlines()) == 2 + 8 and "user-19" in table and "user-3 " not in table
     assert "| user: the 8 of 20 with most requests |" in table
 
 
 def titles(results: Any) -> list[str]:
-    figure = who_waits.figure(results, "")
+    figure = by_group.figure(results, "")
     return [axis.get_title(loc="left") for axis in figure.axes if axis.get_visible()]
 
 
@@ -153,7 +151,7 @@ def test_the_figure_is_drawn_where_nothing_was_answered(tmp_path: Path) -> None:
     requests = [ask(0, 1), ask(1, 9)]
     nothing = {"static": [judged(requests, [failed(r) for r in requests], {})]}
     for results in (nothing, nothing | {"dynamic": [result_of(1.0, {})]}):
-        drawing.save(who_waits.figure(results, ""), tmp_path / "a.png", tmp_path / "b.svg")
+        drawing.save(by_group.figure(results, ""), tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")
 
 
