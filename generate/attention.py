@@ -156,15 +156,18 @@ class KernelAttend:
 class TritonAttention:
     """Describes an iteration's rows in one buffer, which a captured `attend` reads again: captured
     for as many tokens, in rows of one token each, it computes whatever rows were prepared last.
+
+    max_tokens: of an iteration; longest: tokens of a row.
     """
 
-    def __init__(self, cache: KVCache, max_tokens: int):
+    def __init__(self, cache: KVCache, max_tokens: int, longest: int):
         from kernels import paged_attention  # the package triton is there on a GPU
 
         self._kernel = paged_attention
         self.cache = cache
         layer = cache.layers[0]
         self._buffer = Buffer(paged_attention.TILE * max_tokens + len(layer), "i", layer.device)
+        self.shared = paged_attention.shared(layer, longest)
 
     def prepare(self, rows: list[Row]) -> Attend:
         most, size = self._kernel.QUERIES, self._kernel.TILE
@@ -180,10 +183,9 @@ class TritonAttention:
         n_tiles = len(tiles) // size
         tiles += [0] * (size * n - len(tiles))  # a captured launch has a tile for each token
         described = self._buffer.load(array("i", tiles + tables))
-        tiles_at, tables_at = described, described[size * n :]
+        given = described, described[size * n :], n_tiles, *self.shared
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            cache = self.cache.layers[layer]
-            return self._kernel.paged_attention(qkv, cache, tiles_at, tables_at, n_tiles)
+            return self._kernel.paged_attention(qkv, self.cache.layers[layer], *given)
 
         return attend

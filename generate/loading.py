@@ -123,7 +123,7 @@ def _cached(
         attention = KernelAttention(cache)
         one_call = KernelForward(model, attention, known) if in_one_call(config) else None
     elif config.attention == "triton":
-        attention = TritonAttention(cache, config.max_tokens)
+        attention = TritonAttention(cache, config.max_tokens, config.shape.n_ctx)
     sampler = sample_on_cpu if config.sampler == "kernel" else sample
     parts = (
         model, n_vocab, attention, sampler, config.max_tokens, n_blocks, one_call, drafter, known,

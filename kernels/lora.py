@@ -15,7 +15,8 @@ TOKENS = 16  # in a tile at most; the least that `dot` multiplies
 TILE = (
     4  # integers that describe a tile: its first token, its tokens (0: nothing to do), slot, none
 )
-RANKS, INPUTS, OUTPUTS = 16, 64, 128  # that a program multiplies at once
+RANKS, INPUTS, OUTPUTS = 16, 32, 128  # that a program multiplies at once
+STAGES = 5  # in which it reads ahead; with fewer and wider ones, registers spill
 
 
 @triton.jit
@@ -69,5 +70,5 @@ def add(
     lora_kernel[(n_tiles, triton.cdiv(n_out, OUTPUTS))](
         x.contiguous(), y, memory, tiles, ranks, memory.stride(0), offset,
         N_IN=n_in, WIDTH=width, N_OUT=n_out, TOKENS=TOKENS, TILE=TILE,
-        RANKS=RANKS, INPUTS=INPUTS, OUTPUTS=OUTPUTS,
+        RANKS=RANKS, INPUTS=INPUTS, OUTPUTS=OUTPUTS, num_stages=STAGES,
     )  # fmt: skip

@@ -109,7 +109,7 @@ def test_rows_of_several_adapters_equal_merged_weights(
     width = 96 if path == "kernels in one call" else 48
     if path == "triton":
         pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-        parts = (lambda cache: TritonAttention(cache, 300), sample, "plain")
+        parts = (lambda cache: TritonAttention(cache, 300, 64), sample, "plain")
         monkeypatch.setitem(PATHS, path, parts)
     base, file = merged(tmp_path / "model", width), tmp_path / "merged"
     read = [read_adapter(n, save(tmp_path / n, trained(n, width)), shape(width)) for n in RANKS]

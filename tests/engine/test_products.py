@@ -68,7 +68,7 @@ def test_few_tokens_of_gpt2_medium_have_a_program_for_each_multiprocessor_of_an_
 def computed(model: GPT2, *passes: list[Row], triton: bool = True) -> list[Tensor]:
     """Return the logits of the last row of each pass, all in one cache."""
     cache = KVCache(model.shape, 16, 4, torch.float32, "cpu")
-    attention = TritonAttention(cache, 40) if triton else PlainAttention(cache)
+    attention = TritonAttention(cache, 40, 32) if triton else PlainAttention(cache)
     generator = CachedGenerator(model, model.shape.vocab_size, attention, sample, 40)
     return [generator.logits(rows)[-1] for rows in passes]
 
@@ -110,7 +110,7 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
     model = GPT2(shape := replace(SHAPE, n_layer=24))
     fuse_norms(model, TritonAddNorm)
     cache = KVCache(shape, 4, 4, torch.float32, "cpu")
-    attend = TritonAttention(cache, 8).prepare([row(3, 1, [1])])
+    attend = TritonAttention(cache, 8, 32).prepare([row(3, 1, [1])])
     fused, one = FusedGPT2(model, most), torch.zeros(1, dtype=torch.int64)
     with torch.inference_mode(), Launches() as others:
         fused(one, one, attend, one)
