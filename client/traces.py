@@ -54,7 +54,7 @@ class Request(BaseModel):
     top_p: float | None = Field(default=None, description="sampling")
     seed: int | None = Field(default=None, description="sampling")
     model: str | None = Field(default=None, min_length=1, description="LoRA adapter, if any")
-    user: str | None = Field(default=None, min_length=1, description="on whose behalf it is sent")
+    user: str | None = Field(default=None, min_length=1, description="of fairness and limits")
     priority: int | None = Field(default=None, ge=0, description="level, 1 the highest")
     slo_class: str | None = Field(default=None, min_length=1, description="class of --slo-classes")
     slo_ttft_ms: Limit | None = Field(default=None, description="longest time to the first token")

@@ -89,17 +89,15 @@ class LoadRequest(BaseModel):
 class Common(BaseModel):
     """Fields that all completion routes have under one name."""
 
-    timeout_s: Timeout | None = Field(None, description="504 after this; null: --request-timeout-s")
-    queue_timeout_s: Timeout | None = Field(
-        None, description="in the queue; at most --queue-policy's"
-    )
-    user: str | None = Field(None, max_length=256, description="on whose behalf it is sent")
+    timeout_s: Timeout | None = Field(None, description="until a 504; null: --request-timeout-s")
+    queue_timeout_s: Timeout | None = Field(None, description="the same in the queue")
+    user: str | None = Field(None, max_length=256, description="name, for fairness and limits")
     priority: Priority = Field(0, description="level, 1 the highest; 0: the server's default")
     slo_class: str | None = Field(None, max_length=256, description="class of --slo-classes")
     slo_ttft_ms: Limit | None = Field(None, description="longest time to the first token")
     slo_tpot_ms: Limit | None = Field(None, description="longest time per output token after it")
     n: int = Field(1, ge=1, le=MOST_COMPLETIONS, description="completions of each prompt")
-    cache_salt: str = Field("", max_length=256, description="KV blocks are shared within a salt")
+    cache_salt: str = Field("", max_length=256, description="requests of one salt share KV blocks")
     stream: bool = Field(False, description="tokens come as server-sent events")
 
 
@@ -201,8 +199,8 @@ class _OpenAIRequest(_Lenient, Common):
     top_k: int = Field(0, ge=-1, lt=2**63, description=f"{TOP_K}; 0 and -1: all")
     top_p: float = Field(1.0, ge=0, le=1, description=f"{TOP_P}; 0: greedy")
     seed: int | None = Field(None, ge=-1, lt=2**63, description="of sampling; null, -1: a new one")
-    presence_penalty: Penalty = Field(0.0, description="off the logit of a token that is there")
-    frequency_penalty: Penalty = Field(0.0, description="off it for each time that it is there")
+    presence_penalty: Penalty = Field(0.0, description="lowers logits of the answer's tokens")
+    frequency_penalty: Penalty = Field(0.0, description="the same for each time they occur")
     stop: Stop = Field([], description="strings that end the answer")
     stop_token_ids: StopIds = Field([], description="ids that end the answer")
     min_tokens: int = Field(0, ge=0, description="no stop and no end-of-text before so many tokens")
