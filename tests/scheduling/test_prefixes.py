@@ -288,6 +288,8 @@ def test_the_worked_example_of_n() -> None:
     served = run(NoBatching(), asks, token_budget=8)
     alone = [iteration.rows[0].n_tokens for _, iteration in served.iterations]
     assert alone == [8, 2, 1, 2, 1, 2, 1], "one after another they share, too"
+    ample = run(Dynamic(), asks, max_batch_size=3, token_budget=99)
+    assert ample.chunks == [[10], [1, 2, 2], [1, 1]], "they wait, though the budget would do"
     single = [Ask(0.0, prompt=10, tokens=1, content=1, n=3)]
     served = run(Dynamic(), single, max_batch_size=3, token_budget=8)
     chunks = served.chunks
