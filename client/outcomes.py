@@ -47,7 +47,6 @@ class Outcome(NamedTuple):
 
     @property
     def row(self) -> tuple[float, ...]:
-        """Return the row of ROW."""
         stamps = self.scheduled_at, self.sent_at, self.ended_at
         if (answer := self.answer) is not None:
             return _row(answer)

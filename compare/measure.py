@@ -80,7 +80,6 @@ class Target:
 
     @property
     def servers(self) -> Sequence[str]:
-        """URLs of all servers."""
         return (self.url,)
 
     def begin(self) -> None:

@@ -46,8 +46,6 @@ class Stopped(Exception):
 
 
 class ServerProcess:
-    """The process of one of the servers."""
-
     def __init__(
         self, name: str, port: int, command: Sequence[str], environment: Mapping[str, str]
     ):

@@ -55,7 +55,6 @@ class Panel:
         return answer({"id": self._loads.start(parse(LoadRequest, raw))})
 
     def timeline(self, query: Mapping[str, str]) -> Answer:
-        """GET /timeline"""
         message = "give a number of iterations, from 1 on"
         last = own.number(query, "last", message, least=1) or 500
         try:

@@ -26,12 +26,10 @@ class Ring:
         return max(0, self.seen - len(self._values))
 
     def append(self, value: Any) -> None:
-        """Add a value."""
         self._values[self.seen % len(self._values)] = value
         self.seen += 1
 
     def extend(self, values: Sequence[Any] | np.ndarray) -> None:
-        """Add values."""
         size = len(self._values)
         self.seen += max(0, len(values) - size)
         values = values[-size:]

@@ -64,7 +64,6 @@ class Names:
         self._tallies: dict[str, Tally] = {}
 
     def __getitem__(self, name: str) -> Tally:
-        """The tally of this name."""
         if (tally := self._tallies.get(name)) is None:
             if name not in ("", OTHERS):
                 if not self._free:

@@ -211,7 +211,6 @@ class Account:
         self.free -= new
 
     def undo(self, inference: Inference, tokens: int) -> None:
-        """Undo `take`."""
         found, replaced, new = self._needs(inference, tokens)
         self.free += new
         self._refer(replaced)

@@ -77,7 +77,6 @@ class Loop:
         return seconds(self.now)
 
     def at(self, time: int, kind: int, call: Callable[..., None], *arguments: Any) -> Event:
-        """Add an event."""
         return self._put(time, kind, next(self._added), Event(call, arguments))
 
     def add(self, arrivals: Iterable[Arrival]) -> None:

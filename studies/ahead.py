@@ -8,7 +8,6 @@ of both instead of their sum; a request that arrives meanwhile waits for one ite
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +16,13 @@ from compare.measure import judged
 from simulate import PS
 from simulate.run import SimulatedServer
 from simulate.simulation import Simulation, parse
-from studies.study import Against, Case, Panel, Study, Table
+from studies.study import Against, Case, Panel, Study, Table, grid
 
 COSTS = "roofline:h100,gpt2-medium,bfloat16"
 ROWS, HOST_MS = (8, 32, 128), (0.1, 0.3, 1.0)
 VARIANTS = {"in turn": "", "ahead": "--ahead"}
 LOAD = 0.7  # of what `in turn` completes of a burst
 GAPS = ("gap", "gap_row", "gap_answer", "gap_answer_row", "gap_stream", "gap_stream_row")
-
-
-def cases(n: int) -> list[dict[str, Any]]:
-    return [
-        {"rows": rows, "host_ms": host_ms, "variant": variant}
-        for rows, host_ms, variant in itertools.product(ROWS, HOST_MS, VARIANTS)
-    ]
 
 
 @functools.cache
@@ -73,7 +65,7 @@ STUDY = Study(
     workload="{n} streams, {seeds} seeds, `dynamic` in virtual time by " + COSTS,
     requests=400,
     seeds=4,
-    cases=cases,
+    cases=grid(rows=ROWS, host_ms=HOST_MS, variant=VARIANTS),
     run=run,
     measures={
         "engine_ms": ("engine, ms an iteration", "{:.2f}"),

@@ -7,13 +7,12 @@ equal mass complete (B/(B+1)) / ((k−1)/2k + B/(k(B+1))) times as much (Guldoga
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from compare.report.drawing import PALETTE, Look
 from scheduling.records import IterationRecord
 from studies import virtual
-from studies.study import Against, Case, Panel, Study, Table
+from studies.study import Against, Case, Panel, Study, Table, grid
 from studies.virtual import VIRTUAL, Settings
 
 LENGTHS = "uniform:1:200"
@@ -27,10 +26,6 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
     "static, sjf": ("static", {"order": "sjf", "prefill_weight": 0}),  # by length, as bins
     "dynamic": ("dynamic", {}),
 }
-
-
-def cases(n: int) -> list[dict[str, Any]]:
-    return [{"rows": rows, "variant": v} for rows, v in itertools.product(ROWS, VARIANTS)]
 
 
 def gain(rows: int, bins: float) -> float:
@@ -95,7 +90,7 @@ STUDY = Study(
     "Batching, arXiv 2412.04504)",
     workload=f"{{n}} requests of lengths {LENGTHS}, all at once, {{seeds}} seeds; {VIRTUAL}",
     requests=4096,
-    cases=cases,
+    cases=grid(rows=ROWS, variant=VARIANTS),
     run=run,
     measures={
         "useful": ("useful rows, %", "{:.1f}"),

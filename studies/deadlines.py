@@ -4,7 +4,6 @@ load to overload.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from config import build
 from simulate.costs import FAKE
 from simulate.run import SimulatedServer
 from studies import virtual
-from studies.study import Against, Case, Panel, Study, Table, only, values
+from studies.study import Against, Case, Panel, Study, Table, grid, only, values
 from studies.virtual import SETTINGS, VIRTUAL, Settings
 
 LENGTHS = "exponential:100:800"
@@ -33,10 +32,6 @@ VARIANTS: dict[str, Settings] = {
     "edf, shed": {"order": "edf"} | SHED,
 }
 POINTS, CAPACITY = {"table": "points"}, {"table": "capacity"}
-
-
-def cases(n: int) -> list[dict[str, Any]]:
-    return [POINTS | {"load": load, "variant": v} for load, v in itertools.product(LOADS, VARIANTS)]
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
@@ -80,7 +75,7 @@ STUDY = Study(
     workload=f"{{n}} requests of lengths {LENGTHS} on {ROWS} rows, {' '.join(MIX)} (in ms), "
     f"{{seeds}} seeds; {VIRTUAL}",
     requests=3000,
-    cases=cases,
+    cases=grid(table=("points",), load=LOADS, variant=VARIANTS),
     run=run,
     summarized=with_capacities,
     measures={

@@ -17,7 +17,7 @@ from compare.report.drawing import PALETTE, Look
 from scheduling.inference import Inference, State
 from scheduling.records import IterationRecord
 from studies import virtual
-from studies.study import Against, Case, Cases, Panel, Study, Table
+from studies.study import Against, Case, Cases, Panel, Study, Table, grid
 from studies.virtual import VIRTUAL, Capacity, Settings
 
 LENGTHS = "exponential:50:200"
@@ -121,10 +121,6 @@ def waits(inferences: Iterable[Inference]) -> list[tuple[float, float]]:
     return stretches
 
 
-def cases(n: int) -> list[dict[str, Any]]:
-    return [{"trace": t, "variant": v} for t, v in itertools.product(TRACES, VARIANTS)]
-
-
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return measures of the time that n requests take."""
     seconds = n / capacity().requests
@@ -166,7 +162,7 @@ STUDY = Study(
     workload=f"lengths {LENGTHS}, {ROWS} rows, as long as {{n}} requests take, {{seeds}} seeds; "
     f"{VIRTUAL}",
     requests=13_000,
-    cases=cases,
+    cases=grid(trace=TRACES, variant=VARIANTS),
     run=run,
     measures={
         "greedy": ("greedy user: service, % of capacity", "{:.1f}"),

@@ -7,7 +7,6 @@ so that every row is taken. All engines then compute the same iterations.
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from typing import Any
 
@@ -21,7 +20,7 @@ from generate import load_generator
 from scheduling.building import build_scheduler
 from scheduling.inference import Generator, Inference
 from studies.runner import FinishedRuns
-from studies.study import Against, Case, Cases, Panel, Study, Table, only, ratio
+from studies.study import Against, Case, Cases, Panel, Study, Table, grid, only, ratio
 from weights import locate
 
 LARGER = {"model": "gpt2", "weights": "random", "tokenizer": "bytes"}
@@ -38,11 +37,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cached, plain": {"kernels": "plain"},
 }
 ROWS = 12
-
-
-def cases(n: int) -> list[dict[str, Any]]:
-    every = itertools.product(MODELS, SPREADS, VARIANTS)
-    return [{"model": m, "lengths": spread, "variant": variant} for m, spread, variant in every]
 
 
 @functools.cache
@@ -108,7 +102,7 @@ STUDY = Study(
     workload=f"{{n}} requests at once (of GPT-2 half), {{seeds}} seeds, {ROWS} rows, 2 cores",
     requests=64,
     seeds=3,
-    cases=cases,
+    cases=grid(model=MODELS, lengths=SPREADS, variant=VARIANTS),
     run=run,
     servers=True,
     measures={

@@ -5,7 +5,8 @@ Knows no scheduler, server or torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,12 @@ class Study:
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with the numbers
     summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
     servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`
+
+
+def grid(**axes: Iterable[Any]) -> Callable[[int], list[dict[str, Any]]]:
+    """Return the cases of a study of any size: each combination of these values."""
+    every = [dict(zip(axes, each)) for each in itertools.product(*axes.values())]
+    return lambda n: every
 
 
 def only(cases: Cases, keys: Keys) -> list[Case]:

@@ -21,7 +21,7 @@ from scheduling.inference import Inference, Iteration, Row
 from simulate.costs import Costs, load
 from simulate.time import PS
 from studies.runner import FinishedRuns
-from studies.study import Case, Cases, Study, Table, mean, only
+from studies.study import Case, Cases, Study, Table, grid, mean, only
 from weights import locate
 
 LARGER = {"model": "gpt2", "weights": "random", "tokenizer": "bytes", "dtype": "bfloat16"}
@@ -30,10 +30,6 @@ COSTS = {"demo": "demo", "GPT-2 124M": "gpt2"}
 TOKENS = (16, 64, 256, 1000)
 SWAP = {"kv_reservation": "demand", "preemption": "swap", "kv_cache": "512blocks"}
 REPEATS = 5  # of each run, of which the median counts
-
-
-def cases(n: int) -> list[dict[str, Any]]:
-    return [{"model": m, "tokens": tokens} for m, tokens in itertools.product(MODELS, TOKENS)]
 
 
 @functools.cache
@@ -124,7 +120,7 @@ STUDY = Study(
     "copies, to the host and back, are within one memory",
     requests=1,
     seeds=5,
-    cases=cases,
+    cases=grid(model=MODELS, tokens=TOKENS),
     run=run,
     servers=True,
     measures={

@@ -5,7 +5,6 @@ queue policies for the requests that wait.
 from __future__ import annotations
 
 import functools
-import itertools
 import statistics
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from compare.report.drawing import PALETTE, Look
 from studies import virtual
-from studies.study import Against, Case, Panel, Study, Table
+from studies.study import Against, Case, Panel, Study, Table, grid
 from studies.virtual import VIRTUAL, Settings
 
 LENGTHS = "exponential:100:800"
@@ -38,10 +37,6 @@ VARIANTS: dict[str, Settings] = {
 @functools.cache
 def blocks() -> int:
     return virtual.pool_of(POOL, virtual.data_of(LENGTHS, virtual.CAPACITY_SEED))
-
-
-def cases(n: int) -> list[dict[str, Any]]:
-    return [{"load": load, "variant": v} for load, v in itertools.product(LOADS, VARIANTS)]
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
@@ -73,7 +68,7 @@ STUDY = Study(
     "(vLLM's priorities); delayed ones may starve (Triton's queue policies)",
     workload=f"{{n}} requests of lengths {LENGTHS}, a tenth urgent, a pool of {POOL} mean "
     f"requests, {{seeds}} seeds; {VIRTUAL}",
-    cases=cases,
+    cases=grid(load=LOADS, variant=VARIANTS),
     run=run,
     measures={
         "urgent_mean_s": ("urgent: latency mean, s", "{:.3f}"),
