@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from client.traces import Request
+from compare.report.tables import markdown
 from compare.results import KEYS
 from config import features, groups
 from config.tables import flag
@@ -29,10 +30,9 @@ LIMITS = {
 Schema = dict[str, Any]
 
 
-def markdown(head: str, rows: Sequence[Sequence[object]]) -> str:
+def table(head: str, rows: Sequence[Sequence[str]]) -> str:
     """Return a table. head: its columns, separated by |."""
-    lines = [head.split(" | "), ["---"] * (head.count(" | ") + 1), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return markdown([columns := head.split(" | "), *rows], left=len(columns))
 
 
 def settings() -> str:
@@ -40,13 +40,13 @@ def settings() -> str:
     for title, names in groups.GROUPS.items():
         flags = ["MODE" if name == "mode" else flag(name) for name in names]
         rows = [(f"`{each}`", *groups.meaning(name)[::-1]) for each, name in zip(flags, names)]
-        parts.append(f"### {title}\n\n{markdown('flag | default | meaning', rows)}")
+        parts.append(f"### {title}\n\n{table('flag | default | meaning', rows)}")
     return "\n\n".join(parts)
 
 
 def routes() -> str:
     rows = [(f"`{name}`", r.summary, ", ".join(map(str, r.problems))) for name, r in ROUTES.items()]
-    return markdown("route | what it does | errors", rows)
+    return table("route | what it does | errors", rows)
 
 
 def errors() -> str:
@@ -55,8 +55,8 @@ def errors() -> str:
         kinds += kind.__subclasses__()
     codes = {(e.code, e.status): None for e in kinds if e not in (Refused, Cancelled)}
     codes |= dict.fromkeys(STATUSES.items())
-    return markdown("status | `code` | when", [
-        (status, ", ".join(f"`{code}`" for code, of in codes if of == status), when)
+    return table("status | `code` | when", [
+        (str(status), ", ".join(f"`{code}`" for code, of in codes if of == status), when)
         for status, when in PROBLEMS.items()
     ])  # fmt: skip
 
@@ -71,7 +71,7 @@ def fields(head: str, **of: Any) -> str:
             found.setdefault(row, []).append(word.replace("_", " "))
     columns = "field", "type", "default", "meaning", "of"
     all_ = [(*row, "all" if len(w) == len(of) else ", ".join(w)) for row, w in found.items()]
-    return markdown(head, [[row[columns.index(c)] for c in head.split(" | ")] for row in all_])
+    return table(head, [[row[columns.index(c)] for c in head.split(" | ")] for row in all_])
 
 
 def _rows(schema: Schema, defined: Schema, path: str = "") -> Iterator[tuple[str, ...]]:
@@ -105,7 +105,7 @@ def neutral() -> str:
     names: dict[str, list[str]] = {}
     for name, (_, value) in {**bodies.NEUTRAL_OF_CHAT, "suffix": (str, "")}.items():
         names.setdefault(f"`{json.dumps(value)}`", []).append(f"`{name}`")
-    return markdown("only value | fields", [(value, ", ".join(of)) for value, of in names.items()])
+    return table("only value | fields", [(value, ", ".join(of)) for value, of in names.items()])
 
 
 def numbers() -> str:
@@ -113,7 +113,7 @@ def numbers() -> str:
     of_stats |= {measure.key for measure in IN_RESULTS}
     headings = {name: key.heading for name, key in KEYS.items()}
     headings |= {measure.key: measure.heading for measure in MEASURES.values()}
-    return markdown("number | in `/stats` | heading in reports | meaning", [
+    return table("number | in `/stats` | heading in reports | meaning", [
         (f"`{name}`", "yes" if name in of_stats else "", headings.get(name, ""), meaning)
         for name, meaning in DEFINITIONS.items()
     ])  # fmt: skip
@@ -131,7 +131,7 @@ def all_metrics() -> str:
             rows.append((name, kind, ", ".join(filter(None, (of, each.label))), each.meaning))
     name, meaning = metrics.ADAPTERS
     rows.append((name, "gauge", ", ".join(metrics.OF_ADAPTERS), meaning))
-    return markdown("metric | type | labels | meaning", [(f"`{n}`", *rest) for n, *rest in rows])
+    return table("metric | type | labels | meaning", [(f"`{n}`", *rest) for n, *rest in rows])
 
 
 BODY, ANSWER = "field | of | type | default | meaning", "field | of | type | meaning"
