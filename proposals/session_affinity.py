@@ -1,8 +1,8 @@
 """vLLM pull request 51384, "[Core][V1] Add bounded session-affinity scheduler" (open).
 
-Read: its description in part, and its code (session_affinity_scheduler.py). Taken: who is
-promoted, and when nobody is. Chosen here: a session is a request's `user`; its last turn is not
-remembered, so that there is no time after which a session is forgotten, and of equally cached
+Read: its description in part, and its code (session_affinity_scheduler.py). Taken: which
+request is promoted, and when none is. Chosen here: a session is a request's `user`; its last turn
+is not remembered, so that there is no time after which a session is forgotten, and of equally cached
 requests the first arrival goes. The defaults were not found; those below are ours.
 """
 

@@ -158,7 +158,7 @@ def make_scheduler(policy: Policy, **limits: Any) -> Scheduler:
 
 
 def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Inference]]:
-    """One iteration, and who is answered by it; every row that samples gets token 7."""
+    """One iteration, and the requests that it answers; every row that samples gets token 7."""
     iteration, _ = scheduler.schedule(now)
     tokens = [7] * sum(row.samples for row in iteration.rows)
     return iteration, scheduler.apply(iteration, tokens, now + 1)

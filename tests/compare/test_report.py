@@ -79,7 +79,7 @@ def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_togeth
 def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
     text = (swept / "report.html").read_text()
     page = Page(text)
-    # headlines, differences, who waits, capacities, every rate of two seeds
+    # headlines, differences, latency by group, capacities, every rate of two seeds
     assert page.open == [] and page.tables == 6 and len(page.sources) == len(DRAWN)
     assert all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
     assert "<script" not in text and "@import" not in text and "url(" not in text

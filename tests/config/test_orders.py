@@ -1,4 +1,4 @@
-"""Settings of who goes first reach the scheduler, where they have a meaning."""
+"""Settings of orders reach the scheduler, where they have a meaning."""
 
 from __future__ import annotations
 

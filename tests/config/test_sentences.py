@@ -134,7 +134,7 @@ ANNULLED = (
     "lets later requests be answered first, and --preserve-ordering holds their answers until "
     "those before them are done; leave one of them out"
 )
-# of who goes first
+# of orders
 ORDERS = {
     **{
         f"{mode} --order {order}": f"--order {order} pauses rows, and in mode {mode} a batch runs "

@@ -44,7 +44,7 @@ def test_a_client_of_http_1_0_gets_its_stream_without_chunks(shared_server: Serv
         assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
 
 
-# ---- the pool of HTTP threads: the last idle one goes first, and nobody is lost at its limit
+# ---- the pool of HTTP threads: the last idle one goes first, and no request is lost at its limit
 
 
 def idle(pool: Pool, n: int) -> None:

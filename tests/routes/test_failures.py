@@ -1,4 +1,4 @@
-"""An engine that is broken for good: everybody is answered, nobody new is taken, and the server
+"""An engine that is broken for good: all requests are answered, no new one is taken, and the server
 ends.
 """
 
@@ -30,7 +30,7 @@ def started(generator: Generator) -> tuple[BatchingManager, list[BaseException]]
 
 
 def ended(manager: BatchingManager) -> None:
-    """Wait for the handler thread's end, and see that nobody and nothing is left."""
+    """Wait for the handler thread's end, and see that no request and no block is left."""
     manager._thread.join(PATIENCE_S)
     left = manager.snapshot()
     assert not manager._thread.is_alive()

@@ -1,4 +1,4 @@
-"""Many adapters on few slots: who waits for a slot, which adapter leaves, and what is loaded."""
+"""Many adapters on few slots: which request waits, which adapter leaves, and what is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handler thread with the fake generator: nothing ends it, nobody is forgotten."""
+"""The handler thread with the fake generator: nothing ends it, no request is forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV blocks on demand: who gives way, and what that costs; in virtual time. (That it changes
+"""KV blocks on demand: which request is preempted, and its cost; in virtual time. (That it changes
 no text is in test_texts.)
 """
 

@@ -80,7 +80,7 @@ def test_cancelled_and_recomputed_tokens_are_not_charged() -> None:
     ledger = scheduler.ledger
     assert ledger and (ledger.counter("a"), ledger.counter("b")) == (PROMPT, 0)
     assert not list(ledger.by_counter())
-    # on a pool of three blocks somebody recomputes: nobody pays twice
+    # on a pool of three blocks a request is recomputed: no user pays twice
     asks = [Ask(0.0, prompt=4, tokens=5, user="a"), Ask(0.0, prompt=4, tokens=5, user="b")]
     served = run(Dynamic("demand", watermark=0.0), asks, order=Fair(), n_blocks=3)
     assert sum(i.interruptions.recomputed_tokens for i in served.inferences) > 0

@@ -1,4 +1,4 @@
-"""Who goes first among those that wait: worked examples, bounds, and what an order may know."""
+"""Order of the waiting requests: worked examples, bounds, and what an order may know."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EXAMPLE = [
         (Sjf(), "A A A C D D B B B B"),
         (Sjf(aging=30.0), "A A A B B B B C D D"),  # a tenth of a second is worth three tokens
         (Sjf(max_wait_s=2.9), "A A A B B B B C D D"),  # at 3 B has waited for 2.9 s, C for 2.8
-        (Sjf(max_wait_s=2.95), "A A A C B B B B D D"),  # at 3 nobody has, at 4 B
+        (Sjf(max_wait_s=2.95), "A A A C B B B B D D"),  # at 3 none has, at 4 B
     ],
     ids=["fcfs", "priority", "sjf", "sjf aged", "sjf bounded", "sjf bounded later"],
 )
@@ -97,7 +97,7 @@ def test_the_highest_response_ratio_goes_next() -> None:
     asks = [Ask(0.0, tokens=8), Ask(3.5, prompt=8), Ask(5.5, prompt=2)]
     served = run(Dynamic(), asks, order=Hrrn(), max_batch_size=1)
     assert " ".join(served.batches) == "A A A A A A A A C B"
-    # nobody is looked at beyond the oldest 128: behind them the order is that of arrival
+    # beyond the oldest 128 requests the order is that of arrival
     many = [Ask(0.0, tokens=1), *(Ask(0.5, prompt=9) for _ in range(130)), Ask(0.6, prompt=1)]
     served = run(Dynamic(), many, order=Hrrn(), max_batch_size=1)
     admitted = served.admitted_at
@@ -184,7 +184,7 @@ def test_a_full_bin_goes_first() -> None:
 
 
 class Secret(Inference):
-    """Whoever reads how long it may be is caught."""
+    """An order that reads how long an answer may be is caught."""
 
     _limit: int
 

@@ -312,7 +312,7 @@ def test_followers_go_on_without_a_first_that_has_left() -> None:
 
 
 def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
-    """It may itself wait for the blocks that they have, and then nobody would go on."""
+    """It may itself wait for the blocks that they have, and then neither would go on."""
     demand = Dynamic(kv_reservation="demand", watermark=0.0)
     scheduler = make_scheduler(demand, n_blocks=20, token_budget=4)
     first, other = Ask(0.0, prompt=10, tokens=20, content=1, n=2).group(4)

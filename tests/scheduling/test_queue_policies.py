@@ -203,7 +203,7 @@ def test_who_is_delayed_may_starve_unless_a_longest_wait_is_promised() -> None:
 def test_a_request_of_several_times_out_and_is_delayed_as_a_whole(
     policy: Policy, action: str, shape: dict[str, Any]
 ) -> None:
-    """A runs until 5, and leaves no KV blocks for anybody else. B's time is over at 2."""
+    """A runs until 5, and leaves no KV blocks for any other. B's time is over at 2."""
     asks = [Ask(0.0, prompt=395, tokens=5), Ask(0.0, prompt=9, content=3, **shape), Ask(4.0)]
     order = levels(f"1:timeout_ms=2000,action={action}")
     served = run(policy, asks, order=order, max_batch_size=4, token_budget=1000)
@@ -267,7 +267,7 @@ def counts(scheduler: Scheduler) -> tuple[int, int]:
 
 
 def drained(scheduler: Scheduler, now: float) -> list[Inference]:
-    """Who is answered, in order, until nobody is left."""
+    """Answered requests, in order, until none is left."""
     answered: list[Inference] = []
     for second in range(100):
         answered += scheduler.expire(now + second)

@@ -67,7 +67,7 @@ def test_drafts_use_what_prompts_leave_of_the_budget_and_end_with_the_request() 
 
 
 def test_drafts_take_no_block_that_another_row_could_have() -> None:
-    """Blocks of four tokens: rejected drafts give theirs back, so that nobody is preempted."""
+    """Blocks of four tokens: rejected drafts give theirs back, so that no request is preempted."""
     asks = [Ask(0.0, 4, 8), Ask(0.0, 4, 8)]
     policy = Dynamic("demand", watermark=0.0)
     _, plain = serve(asks, policy, n_blocks=5)

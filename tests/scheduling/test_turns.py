@@ -63,7 +63,7 @@ def test_levels_of_the_feedback_queue() -> None:
     served = run(Dynamic(), MLFQ_EXAMPLE, check, order=order, max_batch_size=1)
     assert " ".join(served.batches) == "A A A C A A B B"
     assert levels == [0, 0, 1, 0, 1, 1, 1, 1]
-    # who was not computed for three seconds returns to the first level, behind those that are there
+    # a request not computed for three seconds returns to the first level, as its last one
     long = [Ask(0.0, tokens=30), *(Ask(float(at), tokens=2) for at in range(1, 21, 2))]
     starves = run(Dynamic(), long, order=order, max_batch_size=1)
     bounded = run(Dynamic(), long, order=Mlfq(3.0, 2, 3), max_batch_size=1)
@@ -139,7 +139,7 @@ def test_what_a_preemption_took_is_left_to_compute_again() -> None:
 
 def test_more_are_admitted_than_rows_are_computed_as_far_as_blocks_go() -> None:
     # pool of 4 blocks of 4: A and B, two blocks each; C would need one more, and waits until B is
-    # done, since blocks of whole lives are given up by nobody
+    # done, since no request gives up blocks of its whole life
     asks = [Ask(0.0, tokens=7), Ask(1.0, tokens=5), Ask(2.0, tokens=3)]
     served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1, n_blocks=4)
     assert " ".join(served.batches) == "A B B B B B C C C A A A A A A"

@@ -278,7 +278,7 @@ def test_jumping_gives_what_stepping_does_to_the_byte(
 
 
 def test_every_setting_is_honoured_or_refused() -> None:
-    """Whoever adds one says which: read here, the engine's, or refused."""
+    """One that is added is named in one of these: read here, the engine's, or refused."""
     read: set[str] = set()
 
     class Read(Config):
