@@ -2,8 +2,8 @@
 
 Read: its description in part, and its code (session_affinity_scheduler.py). Taken: which
 request is promoted, and when none is. Chosen here: a session is a request's `user`; its last turn
-is not remembered, so that there is no time after which a session is forgotten, and of equally cached
-requests the first arrival goes. The defaults were not found; those below are ours.
+is not remembered, so that no session is ever forgotten; of equally cached requests the first
+arrival goes. The defaults were not found; those below are ours.
 """
 
 from collections.abc import Iterator
