@@ -84,9 +84,7 @@ class Server:
 
         manager = AheadManager if config.ahead else BatchingManager
         self.manager = manager(
-            self.scheduler,
-            loaded,
-            loop_interval_s=config.loop_interval_ms / 1e3,
+            self.scheduler, loaded, loop_interval_s=config.loop_interval_ms / 1e3
         )
         self.stats = ServerStats(config.max_batch_size)
         self.metrics = Metrics(config, self.manager, replica)

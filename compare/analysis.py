@@ -266,9 +266,7 @@ def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
 
 
 def occupancy_over_time(
-    iterations: Sequence[Sequence[float]],
-    bins: int = 120,
-    span: tuple[float, float] | None = None,
+    iterations: Sequence[Sequence[float]], bins: int = 120, span: tuple[float, float] | None = None
 ) -> dict[str, Any]:
     """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
     padding, recomputed, rejected].

@@ -106,10 +106,7 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
 
 
 def build(
-    mode: str | None,
-    flags: Mapping[str, Any],
-    values: Mapping[str, str],
-    fill_in: FillIn = resolve,
+    mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str], fill_in: FillIn = resolve
 ) -> Config:
     """Return the Config of a mode from flags over environment values. Raises ConfigError.
 

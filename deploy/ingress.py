@@ -98,8 +98,7 @@ class Ingress:
     async def _stats(self, call: Call) -> Answer:
         if call.query:
             raise InvalidRequest(
-                "iterations belong to one replica: ask GET /replicas/NAME/stats",
-                param="iterations",
+                "iterations belong to one replica: ask GET /replicas/NAME/stats", param="iterations"
             )
         reports, ages = await self._replicas.all("report"), routers.report_ages_s
         return answer(merging.stats(self._config, reports, self.counted, ages))

@@ -33,9 +33,7 @@ def main() -> None:
     add("--vllm", type=Path, metavar="FILE", help="show this log of vLLM beside one server")
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
     add(
-        "--timeline",
-        action="store_true",
-        help="write Chrome's trace events of all servers instead",
+        "--timeline", action="store_true", help="write Chrome's trace events of all servers instead"
     )
     add("--out", type=Path, help="the page, or a timeline's folder (default: in the run)")
     arguments = parser.parse_args()

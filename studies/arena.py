@@ -109,10 +109,7 @@ TRACES = {
         [
             CHAT._replace(share=0.7, has=LIMITS | {"slo_ttft_ms": 500.0, "priority": 1}),
             Kind(
-                "exponential:60:300",
-                prompts_of(320),
-                0.3,
-                {"slo_ttft_ms": 20_000.0, "priority": 2},
+                "exponential:60:300", prompts_of(320), 0.3, {"slo_ttft_ms": 20_000.0, "priority": 2}
             ),
         ],
     ),

@@ -29,10 +29,7 @@ AREAS = {  # what is broken, and the tests that must notice
     "scheduling": (["scheduling", "batching.py"], ["tests/scheduling", "tests/simulate"]),
     "engine": (["generate", "model.py", "shapes.py", "weights.py"], ["tests/engine"]),
     "wire": (["wire"], ["tests/wire", "tests/routes"]),
-    "comparison": (
-        ["compare", "stats.py"],
-        ["tests/compare", "tests/client"],
-    ),
+    "comparison": (["compare", "stats.py"], ["tests/compare", "tests/client"]),
 }
 # where things are drawn, which no test looks at by the pixel
 SKIPPED = {"compare/report/drawing.py", "compare/report/figures.py"}

@@ -185,10 +185,7 @@ def start(admit: Iterable[Inference], view: View, reason: str) -> Plan:
 
 
 def whole_groups(
-    view: View,
-    rows: int,
-    queue: Queue | None = None,
-    first: Sequence[Inference] = (),
+    view: View, rows: int, queue: Queue | None = None, first: Sequence[Inference] = ()
 ) -> list[Inference]:
     """Take `first`, if given, and then waiting requests, or those of one queue, in the order; never
     split a group, and stop at the first that does not fit.

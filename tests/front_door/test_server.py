@@ -14,13 +14,7 @@ from client.calls import get, post
 from client.load import replay
 from front_door.pool import Pool
 from tests.front_door.sockets import HEAD, connect, ended
-from tests.servers import (
-    Serve,
-    asks,
-    assert_all_answered,
-    server,
-    wait_until,
-)
+from tests.servers import Serve, asks, assert_all_answered, server, wait_until
 from tests.sse import events
 
 

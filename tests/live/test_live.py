@@ -48,9 +48,7 @@ def until(what: Callable[[], Any]) -> Any:
     return result
 
 
-def test_a_browser_is_shown_the_page_and_others_json(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_a_browser_is_shown_the_page_and_others_json(client_of: Callable[..., FlaskClient]) -> None:
     client = client_of()
     assert client.get("/").get_json()["name"] == "effective-batching"
     assert client.get("/", headers={"Accept": "*/*"}).is_json

@@ -202,9 +202,7 @@ def test_chat_is_the_messages_in_a_plain_template(client_of: Callable[..., Flask
 PROMPT = "If the file"
 
 
-def test_the_official_client_completes_streams_chats_and_sees_errors(
-    shared_server: Serve,
-) -> None:
+def test_the_official_client_completes_streams_chats_and_sees_errors(shared_server: Serve) -> None:
     ask: dict[str, Any] = {"model": "fake", "prompt": PROMPT, "max_tokens": 20, "seed": 1}
     messages: list[Any] = [{"role": "user", "content": PROMPT}]
     with (

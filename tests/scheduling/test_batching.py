@@ -190,9 +190,7 @@ def test_an_iteration_that_never_ends_makes_the_server_unready(manager_of: Manag
     gate.go.release()
 
 
-def test_the_handler_sleeps_between_iterations_for_the_loop_interval(
-    manager_of: ManagerOf,
-) -> None:
+def test_the_handler_sleeps_between_iterations_for_the_loop_interval(manager_of: ManagerOf) -> None:
     manager = manager_of(Dynamic(), loop_interval_s=0.02)
     inference = Inference([0], 5)
     manager.enqueue([inference])

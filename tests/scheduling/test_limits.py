@@ -28,11 +28,7 @@ from tests.virtual import Ask, make_scheduler, run, step
 #     t       0 1 2 3 4 5 6 7
 #     fcfs    A A A A B B B C      B's first token comes at 5, C's at 8
 #     edf     A B B C B A A A      at 3 B's next token is due at 6: C goes before it
-EXAMPLE = [
-    Ask(0.0, tokens=4),
-    Ask(0.5, tokens=3, slo=Slo(2000, 2000)),
-    Ask(1.5, slo=Slo(4000)),
-]
+EXAMPLE = [Ask(0.0, tokens=4), Ask(0.5, tokens=3, slo=Slo(2000, 2000)), Ask(1.5, slo=Slo(4000))]
 
 
 def test_what_is_due_first_is_computed_and_a_row_that_is_ahead_is_paused() -> None:
