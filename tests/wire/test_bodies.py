@@ -182,6 +182,8 @@ NEUTRAL = {
     "length_penalty": 1.0, "min_p": 0.0, "response_format": {"type": "text"}, "tool_choice": "auto",
     "function_call": "none", "modalities": ["text"], "skip_special_tokens": True,
     "add_generation_prompt": True, "logit_bias": {}, "bad_words": [], "suffix": "", "best_of": 1,
+    "stop": None, "stream_options": None, "user": "me", "min_tokens": 4, "n": 1, "top_k": -1,
+    "top_p": 1, "stream": False, "some_new_field": {"x": [1]},
 }  # fmt: skip
 
 
