@@ -22,7 +22,8 @@ from compare import deployments, options
 from compare.deployments import Deployed, Deployment, added_over_time, together
 from compare.measure import Target, measure
 from config import ConfigError, build
-from deploy import serve
+from config import parse as build_from
+from deploy import proxy, serve
 from deploy.replica import Full, Replica
 from observers.run import Run
 from simulate import simulation as simulate
@@ -82,29 +83,53 @@ def test_a_comparison_of_two_replicas_reports_the_sums_of_both(
         assert f"| dynamic | {name} |" in page
 
 
+def of_proxy(words: list[str]) -> Any:
+    return build_from(proxy.read(["dynamic", "--model", "fake", *words])[1])
+
+
+def of_serve(words: list[str]) -> Any:
+    return serve.read(["dynamic", "--model", "fake", *words])
+
+
+WORDS: dict[Callable[[list[str]], Any], dict[str, str]] = {
+    options.parse: {
+        "--replicas 2": "--replicas applies to servers behind a front end; add --dep",
+        "--router prefix": "--router applies to servers behind a front",
+        "--deploy rya": "argument --deploy: invalid choice: 'rya'",
+        "--deploy proxy --replicas 0": "--replicas 0: give 1 or more",
+        "--deploy proxy --router prefix": "--deploy proxy has leastconn",
+        "--deploy ray": "pip install -r requirements-ray.txt",
+    },
+    simulate.parse: {"--deploy ray --replicas 2": "--deploy applies to running servers"},
+    of_proxy: {
+        "--replicas 0": "--replicas must be at least 1",
+        "--replicas two": "argument --replicas",
+        "--max-batch-size 0": "--max-batch-size",
+        "--prefill-replicas 2": "--prefill-replicas and --decode-replicas belong together",
+        "--replica 2": "unknown flag --replica",
+    },
+    of_serve: {
+        "--replicas 0": "give 1 or more",
+        "--router rr": "invalid choice: 'rr'",
+        "--autoscale replicas=3": "name one of min_replicas, max_replicas",
+        "--autoscale max_replicas=many": "--autoscale max_replicas: Input should be a valid int",
+        "--autoscale max_replicas=0": "max_replicas must be at least min_replicas, 1",
+        "--record x": "file of one server",
+        "--max-batch-size 0": "--max-batch-size",
+    },
+}
+
+
 @pytest.mark.parametrize(
-    ("parse", "argv", "sentence"),
-    [
-        (
-            options.parse,
-            "--replicas 2",
-            "--replicas applies to servers behind a front end; add --dep",
-        ),
-        (options.parse, "--router prefix", "--router applies to servers behind a front"),
-        (options.parse, "--deploy rya", "argument --deploy: invalid choice: 'rya'"),
-        (options.parse, "--deploy proxy --replicas 0", "--replicas 0: give 1 or more"),
-        (options.parse, "--deploy proxy --router prefix", "--deploy proxy has leastconn"),
-        (options.parse, "--deploy ray", "pip install -r requirements-ray.txt"),
-        (simulate.parse, "--deploy ray --replicas 2", "--deploy applies to running servers"),
-    ],
+    ("parse", "argv"), [(parse, argv) for parse, table in WORDS.items() for argv in table]
 )
-def test_an_impossible_deployment_is_refused_before_any_server_starts(
-    parse: Callable[[list[str]], Any], argv: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_word_is_a_sentence_before_any_server_starts(
+    parse: Callable[[list[str]], Any], argv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # Ray is not installed
     with pytest.raises(ConfigError) as caught:
         parse(argv.split())
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert WORDS[parse][argv] in str(caught.value) and "\n" not in str(caught.value)
 
 
 def run_of(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
@@ -159,25 +184,7 @@ def test_without_the_counts_of_a_replaced_replica_no_sums_are_reported(
     assert "a replica was replaced" in next(iter(result["errors"]))
 
 
-# ---- deploy/serve.sh: words that it refuses before it starts anything
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--replicas 0", "give 1 or more"),
-        ("--router rr", "invalid choice: 'rr'"),
-        ("--autoscale replicas=3", "name one of min_replicas, max_replicas"),
-        ("--autoscale max_replicas=many", "--autoscale max_replicas: Input should be a valid int"),
-        ("--autoscale max_replicas=0", "max_replicas must be at least min_replicas, 1"),
-        ("--record x", "file of one server"),
-        ("--max-batch-size 0", "--max-batch-size"),
-    ],
-)
-def test_a_wrong_word_is_a_sentence(flags: str, sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        serve.read(["dynamic", "--model", "fake", *flags.split()])
-    assert sentence in str(caught.value)
+# ---- deploy/serve.sh
 
 
 def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,21 +148,6 @@ def error(reply: Response) -> Any:
 # ---- what it is started with
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--replicas 0", "--replicas must be at least 1"),
-        ("--replicas two", "argument --replicas"),
-        ("--max-batch-size 0", "--max-batch-size"),
-        ("--prefill-replicas 2", "--prefill-replicas and --decode-replicas belong together"),
-        ("--replica 2", "unknown flag --replica"),
-    ],
-)
-def test_a_wrong_word_is_a_sentence_and_exit_code_2(flags: str, sentence: str) -> None:
-    done = ran("deploy.proxy", *["dynamic", "--model", "fake"], *flags.split())
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and sentence in done.stderr
-
-
 def test_an_haproxy_on_the_path_is_used_and_without_any_a_sentence_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
