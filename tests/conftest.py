@@ -30,7 +30,7 @@ from config import build
 from generate import load_generator
 from serving import Server
 from tests.browser import PATIENCE_S
-from tests.servers import Serve, server, wait_until_free
+from tests.servers import ClientOf, Serve, server, wait_until_free
 
 # on a busy machine drawing an example may take long, which says nothing of what is tested
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -128,7 +128,7 @@ def no_handler_thread_lives_on() -> Iterator[None]:
 
 
 @pytest.fixture
-def client_of() -> Iterator[Callable[..., FlaskClient]]:
+def client_of() -> Iterator[ClientOf]:
     """Clients of apps in this process, on the fake model unless another is named, by mode and
     settings.
     """

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flask.testing import FlaskClient
+
 from client.calls import get_text
 from client.outcomes import Outcome
 from client.traces import Request
@@ -21,7 +23,7 @@ from generate.fake import token
 ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
-    "PATIENCE_S", "ROOT", "Serve", "asks", "assert_all_answered", "fake_text",
+    "PATIENCE_S", "ROOT", "ClientOf", "Serve", "asks", "assert_all_answered", "fake_text",
     "free_port", "has_traceback", "launched", "metric", "scrape", "server", "started",
     "wait_until", "wait_until_free",
 ]  # fmt: skip
@@ -29,6 +31,7 @@ __all__ = [
 PATIENCE_S = 60
 # server, and the fixture shared_server
 Serve = Callable[[str, Mapping[str, Any]], contextlib.AbstractContextManager[str]]
+ClientOf = Callable[..., FlaskClient]  # the fixture client_of
 
 
 def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request]:

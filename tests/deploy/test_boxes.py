@@ -12,14 +12,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from threading import Thread
 from typing import Any
 
 import pytest
 import yaml
-from flask.testing import FlaskClient
 from werkzeug.serving import make_server
 
 from client.calls import get_text, post
@@ -27,7 +25,7 @@ from compare.servers import wait_until_ready
 from config import HANDOFF, build
 from deploy import haproxy
 from tests.fronts import skip_without
-from tests.servers import ROOT, free_port
+from tests.servers import ROOT, ClientOf, free_port
 
 DEPLOY = ROOT / "deploy"
 HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -137,9 +135,7 @@ def test_the_image_serves_other_machines_and_ends_as_it_should(image: Path, tmp_
     assert f"dynamic mode on http://0.0.0.0:{port}" in output
 
 
-def test_a_server_that_wants_no_requests_is_not_healthy(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_a_server_that_wants_no_requests_is_not_healthy(client_of: ClientOf) -> None:
     """A server that loads, drains or has a broken engine answers, but not with 200."""
     app = client_of().application
     server = make_server("127.0.0.1", 0, app, threaded=True)

@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 
 from client.calls import get, post
 from live import made_load, page
-from tests.servers import PATIENCE_S, started, wait_until
+from tests.servers import PATIENCE_S, ClientOf, started, wait_until
 from tests.shown import (
     CASES,
     LOAD,
@@ -48,7 +48,7 @@ def until(what: Callable[[], Any]) -> Any:
     return result
 
 
-def test_a_browser_is_shown_the_page_and_others_json(client_of: Callable[..., FlaskClient]) -> None:
+def test_a_browser_is_shown_the_page_and_others_json(client_of: ClientOf) -> None:
     client = client_of()
     assert client.get("/").get_json()["name"] == "effective-batching"
     assert client.get("/", headers={"Accept": "*/*"}).is_json
@@ -70,7 +70,7 @@ def test_the_page_makes_no_requests_elsewhere_and_no_markup_of_data() -> None:
     )
 
 
-def test_live_off_leaves_nothing_of_it(client_of: Callable[..., FlaskClient]) -> None:
+def test_live_off_leaves_nothing_of_it(client_of: ClientOf) -> None:
     client = client_of(live="off")
     assert client.get("/", headers=BROWSER).is_json
     for path in ("/live", "/live/events", "/timeline"):
@@ -81,7 +81,7 @@ def test_live_off_leaves_nothing_of_it(client_of: Callable[..., FlaskClient]) ->
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_rows_of_a_page_and_of_a_timeline_are_those_of_stats(
-    name: str, client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+    name: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of each iteration, in each mode, with padding, preempted and paused ones."""
     mode, flags, has = CASES[name]
@@ -117,7 +117,7 @@ HOSTILE = "<script>alert(1)</script> \u202egnol " + "x" * 200
     ("settings", "prompt"), [({}, None), ({"live_prompts": True}, HOSTILE[:80])]
 )
 def test_requests_are_shown_with_their_users_and_with_their_prompts_if_the_server_may(
-    settings: dict[str, Any], prompt: str | None, client_of: Callable[..., FlaskClient]
+    settings: dict[str, Any], prompt: str | None, client_of: ClientOf
 ) -> None:
     client = client_of(mode="static", **settings)
     events(client)
@@ -138,9 +138,7 @@ def test_requests_are_shown_with_their_users_and_with_their_prompts_if_the_serve
         ({"rate": 1, "prompt_tokens": [1000, 1000]}, "beyond the context of 1024"),
     ],
 )
-def test_a_load_out_of_bounds_is_refused(
-    body: Any, message: str, client_of: Callable[..., FlaskClient]
-) -> None:
+def test_a_load_out_of_bounds_is_refused(body: Any, message: str, client_of: ClientOf) -> None:
     response = client_of().post("/live/load", json=body)
     assert response.status_code == 400 and message in response.get_json()["error"]["message"]
 
@@ -156,7 +154,7 @@ def test_a_load_out_of_bounds_is_refused(
     ],
 )
 def test_a_number_out_of_bounds_is_refused(
-    path: str, values: list[str], message: str, client_of: Callable[..., FlaskClient]
+    path: str, values: list[str], message: str, client_of: ClientOf
 ) -> None:
     client = client_of()
     for value in values:
@@ -171,9 +169,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_load_goes_on_while_its_page_polls_and_ends_with_it(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_a_load_goes_on_while_its_page_polls_and_ends_with_it(client_of: ClientOf) -> None:
     client = client_of(max_batch_size=2, loop_interval_ms=20)
     load = {"rate": 200, "num_tokens": [50, 60], "prompt_tokens": [3, 5], "seconds": 30}
     id_ = client.post("/live/load", json=load).get_json()["id"]
@@ -190,9 +186,7 @@ def test_a_load_goes_on_while_its_page_polls_and_ends_with_it(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_load_ends_by_itself_by_a_rate_of_0_and_by_another_one(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_a_load_ends_by_itself_by_a_rate_of_0_and_by_another_one(client_of: ClientOf) -> None:
     client = client_of()
     brief = {"rate": 100, "num_tokens": [2, 3], "prompt_tokens": [1, 2], "seconds": 0.3}
     id_ = client.post("/live/load", json=brief).get_json()["id"]

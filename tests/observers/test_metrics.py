@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import promql_parser as promql
@@ -24,7 +24,7 @@ from config import MODES
 from scheduling.inference import Inference
 from stats import IN_RESULTS
 from tests.counts import SOME_MODES, nightly_but
-from tests.servers import ROOT, scrape, server, wait_until
+from tests.servers import ROOT, ClientOf, scrape, server, wait_until
 
 KINDS = {
     "counter": "vllm:prompt_tokens_total vllm:generation_tokens_total vllm:request_success_total "
@@ -57,9 +57,7 @@ def metrics(client: FlaskClient) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("mode", SOME_MODES)
-def test_every_name_is_there_with_its_kind_labels_and_unit(
-    mode: str, client_of: Callable[..., FlaskClient]
-) -> None:
+def test_every_name_is_there_with_its_kind_labels_and_unit(mode: str, client_of: ClientOf) -> None:
     client = client_of(mode)
     client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
     # as Prometheus 2 asks; the library's answer to it would turn the colons of vLLM's names into
@@ -119,7 +117,7 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     assert [after[name] for name in KINDS["gauge"].split()[:3]] == [0, 0, 0]
 
 
-def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) -> None:
+def test_the_gauges_are_of_this_moment(client_of: ClientOf) -> None:
     client = client_of("static", max_batch_size=2)
     manager = client.application.extensions["server"].manager
     long = [Inference([0] * 16, 1000), Inference([0], 500)]
@@ -135,9 +133,7 @@ def test_the_gauges_are_of_this_moment(client_of: Callable[..., FlaskClient]) ->
     assert metrics(client)["vllm:num_requests_running"] == 0
 
 
-def test_rows_and_occupancy_are_those_of_the_latest_iteration(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_rows_and_occupancy_are_those_of_the_latest_iteration(client_of: ClientOf) -> None:
     client = client_of("static", max_batch_size=4)
     client.post(
         "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
@@ -148,7 +144,7 @@ def test_rows_and_occupancy_are_those_of_the_latest_iteration(
 
 
 def test_draft_tokens_are_counted_alike_by_metrics_stats_timings_and_the_request_log(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
+    client_of: ClientOf, tmp_path: Path
 ) -> None:
     client = client_of(speculate="3", request_log=str(tmp_path / "log"), max_batch_size=1)
     ask = {"prompt": "hi", "num_tokens": 400, "seed": 1}
@@ -171,7 +167,7 @@ def test_draft_tokens_are_counted_alike_by_metrics_stats_timings_and_the_request
 
 
 def test_preemptions_and_cached_tokens_are_counted_alike_by_all_four(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
+    client_of: ClientOf, tmp_path: Path
 ) -> None:
     """On a pool of hardly more than one request."""
     client = client_of(
@@ -219,7 +215,7 @@ def queries(expression: str) -> list[str]:
 
 
 @pytest.fixture
-def labels_of(client_of: Callable[..., FlaskClient]) -> dict[str, list[dict[str, str]]]:
+def labels_of(client_of: ClientOf) -> dict[str, list[dict[str, str]]]:
     """Of each name in /metrics the labels of each sample, after a server's first answer."""
     client = client_of()
     client.post("/inference", json={"prompt": "hi", "num_tokens": 3})

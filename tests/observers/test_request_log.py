@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 
 import launch
 from client.calls import get
@@ -25,7 +24,7 @@ from config import MODES, build
 from observers.request_log import RequestLog
 from scheduling.inference import Inference, State
 from tests.counts import nightly_but
-from tests.servers import PATIENCE_S, assert_all_answered, server, wait_until
+from tests.servers import PATIENCE_S, ClientOf, assert_all_answered, server, wait_until
 
 FIELDS = (
     "id group leader request_id user adapter priority predicted_tokens mode state finish_reason "
@@ -77,7 +76,7 @@ def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_line_has_the_request_s_id_which_its_answer_tells_its_user_level_and_predicted_length(
-    client_of: Callable[..., FlaskClient], tmp_path: Path, stream: bool
+    client_of: ClientOf, tmp_path: Path, stream: bool
 ) -> None:
     """What no header can hold, or is too long for one, gets another id."""
     client, found = client_of(order="sjf", request_log=str(tmp_path / "log.jsonl")), []
@@ -97,9 +96,7 @@ def test_a_line_has_the_request_s_id_which_its_answer_tells_its_user_level_and_p
     assert len(set(found)) == 7 and all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in found[4:])
 
 
-def test_what_ended_otherwise_is_a_line_too(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
-) -> None:
+def test_what_ended_otherwise_is_a_line_too(client_of: ClientOf, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"from": "an earlier run"}\n')
     client = client_of("nobatch", request_log=str(path))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flask.testing import FlaskClient
 
 from compare import measure
 from observers import server_stats
@@ -18,6 +16,7 @@ from observers.server_stats import ServerStats
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration, Row, State
 from scheduling.records import IterationRecord
+from tests.servers import ClientOf
 
 
 def finished(arrived: float, tokens: int, answered: float) -> Inference:
@@ -172,9 +171,7 @@ def test_statistics_take_their_memory_at_the_start_and_no_more(small: ServerStat
     assert kept.iterations()["iterations"] == []
 
 
-def test_the_client_reads_every_page(
-    client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_client_reads_every_page(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_stats, "PAGE", 7)
     client = client_of()
     client.post("/inference", json={"prompt": "hi", "num_tokens": 30})

@@ -4,7 +4,6 @@ totals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from scheduling.errors import DeadlinePassed
 from scheduling.inference import Inference, State
 from tests.observers.test_metrics import metrics
 from tests.observers.test_server_stats import finished
+from tests.servers import ClientOf
 
 COUNTED = ("completed", "failed", "cancelled", "expired", "refused")
 # totals of /stats, and their parts of a user or a priority
@@ -49,9 +49,7 @@ def stats_of(client: FlaskClient) -> dict[str, Any]:
     return dict(client.get("/stats").get_json())
 
 
-def test_users_and_priorities_have_measures_of_their_own(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_users_and_priorities_have_measures_of_their_own(client_of: ClientOf) -> None:
     client = client_of()
     asks: list[dict[str, Any]] = [
         {"user": "ann", "priority": 1},
@@ -95,7 +93,7 @@ def test_users_and_priorities_have_measures_of_their_own(
     assert scraped(client, "user").keys() == {"ann", "bob", "", "eve"}, "counters never go back"
 
 
-def test_every_ending_is_its_users(client_of: Callable[..., FlaskClient]) -> None:
+def test_every_ending_is_its_users(client_of: ClientOf) -> None:
     client = client_of("nobatch", max_batch_size=1, max_waiting=0)
     manager = client.application.extensions["server"].manager
     long = {"prompt": "hi", "num_tokens": 1000}

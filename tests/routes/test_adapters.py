@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from generate.lora import random_adapter
@@ -18,13 +16,13 @@ from scheduling.inference import Inference
 from shapes import SHAPES
 from tests.engine.test_lora import save
 from tests.routes.test_guard import KEY, LOAD, OF_MODELS, UNLOAD
-from tests.servers import wait_until
+from tests.servers import ClientOf, wait_until
 
 WITH_KEY, HEADERS = {"api_key": KEY}, {"Authorization": f"Bearer {KEY}"}
 
 
 def test_every_route_takes_an_adapter_s_name_for_a_model(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
+    client_of: ClientOf, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
     client = client_of(lora_random="2:8", request_log=str(log))
@@ -46,7 +44,7 @@ def test_every_route_takes_an_adapter_s_name_for_a_model(
     assert logged == [None, "lora-1"] * 3
 
 
-def test_models_are_listed_in_vllm_s_form(client_of: Callable[..., FlaskClient]) -> None:
+def test_models_are_listed_in_vllm_s_form(client_of: ClientOf) -> None:
     client = client_of(lora_random="1:8")
     listed = client.get("/v1/models").get_json()["data"]
     facts = [(each["id"], each["root"], each["parent"]) for each in listed]
@@ -54,9 +52,7 @@ def test_models_are_listed_in_vllm_s_form(client_of: Callable[..., FlaskClient])
     assert client.get("/v1/models/lora-0").get_json() == listed[1]
 
 
-def test_vllm_s_gauge_tells_adapters_that_run_and_that_wait(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_vllm_s_gauge_tells_adapters_that_run_and_that_wait(client_of: ClientOf) -> None:
     client = client_of("static", lora_random="3:8", max_loras=5)
     manager = client.application.extensions["server"].manager
     manager.enqueue(long := [Inference([0], 900, adapter="lora-2"), Inference([0], 900)])
@@ -91,7 +87,7 @@ def test_vllm_s_gauge_tells_adapters_that_run_and_that_wait(
     ],
 )
 def test_what_cannot_be_loaded_or_unloaded_is_refused_in_a_sentence(
-    client_of: Callable[..., FlaskClient],
+    client_of: ClientOf,
     settings: dict[str, Any], path: str, body: dict[str, str], status: int, said: str,
 ) -> None:  # fmt: skip
     client = client_of(**{"lora_random": "1:8", **settings})
@@ -101,7 +97,7 @@ def test_what_cannot_be_loaded_or_unloaded_is_refused_in_a_sentence(
 
 
 def test_an_adapter_comes_and_goes_while_the_server_runs(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
+    client_of: ClientOf, tmp_path: Path
 ) -> None:
     """Its requests in flight end before it goes; none begins from then on."""
     client = client_of(**WITH_KEY, lora_random="1:8")
@@ -128,7 +124,7 @@ def test_an_adapter_comes_and_goes_while_the_server_runs(
 
 
 def test_another_adapter_of_the_same_name_is_another_one(
-    client_of: Callable[..., FlaskClient], tmp_path: Path
+    client_of: ClientOf, tmp_path: Path
 ) -> None:
     """Neither its slot nor the prefix cache has anything of the first one."""
     client = client_of(**WITH_KEY, model="demo", lora_random="1:8", prefix_caching=True)

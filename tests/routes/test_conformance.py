@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from time import monotonic
@@ -34,7 +34,7 @@ from tests.fronts import (
     send,
     servers_of,
 )
-from tests.servers import asks, assert_all_answered, metric, wait_until
+from tests.servers import ClientOf, asks, assert_all_answered, metric, wait_until
 from tests.sse import events
 from wire.messages import to_json
 
@@ -99,7 +99,7 @@ def named(value: Any) -> str | None:
 
 @pytest.mark.parametrize(("path", "body"), ANSWERED, ids=named)
 def test_a_plain_answer_is_the_reference_s(
-    fast: str, client_of: Callable[..., FlaskClient], path: str, body: Any
+    fast: str, client_of: ClientOf, path: str, body: Any
 ) -> None:
     ours = reference(client_of(**FAST), "POST", path, body)
     response = fetch(fast, "POST", path, body, WITH_KEY)
@@ -108,7 +108,7 @@ def test_a_plain_answer_is_the_reference_s(
 
 @pytest.mark.parametrize("path", TOLD)
 def test_what_a_server_says_of_itself_is_the_reference_s(
-    fast: str, client_of: Callable[..., FlaskClient], path: str
+    fast: str, client_of: ClientOf, path: str
 ) -> None:
     client = client_of(**FAST, api_key=KEY)
     wait_until(lambda: reference(client, "GET", "/ready").status == 200)
@@ -158,7 +158,7 @@ REFUSED: list[tuple[int, str, str, Any]] = [
 
 @pytest.mark.parametrize(("status", "method", "path", "body"), REFUSED)
 def test_a_refusal_is_the_reference_s_and_names_the_same_field(
-    fast: str, client_of: Callable[..., FlaskClient], status: int, method: str, path: str, body: Any
+    fast: str, client_of: ClientOf, status: int, method: str, path: str, body: Any
 ) -> None:
     ours = reference(client_of(**FAST), method, path, body)
     response = fetch(fast, method, path, body, WITH_KEY)
@@ -178,7 +178,7 @@ REFUSED_HEADERS: list[tuple[int, str, dict[str, str]]] = [
 
 @pytest.mark.parametrize(("status", "path", "headers"), REFUSED_HEADERS)
 def test_a_refusal_by_headers_is_the_reference_s(
-    fast: str, client_of: Callable[..., FlaskClient], status: int, path: str, headers: Any
+    fast: str, client_of: ClientOf, status: int, path: str, headers: Any
 ) -> None:
     ours = reference(client_of(**FAST, api_key=KEY), "POST", path, ASK, headers)
     response = fetch(fast, "POST", path, ASK, headers)
@@ -192,7 +192,7 @@ def test_what_watches_a_process_needs_no_key(fast: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_beyond_the_queue_it_is_a_429_that_says_when_to_come_again(
-    slow: str, client_of: Callable[..., FlaskClient], stream: bool
+    slow: str, client_of: ClientOf, stream: bool
 ) -> None:
     client = client_of(**SLOW)
     full = [Inference([0], 300) for _ in range(4)]
@@ -254,9 +254,7 @@ STREAMED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMED, ids=named)
-def test_a_stream_is_the_reference_s(
-    slow: str, client_of: Callable[..., FlaskClient], path: str, body: Any
-) -> None:
+def test_a_stream_is_the_reference_s(slow: str, client_of: ClientOf, path: str, body: Any) -> None:
     ours = reference(client_of(**SLOW), "POST", path, body)
     response = fetch(slow, "POST", path, body)
     assert response.status == 200 and response.headers == ours.headers
@@ -280,7 +278,7 @@ def test_tokens_come_as_they_are_computed(slow: str, path: str, body: Any) -> No
 
 
 def test_a_deadline_that_passes_is_a_504_and_in_a_stream_an_event(
-    slow: str, client_of: Callable[..., FlaskClient]
+    slow: str, client_of: ClientOf
 ) -> None:
     client, late = client_of(**SLOW), LONG | {"timeout_s": 0.2}
     response = fetch(slow, "POST", INFERENCE, late)

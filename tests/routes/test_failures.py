@@ -5,11 +5,9 @@ ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 
 from batching import FAILURES, BatchingManager
 from generate.fake import FakeGenerator
@@ -17,7 +15,7 @@ from scheduling.errors import EngineFailed, GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, TokenEvent
 from scheduling.policies import Dynamic
 from tests.scheduling.test_batching import wait
-from tests.servers import PATIENCE_S
+from tests.servers import PATIENCE_S, ClientOf
 from tests.spelling import Spelling
 from tests.virtual import make_scheduler
 
@@ -122,9 +120,7 @@ def test_a_listener_that_raises_disturbs_nobody() -> None:
     manager.close()
 
 
-def test_over_http_a_broken_engine_is_503_and_ready_says_why(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_over_http_a_broken_engine_is_503_and_ready_says_why(client_of: ClientOf) -> None:
     engine = Spelling()
     engine.fails = True
     client = client_of(engine=lambda: engine)

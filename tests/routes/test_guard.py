@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from flask.testing import FlaskClient
 from rich.console import Console
 
 from client import client as client_py
@@ -21,7 +19,7 @@ from compare.machine import command_line
 from compare.options import parse as compared
 from config import HANDOFF, Config, ConfigError, build
 from tests.programs import ran
-from tests.servers import server
+from tests.servers import ClientOf, server
 from tests.stub import Handler, stub
 from wire.routes import ROUTES
 
@@ -45,7 +43,7 @@ POSTS = [route.removeprefix("POST ") for route in ROUTES if route.startswith("PO
 
 @pytest.mark.parametrize("path", POSTS)
 def test_a_post_that_a_web_page_could_send_unasked_is_a_415_and_changes_nothing(
-    client_of: Callable[..., FlaskClient], path: str
+    client_of: ClientOf, path: str
 ) -> None:
     client, origin = client_of(), {"Origin": "http://evil.example"}
     client.post("/inference", json=BODIES["/inference"])
@@ -73,9 +71,7 @@ WRONG = (None, KEY, "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}",
 
 
 @pytest.mark.parametrize("route", [*ROUTES, "GET /nope", "OPTIONS /inference"])
-def test_a_server_with_a_key_answers_those_who_have_it(
-    client_of: Callable[..., FlaskClient], route: str
-) -> None:
+def test_a_server_with_a_key_answers_those_who_have_it(client_of: ClientOf, route: str) -> None:
     client = client_of(api_key=KEY)
     method, path = route.replace("{name}", "fake").split()
 
@@ -98,7 +94,7 @@ def test_a_server_with_a_key_answers_those_who_have_it(
 
 
 def test_without_a_page_a_browser_needs_the_key_for_the_description_too(
-    client_of: Callable[..., FlaskClient],
+    client_of: ClientOf,
 ) -> None:
     """The ingress of replicas let a browser read the settings without one."""
     browser = {"Accept": "text/html"}
@@ -144,7 +140,7 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_key_names_its_user_whatever_a_body_says(
-    client_of: Callable[..., FlaskClient], keys: Path, stream: bool
+    client_of: ClientOf, keys: Path, stream: bool
 ) -> None:
     client = client_of(api_keys=str(keys), user_requests_per_minute=2)
 
@@ -306,7 +302,7 @@ HOSTS = {
 
 @pytest.mark.parametrize(("host", "known"), HOSTS.items())
 def test_without_a_key_a_name_that_nobody_allowed_is_a_403(
-    client_of: Callable[..., FlaskClient], host: str, known: bool
+    client_of: ClientOf, host: str, known: bool
 ) -> None:
     """A site whose name leads to this machine could have a browser load and reset the server."""
     client = client_of(allowed_hosts="llm.example, other")

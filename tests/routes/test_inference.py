@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -12,6 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from serving import member_seed
+from tests.servers import ClientOf
 from tests.sse import events
 from wire.routes import ROUTES
 
@@ -21,7 +21,7 @@ NOT_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 @pytest.fixture
-def client(client_of: Callable[..., FlaskClient]) -> FlaskClient:
+def client(client_of: ClientOf) -> FlaskClient:
     return client_of(max_batch_size=4, loop_interval_ms=1)
 
 
@@ -68,9 +68,7 @@ def test_methods_and_sizes_are_refused_with_what_is_taken(client: FlaskClient) -
     assert client.post("/inference", data=largest, content_type=JSON).status_code == 200
 
 
-def test_a_deadline_is_the_request_s_or_else_the_server_s(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_a_deadline_is_the_request_s_or_else_the_server_s(client_of: ClientOf) -> None:
     client = client_of(request_timeout_s=0.02)
     late = client.post("/inference", json={"prompt": "hi", "num_tokens": 1000})
     assert error(late, 504)["code"] == "deadline_passed"
@@ -146,7 +144,7 @@ def test_n_streams_interleave_by_index_on_every_route(client: FlaskClient) -> No
     assert texts == [choice["message"]["content"] for choice in choices]
 
 
-def test_an_n_that_cannot_be_served_is_refused(client_of: Callable[..., FlaskClient]) -> None:
+def test_an_n_that_cannot_be_served_is_refused(client_of: ClientOf) -> None:
     client = client_of(mode="static", max_batch_size=4, max_waiting=3)
     for n, message in (
         (5, "Maximum batch size exceeded: 5 completions in one request"),
@@ -165,7 +163,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
 }
-ClientOf = Callable[..., FlaskClient]
 on_every_route = pytest.mark.parametrize("path", BODIES)
 plain_or_streamed = pytest.mark.parametrize("stream", [False, True])
 

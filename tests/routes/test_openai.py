@@ -4,7 +4,6 @@ server.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -12,7 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 from openai import OpenAI
 
-from tests.servers import Serve
+from tests.servers import ClientOf, Serve
 from tests.spelling import Spelling
 from tests.sse import events
 from wire.answers import Completion, CompletionChunk
@@ -42,9 +41,7 @@ def text(chunks: list[CompletionChunk]) -> str:
     return "".join(chunk.choices[0].text for chunk in chunks)
 
 
-def test_no_two_answers_have_one_id_whichever_server_gives_them(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_no_two_answers_have_one_id_whichever_server_gives_them(client_of: ClientOf) -> None:
     servers = client_of(), client_of()
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     ids = [plain(client, ASK).id for client in servers for _ in range(3)]
@@ -53,9 +50,7 @@ def test_no_two_answers_have_one_id_whichever_server_gives_them(
     assert len(set(ids)) == 10 and ids[6].startswith("chatcmpl-")
 
 
-def test_tokens_of_a_text_are_those_that_its_completion_goes_by(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_tokens_of_a_text_are_those_that_its_completion_goes_by(client_of: ClientOf) -> None:
     client = client_of()
 
     def tokenized(**body: Any) -> Any:
@@ -87,7 +82,7 @@ def test_tokens_of_a_text_are_those_that_its_completion_goes_by(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_prompt_is_completed_plain_and_streaming(
-    form: str, client_of: Callable[..., FlaskClient]
+    form: str, client_of: ClientOf
 ) -> None:
     client = client_of()
     body = ASK | {"prompt": FORMS[form]}
@@ -111,9 +106,7 @@ def test_every_form_of_a_prompt_is_completed_plain_and_streaming(
     assert answer.choices[0].text == inference["completion"], "the routes differ in form alone"
 
 
-def test_a_stop_string_ends_the_text_before_it_and_the_row_with_it(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_a_stop_string_ends_the_text_before_it_and_the_row_with_it(client_of: ClientOf) -> None:
     client = client_of(engine=lambda: Spelling(b"one two three "))
     body = {"prompt": "x", "max_tokens": 200, "stop": ["thr", "two t"]}
     answer = plain(client, body)
@@ -129,9 +122,7 @@ def test_a_stop_string_ends_the_text_before_it_and_the_row_with_it(
     assert own["completion"] == "one two three one tw"
 
 
-def test_end_of_text_ends_a_completion_here_and_not_on_inference(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_end_of_text_ends_a_completion_here_and_not_on_inference(client_of: ClientOf) -> None:
     client = client_of(engine=lambda: Spelling([104, 105, 256, 33]))
     answer = plain(client, ASK)
     assert answer.choices[0].text == "hi" and answer.choices[0].finish_reason == "stop"
@@ -147,7 +138,7 @@ def test_end_of_text_ends_a_completion_here_and_not_on_inference(
     assert f"vllm:request_success_total{stopped}" in client.get("/metrics").get_data(as_text=True)
 
 
-def test_chat_is_the_messages_in_a_plain_template(client_of: Callable[..., FlaskClient]) -> None:
+def test_chat_is_the_messages_in_a_plain_template(client_of: ClientOf) -> None:
     client = client_of(max_model_len=128)
     parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": parts}]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from routes.streams import Stream
 from routes.watcher import Watcher
 from scheduling.inference import Inference, State, TokenEvent
 from scheduling.policies import Dynamic
-from tests.servers import PATIENCE_S, wait_until
+from tests.servers import PATIENCE_S, ClientOf, wait_until
 from tests.spelling import Spelling
 from tests.sse import events
 from tests.virtual import make_scheduler
@@ -32,7 +31,7 @@ ASK = {"prompt": "hi", "num_tokens": 8, "seed": 3}
 
 
 @pytest.fixture
-def gated(client_of: Callable[..., FlaskClient]) -> tuple[FlaskClient, Spelling]:
+def gated(client_of: ClientOf) -> tuple[FlaskClient, Spelling]:
     gate = Spelling(gated=True)
     return client_of(engine=lambda: gate, max_batch_size=2), gate
 
@@ -89,7 +88,7 @@ def test_an_engine_that_fails_before_the_first_token_gives_the_stream_its_status
 
 
 def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes_long(
-    client_of: Callable[..., FlaskClient], gated: tuple[FlaskClient, Spelling]
+    client_of: ClientOf, gated: tuple[FlaskClient, Spelling]
 ) -> None:
     client, gate = gated  # an iteration that ends when it may
     loading = threading.Event()
@@ -152,7 +151,7 @@ def assert_refused(client: FlaskClient, body: dict[str, Any], name: str, **how: 
 
 
 def test_a_stream_without_a_thread_is_refused_and_the_next_one_is_served(
-    client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first was a 500, and every later one waited for a thread that was remembered and had
     never run.
@@ -169,7 +168,7 @@ def test_a_stream_without_a_thread_is_refused_and_the_next_one_is_served(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_nobody_can_watch_is_refused_and_not_computed(
-    stream: bool, client_of: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+    stream: bool, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of()
     ours, theirs = socket.socketpair()

@@ -4,11 +4,10 @@ over HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from scheduling.policies import Dynamic, Fcfs, NoBatching, Order, Policy, Prefix
 from scheduling.prefix_cache import PrefixCache, block_keys
 from simulate import drive
 from tests.counts import examples
+from tests.servers import ClientOf
 from tests.virtual import Ask, make_scheduler, run, step
 
 DEMAND = Dynamic(kv_reservation="demand", watermark=0.0)
@@ -167,9 +167,7 @@ def test_what_is_shared_is_not_paid_for_twice() -> None:
         assert sum(member.interruptions.preemptions for member in served.inferences) == 0
 
 
-def test_another_salt_finds_nothing_and_openais_routes_share_with_ours(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_another_salt_finds_nothing_and_openais_routes_share_with_ours(client_of: ClientOf) -> None:
     client, prompt = client_of("static", prefix_caching=True), [*range(68)]
 
     def cached(salt: str | None, path: str = "/inference") -> int:

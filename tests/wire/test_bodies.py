@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from scheduling.inference import Inference
+from tests.servers import ClientOf
 from wire.bodies import ChatRequest, CompletionRequest
 
 JSON = "application/json"
@@ -23,7 +23,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def client(client_of: Callable[..., FlaskClient]) -> FlaskClient:
+def client(client_of: ClientOf) -> FlaskClient:
     return client_of()
 
 

@@ -5,7 +5,6 @@ computed at once, and over HTTP.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Policy
 from scheduling.sampling import Sampling, Score, Scores
 from tests.oracle import N_VOCAB, POLICIES, SHAPE, Guesses, engine, enliven, serve, workload
+from tests.servers import ClientOf
 from tests.sse import events
 from tokenizer import load_tokenizer
 from wire.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
@@ -168,7 +168,7 @@ def test_rows_without_penalties_keep_their_logits_and_cost_nothing(dtype: torch.
 
 
 @pytest.fixture
-def client(client_of: Callable[..., FlaskClient]) -> FlaskClient:
+def client(client_of: ClientOf) -> FlaskClient:
     return client_of(model="demo", prefix_caching=True)
 
 

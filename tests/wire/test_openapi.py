@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,12 +13,13 @@ from schemathesis.specs.openapi import checks
 
 from scheduling.inference import Inference, Iteration
 from tests.counts import tenth
+from tests.servers import ClientOf
 from tests.spelling import Spelling
 from wire.routes import ROUTES
 
 
 @pytest.fixture
-def quick(client_of: Callable[..., FlaskClient]) -> FlaskClient:
+def quick(client_of: ClientOf) -> FlaskClient:
     """A server whose tokens cost nothing."""
     return client_of(engine=Spelling, max_model_len=128)
 
@@ -141,14 +141,14 @@ def checked(api: Any, path: str, body: Any) -> Any:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "ask"), LONG)
 def test_answers_that_fail_are_as_the_document_says(
-    client_of: Callable[..., FlaskClient], path: str, ask: dict[str, Any], stream: bool
+    client_of: ClientOf, path: str, ask: dict[str, Any], stream: bool
 ) -> None:
     response = checked(document_of(client_of(engine=Failing)), path, ask | {"stream": stream})
     assert "generation_failed" in response.text
     assert response.status_code == (200 if stream else 500)
 
 
-def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]) -> None:
+def test_refusals_are_as_the_document_says(client_of: ClientOf) -> None:
     client = client_of(max_batch_size=1, max_waiting=0)
     api, manager = document_of(client), client.application.extensions["server"].manager
     manager.enqueue(group := [Inference([0], 1000)])
@@ -160,9 +160,7 @@ def test_refusals_are_as_the_document_says(client_of: Callable[..., FlaskClient]
     assert api["/ready"]["GET"].Case().call_and_validate(checks=CHECKS).status_code == 503
 
 
-def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(
-    client_of: Callable[..., FlaskClient],
-) -> None:
+def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(client_of: ClientOf) -> None:
     client = client_of(api_key="sesame")
     headers = {"Authorization": "Bearer sesame"}
     api = schemathesis.openapi.from_wsgi("/openapi.json", client.application, headers=headers)
