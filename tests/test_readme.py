@@ -178,9 +178,7 @@ def test_results_are_few_and_each_figure_is_on_a_page() -> None:
     assert {file for file in files if file.suffix == ".png"} <= shown
 
 
-def test_the_first_page_and_the_marked_path_are_short_and_the_settings_those_that_there_are() -> (
-    None
-):
+def test_the_first_page_and_the_marked_path_are_short_and_settings_exist() -> None:
     first = TEXT[PAGES[0]].splitlines()
     assert len(first) <= 120
     assert all(len(line) <= 100 for line in first if not re.match(r"[|!<]|curl ", line))

@@ -314,7 +314,7 @@ def test_a_variants_own_settings_win_over_those_of_all() -> None:
         ("--modes static --also vllm=http://h --baseline vllm", "static"),
     ],
 )
-def test_auto_arrivals_go_by_a_plain_dynamic_and_else_by_the_baseline(
+def test_auto_arrivals_go_by_a_plain_dynamic_or_else_the_baseline(
     words: str, reference: str
 ) -> None:
     assert parsed(words).reference == reference

@@ -137,9 +137,7 @@ class Evil(Handler):
             super()._stream(stub, tokens)
 
 
-def test_a_report_fetches_nothing_that_a_servers_errors_and_names_tell_it_to(
-    tmp_path: Path,
-) -> None:
+def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with stub(models=(f"{EVIL}/..{EVIL.replace('/', '')}",)) as server:
         server.RequestHandlerClass = Evil

@@ -49,9 +49,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_sweep_of_several_seeds_leaves_each_seeds_run_and_what_they_say_together(
-    swept: Path,
-) -> None:
+def test_a_sweep_of_several_seeds_leaves_each_run_and_what_all_say_together(swept: Path) -> None:
     names = {path.name for path in swept.iterdir()}
     assert names == {"seed-0", "seed-1", "summary.json", *REPORT}
     for seed in (0, 1):
@@ -175,9 +173,7 @@ def test_twelve_variants_and_runs_side_by_side_are_told_apart() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["static, a", "static, b"]
 
 
-def test_figures_are_drawn_of_runs_in_which_nothing_was_answered_or_all_is_equal(
-    tmp_path: Path,
-) -> None:
+def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: Path) -> None:
     rows: dict[str, Any] = {"bin_s": 1.0} | {kind: [0] for kind in ROW_KINDS}
     speculated = {"new": rows | {"live": [9], "rejected": [3]}, "old": rows | {"live": [6]}}
     del speculated["old"]["rejected"]  # as in runs of versions without draft tokens

@@ -51,9 +51,7 @@ def swept(
 
 @pytest.mark.parametrize("capacity", [0.3, 1.0, 5.5, 37.0, 1000.0])
 @pytest.mark.parametrize("off", [0.5, 0.8, 1.0, 1.2])
-def test_where_the_queue_begins_to_grow_is_found_within_a_step_in_few_rates(
-    capacity: float, off: float
-) -> None:
+def test_a_capacity_is_found_within_a_step_in_few_rates(capacity: float, off: float) -> None:
     points = swept(capacity, off * capacity)
     found = sweep.outcome(points)
     low, high = found["sustained_rate"], found["saturated_rate"]

@@ -121,9 +121,7 @@ def test_pytorch_agrees_about_this_processor() -> None:
     assert resolve.onednn_multiplies_bfloat16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def test_kernels_plain_chooses_pytorchs_operations_and_a_part_is_chosen_before_it(
-    gpu: None,
-) -> None:
+def test_kernels_plain_chooses_pytorchs_operations_but_for_a_part_that_is_stated(gpu: None) -> None:
     for device in ("cpu", "cuda"):
         plain = parsed(f"dynamic --device {device} --kernels plain")
         assert {getattr(plain, name) for name in resolve.OPERATIONS} == {"plain"}
@@ -132,9 +130,7 @@ def test_kernels_plain_chooses_pytorchs_operations_and_a_part_is_chosen_before_i
     assert (mixed.attention, mixed.linear, mixed.norms) == ("plain", "int8", "plain")
 
 
-def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_prevent_it(
-    gpu: None,
-) -> None:
+def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_forbid(gpu: None) -> None:
     config = parsed("dynamic")
     parts = (config.attention, config.norms, config.sampler, config.linear)
     assert parts == ("triton", "triton", "plain", "triton") and config.captures
@@ -177,9 +173,7 @@ def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path
     assert (config.port, config.max_waiting, config.threads) == (1003, 2, 7)
 
 
-def test_a_shared_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(
-    tmp_path: Path,
-) -> None:
+def test_a_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
     dotenv.write_text("EB_MODE=static\nEB_BATCH_SIZE_TARGET=9\n")
     assert parse([], {}, dotenv).mode == "static"

@@ -276,9 +276,7 @@ def test_on_a_gpu_other_parts_are_refused(line: str, monkeypatch: pytest.MonkeyP
     assert ON_GPU[line] in refused(line)
 
 
-def test_heads_that_a_kernel_cannot_take_are_refused_and_auto_is_plain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_heads_too_large_for_a_kernel_make_auto_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(n_layer=1, n_head=1, n_embd=512)
     monkeypatch.setattr(Config, "shape", shape)
     monkeypatch.setattr(resolve, "shape_of", lambda model: shape)
@@ -306,9 +304,7 @@ PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != features.ENGINES]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: " + ".join(f.name for f in pair))
-def test_two_features_are_refused_if_and_only_if_the_table_says_so(
-    pair: tuple[Feature, Feature],
-) -> None:
+def test_two_features_are_refused_where_the_table_says_so(pair: tuple[Feature, Feature]) -> None:
     line = ["dynamic", *" ".join(FLAGS.get(each, each.flag) for each in pair).split()]
     if pair not in APART:
         config = parse(line, {}, dotenv=None)

@@ -165,9 +165,7 @@ def test_rows_of_replicas_over_time_add_up() -> None:
     assert added_over_time([[], []])["live"] == []
 
 
-def test_without_the_counts_of_a_replaced_replica_no_sums_are_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_with_a_replaced_replica_no_sums_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [["a", "b"], ["a", "c"]]  # before and after
 
     def get(url: str, *_: Any, **__: Any) -> dict[str, Any]:

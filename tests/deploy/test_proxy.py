@@ -162,9 +162,7 @@ def test_an_haproxy_on_the_path_is_used_and_without_any_a_sentence_says_how_to_g
     assert find() == str(own)
 
 
-def test_servers_share_the_cores_unless_a_user_sets_the_threads_of_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_servers_share_the_cores_unless_threads_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "physical_cores", lambda: 8)
 
     def threads(servers: int, **environment: str) -> int:
@@ -179,9 +177,7 @@ def test_servers_share_the_cores_unless_a_user_sets_the_threads_of_each(
 
 
 @pytest.mark.extra
-def test_each_server_is_reached_by_itself_and_what_is_one_s_own_is_not_answered_by_any(
-    tmp_path: Path,
-) -> None:
+def test_each_server_is_reached_alone_and_its_own_is_not_answered_by_any(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     with started(tmp_path, f"--header-timeout-s 1 --request-log {log}") as proxied:
         url = proxied.url
@@ -347,9 +343,7 @@ def test_clients_of_a_killed_server_get_an_error_and_the_others_are_served(tmp_p
 
 @pytest.mark.extra
 @pytest.mark.nightly
-def test_servers_are_replaced_those_that_ended_first_and_no_request_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_servers_are_replaced_ended_ones_first_and_no_request_is_refused(tmp_path: Path) -> None:
     """A killed server's worker is still dying when its master is gone, and its port takes
     connections for up to 20 ms more: a request in that time is one that the kill harms, with a 502.
     """

@@ -77,9 +77,7 @@ def stream_at(fleet: Served, path: str = "/inference") -> Iterator[http.client.H
         yield response
 
 
-def test_each_replica_has_a_batch_as_large_as_its_rows_and_their_reports_are_merged(
-    two: str,
-) -> None:
+def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_are_merged(two: str) -> None:
     """Ray's own caps are 5 requests at a replica, and an adapter's 10 threads."""
     post(f"{two}/stats/reset")
     with ThreadPoolExecutor(2) as pool:
@@ -122,9 +120,7 @@ def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served
         (["--model", "demo", "--replicas", "64"], "64 replicas of 1 CPUs need 64"),
     ],
 )
-def test_a_start_that_fails_is_a_sentence_and_leaves_nothing_running(
-    flags: list[str], sentence: str
-) -> None:
+def test_a_failed_start_is_a_sentence_and_leaves_nothing(flags: list[str], sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"TAKEN": str(taken.getsockname()[1])}
         argv = ["--port", str(free_port()), *(ports.get(flag, flag) for flag in flags)]
@@ -209,9 +205,7 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
 
 
 @pytest.mark.parametrize("name", KINDS["ray"].routers)
-def test_a_request_goes_to_the_replica_that_it_names_or_to_one_that_may_have_room(
-    name: str,
-) -> None:
+def test_a_request_goes_to_the_replica_that_it_names_or_to_one_with_room(name: str) -> None:
     fleet = Fleet(name, "a", "b", "c")
     request = Request([[1] * 64], 8, user="ann")
     assert [fleet.sent(request, to) for to in "aabbcc"] == list("aabbcc")

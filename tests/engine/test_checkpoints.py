@@ -155,9 +155,7 @@ def test_folders_that_are_no_gpt2_are_refused(
 
 
 @pytest.mark.parametrize("vocab_size", [300, 50304])
-def test_a_vocabulary_that_is_no_tokenizers_own_needs_one_named(
-    vocab_size: int, tmp_path: Path
-) -> None:
+def test_a_vocabulary_of_no_tokenizer_needs_one_named(vocab_size: int, tmp_path: Path) -> None:
     """Anything from 50,257 on was taken for GPT-2's, and anything smaller for bytes."""
     described(tmp_path, **SIZES | {"vocab_size": vocab_size})
     with pytest.raises(ConfigError) as caught:

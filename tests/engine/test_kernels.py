@@ -191,9 +191,7 @@ int main() {
 """
 
 
-def test_a_team_waits_for_no_thread_that_is_away_and_is_smaller_beside_background_load(
-    tmp_path: Path,
-) -> None:
+def test_a_team_waits_for_no_absent_thread_and_is_smaller_beside_other_load(tmp_path: Path) -> None:
     """At a barrier of threads this never ends; beside a busy loop 520 tok/s of gpt2 became 19."""
     compiler = shutil.which("g++")
     if compiler is None:

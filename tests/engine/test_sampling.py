@@ -80,9 +80,7 @@ def test_top_k_and_top_p_keep_the_fewest_that_suffice(
 
 
 @pytest.mark.parametrize("temperature", [1e-46, 1e-6, 1e6])
-def test_extreme_temperatures_draw_ids_and_tiny_ones_the_largest(
-    sampler: Ids, temperature: float
-) -> None:
+def test_extreme_temperatures_draw_ids_tiny_ones_greedily(sampler: Ids, temperature: float) -> None:
     logits = noise(50, 257) * 30
     ids = sampler(logits, draws(Sampling(temperature=temperature), 50), 257)
     assert all(0 <= id_ < 257 for id_ in ids)

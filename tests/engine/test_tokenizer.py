@@ -64,9 +64,7 @@ def in_pieces(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> list
 
 
 @given(IDS | TEXT, st.lists(st.integers(0, 40), max_size=8))
-def test_the_pieces_of_a_text_are_the_text_whatever_bytes_it_has(
-    ids: list[int], cuts: list[int]
-) -> None:
+def test_pieces_of_a_text_are_the_text_whatever_its_bytes(ids: list[int], cuts: list[int]) -> None:
     tokenizer = load_tokenizer("bytes")
     assert "".join(in_pieces(Detokenizer(tokenizer), ids, cuts)) == tokenizer.decode(ids)
 

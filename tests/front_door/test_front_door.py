@@ -125,9 +125,7 @@ def test_a_request_may_come_in_chunks_and_be_old(url: str) -> None:
     assert old[1]["connection"] == "close" and old[2]["completion"] == whole
 
 
-def test_a_client_that_expects_continue_gets_it_once_and_one_whose_body_is_too_large_is_not(
-    url: str,
-) -> None:
+def test_continue_is_sent_once_and_not_for_a_body_that_is_too_large(url: str) -> None:
     head = HEAD + b"Expect: 100-continue\r\nContent-Length: "
     with connect(url) as connection:
         connection.sendall(head + b"%d\r\n\r\n" % len(BODY))
@@ -244,9 +242,7 @@ def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
         yield url, process
 
 
-def test_a_reader_that_stands_still_and_bodies_that_fill_the_memory_lose_their_connections() -> (
-    None
-):
+def test_a_still_reader_and_bodies_that_fill_the_memory_lose_their_connections() -> None:
     with changed(STILL_S=1, MAX_UNFINISHED_BYTES=5_000_000) as (url, process):
         with connect(url, receive_buffer=65_536) as still:
             one = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -333,9 +333,7 @@ def test_no_name_can_end_the_script_of_a_saved_page_and_its_own_script_alone_run
     assert f'<meta http-equiv="Content-Security-Policy" content="{own_content}">' in html
 
 
-def test_a_timeline_has_a_track_a_line_on_which_nothing_overlaps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_timeline_has_tracks_on_which_nothing_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = served(Static(), some_trace(2), max_batch_size=8, n_blocks=200)
     history = json.loads(watched.kept.json("static"))
     events = json.loads(timeline.text(history))["traceEvents"]

@@ -43,7 +43,7 @@ def at_port(port: int, mode: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["windowed, padding", "demand, few blocks", "srpt"])
-def test_rows_appear_as_a_load_is_served_and_are_what_stats_count(
+def test_rows_of_a_load_appear_and_are_what_stats_say(
     name: str, opened: Callable[..., Any]
 ) -> None:
     mode, flags, has = CASES[name]

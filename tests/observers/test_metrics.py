@@ -166,9 +166,7 @@ def test_draft_tokens_are_counted_alike_by_metrics_stats_timings_and_the_request
     assert not any("spec_decode" in name for name in metrics(client_of()))
 
 
-def test_preemptions_and_cached_tokens_are_counted_alike_by_all_four(
-    client_of: ClientOf, tmp_path: Path
-) -> None:
+def test_all_four_count_preemptions_and_cached_tokens(client_of: ClientOf, tmp_path: Path) -> None:
     """On a pool of hardly more than one request."""
     client = client_of(
         max_batch_size=8, max_model_len=400, request_log=str(tmp_path / "log"), prefix_caching=True,

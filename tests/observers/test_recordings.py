@@ -197,9 +197,7 @@ def test_a_file_that_is_no_recording_is_refused(
         replay_file(str(tmp_path / "file"))
 
 
-def test_no_token_is_in_a_recording_and_of_a_request_what_scheduling_goes_by(
-    lines: list[str],
-) -> None:
+def test_a_recording_has_no_token_but_what_scheduling_goes_by(lines: list[str]) -> None:
     entries = [json.loads(line) for line in lines]
     members = [member for entry in entries for member in entry.get("group", [])]
     assert {name for member in members for name in member} == {
@@ -216,9 +214,7 @@ def test_a_server_that_is_not_recorded_has_a_plain_scheduler() -> None:
 
 
 @pytest.mark.parametrize("with_gap", [True, False])
-def test_no_line_is_half_there_when_the_file_can_grow_no_further(
-    with_gap: bool, tmp_path: Path
-) -> None:
+def test_no_line_is_half_there_when_the_file_is_full(with_gap: bool, tmp_path: Path) -> None:
     """Of a recording, whose lines are useless unless all are there, a gap is the last one; of a
     request log, each line that finds room is there.
     """

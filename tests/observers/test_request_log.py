@@ -39,9 +39,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
-def test_every_request_of_a_load_is_a_line_in_the_order_in_which_they_ended(
-    mode: str, tmp_path: Path
-) -> None:
+def test_each_request_of_a_load_is_a_line_in_order_of_ends(mode: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     requests = Workload("uniform:1:30", seed=4).requests(40, "burst")
     with server(mode, {"model": "fake", "request_log": str(path), "max_batch_size": 8}) as url:

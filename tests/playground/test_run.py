@@ -80,7 +80,7 @@ class Mine(Order):
 """
 
 
-def test_a_policy_is_learnt_anew_and_what_it_raises_has_its_line(
+def test_a_policy_is_learnt_anew_and_errors_have_a_line(
     editor: None, of_costs: run.Settings
 ) -> None:
     mine = "dynamic --order yours.py:Mine"

@@ -90,8 +90,6 @@ def sent(**settings: Any) -> bytes:
         (b"{}", "'of'"),
     ],
 )
-def test_keys_and_values_of_another_model_or_form_or_size_are_refused(
-    body: bytes, error: str
-) -> None:
+def test_keys_and_values_of_another_model_or_size_are_refused(body: bytes, error: str) -> None:
     with pytest.raises((Refused, ValueError, LookupError), match=error):
         unpack(build("dynamic", {"model": "demo"}, {}), body, [Inference([1] * 17, 5)], 0.0, 0.0)

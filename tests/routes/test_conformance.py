@@ -277,7 +277,7 @@ def test_tokens_come_as_they_are_computed(slow: str, path: str, body: Any) -> No
     assert len(came) > 20, "few came together"
 
 
-def test_a_deadline_that_passes_is_a_504_and_in_a_stream_an_event(
+def test_a_passed_deadline_is_a_504_and_in_a_stream_an_event(
     slow: str, client_of: ClientOf
 ) -> None:
     client, late = client_of(**SLOW), LONG | {"timeout_s": 0.2}

@@ -93,9 +93,7 @@ def test_a_server_with_a_key_answers_those_who_have_it(client_of: ClientOf, rout
         assert asked(right).status_code == missing.get(path, 200)
 
 
-def test_without_a_page_a_browser_needs_the_key_for_the_description_too(
-    client_of: ClientOf,
-) -> None:
+def test_without_a_page_a_browser_needs_the_key_for_the_settings(client_of: ClientOf) -> None:
     """The ingress of replicas let a browser read the settings without one."""
     browser = {"Accept": "text/html"}
     assert client_of(api_key=KEY).get("/", headers=browser).headers["Location"] == "/live"

@@ -92,9 +92,7 @@ def answer(client: FlaskClient, body: dict[str, Any]) -> dict[str, Any]:
     return dict(client.post("/inference", json=body).get_json())
 
 
-def test_completions_of_one_request_are_drawn_apart_and_each_again_alone(
-    client: FlaskClient,
-) -> None:
+def test_completions_of_a_request_are_drawn_apart_and_again_alone(client: FlaskClient) -> None:
     """Four times the same prompt at temperature 1 once gave four equal texts: the group's members
     shared a seed. Choice index = prompt · n + i; a prompt counts once.
     """

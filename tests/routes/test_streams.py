@@ -107,9 +107,7 @@ def test_a_deadline_is_kept_while_an_iteration_or_the_loading_of_the_model_takes
     gate.go.release(100)
 
 
-def test_a_group_of_which_one_fails_is_not_computed_to_its_end(
-    gated: tuple[FlaskClient, Spelling],
-) -> None:
+def test_a_group_of_which_one_fails_is_ended(gated: tuple[FlaskClient, Spelling]) -> None:
     client, gate = gated
     gate.fails = True
     gate.go.release()

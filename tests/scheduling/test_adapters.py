@@ -54,9 +54,7 @@ def test_each_rule_serves_the_worked_example(adapters: Adapters, batches: str, l
 
 
 @pytest.mark.parametrize(("rule", "batches"), [("mixed", ["AB", "DC"]), ("skip", ["ADB", "C"])])
-def test_a_batch_that_none_joins_has_no_more_adapters_than_slots(
-    rule: Rule, batches: list[str]
-) -> None:
+def test_a_batch_of_static_has_no_more_adapters_than_slots(rule: Rule, batches: list[str]) -> None:
     asks = [Ask(0.0, adapter=name) for name in "abca"]
     assert run(Static(), asks, adapters=Adapters(2, rule), max_batch_size=4).batches == batches
 

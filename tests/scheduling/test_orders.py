@@ -135,9 +135,7 @@ def test_who_has_waited_long_enough_is_overtaken_by_earlier_ones_alone(
 
 @pytest.mark.parametrize("victim", ["newest", "least_computed", "most_computed"])
 @pytest.mark.parametrize("order", [Priority(max_wait_s=10.0), Sjf(max_wait_s=10.0)])
-def test_who_has_waited_long_enough_gives_no_blocks_up_to_later_ones(
-    order: Order, victim: Any
-) -> None:
+def test_a_request_that_waited_long_gives_no_blocks_to_later(order: Order, victim: Any) -> None:
     """It was first to be admitted and first to be preempted: while urgent or short requests came,
     it never kept its blocks.
     """

@@ -52,9 +52,7 @@ def states(served: Run) -> str:
 
 
 @in_every_mode
-def test_max_queue_size_of_ten_that_come_while_the_engine_is_busy_eight_may_wait(
-    policy: Policy,
-) -> None:
+def test_max_queue_size_of_ten_that_come_to_a_busy_engine_eight_may_wait(policy: Policy) -> None:
     asks = [Ask(0.0, tokens=5), *[Ask(1.0) for _ in range(10)]]
     served = run(policy, asks, order=levels("1:max_size=8"), max_batch_size=1)
     assert states(served) == "F" + 8 * "F" + 2 * "W"
@@ -97,9 +95,7 @@ def test_timeout_override_only_shortens(asked_s: float | None, ended: list[float
 @pytest.mark.parametrize(
     "queue_policy", ["", "1:timeout_ms=10000", "1:timeout_ms=10000,override=no", "2:max_size=1"]
 )
-def test_a_timeout_that_a_level_lets_nobody_override_is_a_400_that_names_it(
-    queue_policy: str,
-) -> None:
+def test_a_timeout_that_a_level_does_not_allow_is_a_400_naming_it(queue_policy: str) -> None:
     scheduler = make_scheduler(Dynamic(), order=levels(queue_policy))
     with pytest.raises(InvalidRequest, match="this request's level has none") as refused:
         scheduler.enqueue(Ask(0.0, queue_timeout_s=1.0).group(4), 0.0)
@@ -172,9 +168,7 @@ def test_preferred_sizes_beyond_the_batch_size_limit_are_never_waited_for() -> N
 
 
 @in_every_mode
-def test_delayed_ones_go_behind_all_others_of_their_level_and_before_the_next_level(
-    policy: Policy,
-) -> None:
+def test_delayed_requests_go_last_in_their_level_and_before_the_next(policy: Policy) -> None:
     """A runs until 5. B's 2.5 s are over at 3.5 and C's at 4.5; D has until 5.5."""
     asks = [Ask(0.0, tokens=5), Ask(0.5, priority=2), Ask(1.0), Ask(2.0), Ask(3.0)]
     order = levels("1:timeout_ms=2500,action=delay")
@@ -230,9 +224,7 @@ def test_a_request_of_which_some_were_admitted_is_not_timed_out_any_more(action:
 
 
 @in_every_mode
-def test_who_is_cancelled_or_passes_its_own_deadline_while_delayed_leaves_at_once(
-    policy: Policy,
-) -> None:
+def test_a_delayed_request_that_is_cancelled_or_late_leaves_at_once(policy: Policy) -> None:
     order = levels("1:timeout_ms=1000,action=delay,max_size=3")
     scheduler = make_scheduler(policy, order=order, max_batch_size=1)
     first = Inference([0], 3)

@@ -141,9 +141,7 @@ def test_an_idle_row_computes_its_last_token_over_and_over_and_its_cache_does_no
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_cancelling_the_last_live_row_of_a_batch_answers_those_that_were_held(
-    compact: bool,
-) -> None:
+def test_cancelling_the_last_live_row_of_a_batch_answers_held_ones(compact: bool) -> None:
     scheduler = make_scheduler(Static(compact))
     held, long = Inference([0], 1), Inference([0], 9)
     scheduler.enqueue([held, long], now=0.0)
@@ -269,7 +267,7 @@ def test_prompts_of_one_token_are_prompts_and_get_no_padding() -> None:
         (Windowed(max_batch_delay_ms=1000, batch_size_target=2, batch_size_limit=50), 4),
     ],
 )
-def test_a_policy_that_never_splits_a_group_says_how_large_one_may_be(
+def test_a_policy_that_splits_no_group_says_how_large_one_may_be(
     policy: Policy, limit: int
 ) -> None:
     """A Static scheduler that was not told the limit besides let a larger group wait for ever."""

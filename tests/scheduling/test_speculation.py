@@ -240,9 +240,7 @@ REQUESTS = [
     [{}, {"dtype": "bfloat16"}, {"linear": "int8", "kv_dtype": "int8"}, {"kernels": "plain"}],
     ids=str,
 )
-def test_answers_are_the_same_with_stop_strings_scores_and_every_type(
-    settings: dict[str, Any],
-) -> None:
+def test_answers_are_the_same_with_stops_scores_and_all_types(settings: dict[str, Any]) -> None:
     answers: list[Any] = []
     for speculate in ("0", "6"):
         server = Server(build("static", {"model": "demo", "speculate": speculate} | settings, {}))

@@ -130,7 +130,7 @@ def test_tokens_are_those_of_each_request_alone(
     assert seen["paused"] or not order.preemptive
 
 
-def test_texts_are_the_same_when_others_leave_while_the_host_keeps_them(
+def test_texts_are_the_same_when_others_leave_the_host(
     model: GPT2,  # noqa: F811
 ) -> None:
     """Three completions of each prompt, which share its blocks; some are cancelled in the iteration

@@ -27,9 +27,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_it_writes_the_same_and_calls_of_a_lost_machine_are_made_again(
-    nodes: Any, tmp_path: Path
-) -> None:
+def test_it_writes_the_same_and_repeats_a_lost_machines_calls(nodes: Any, tmp_path: Path) -> None:
     tables = []
     for where in (("--jobs", "1"), ("--ray", nodes.address)):
         out = tmp_path / where[0]

@@ -142,9 +142,7 @@ def test_code_is_what_numbers_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_runs_are_the_same_side_by_side_and_of_servers_are_given_what_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_runs_are_the_same_side_by_side_and_servers_get_what_is_kept(tmp_path: Path) -> None:
     def measured(study: Study, name: str, processes: int = 1) -> Any:
         kept = runner.FinishedRuns(tmp_path / name, "")
         return runner.measured(study, cases(7), 7, 2, kept, processes)

@@ -250,9 +250,7 @@ def test_a_prompt_is_scored_without_a_completion(client: FlaskClient) -> None:
     assert {chunk["choices"][0]["text"] for chunk in chunks} == {*prompts}
 
 
-def test_stop_ids_end_a_text_before_them_and_min_tokens_puts_all_ends_off(
-    client: FlaskClient,
-) -> None:
+def test_stop_ids_end_a_text_before_them_and_min_tokens_delays_that(client: FlaskClient) -> None:
     greedy: dict[str, Any] = {"prompt": "If the file", "max_tokens": 24, "temperature": 0}
     text = ask(client, **greedy)["choices"][0]["text"]
     at = text.index("a")

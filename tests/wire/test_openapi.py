@@ -60,9 +60,7 @@ def fuzz(strategy: Any, cases: int) -> None:
 
 @pytest.mark.property
 @pytest.mark.parametrize("route", ROUTES)
-def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(
-    api: Any, route: str
-) -> None:
+def test_whatever_is_sent_the_document_describes_the_answer(api: Any, route: str) -> None:
     method, path = route.split()
     operation = api[path][method]
     fuzz(
