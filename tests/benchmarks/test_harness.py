@@ -92,9 +92,7 @@ def test_a_front_end_is_reported_beside_the_plain_server() -> None:
 
 
 @pytest.mark.nightly
-def test_plain_answers_and_streams_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_and_streams_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = f"http --clients 2 --tokens 4 --seconds 0.3 --rounds 1 --out {tmp_path}"
     monkeypatch.setattr(sys, "argv", words.split())
     http.main()

@@ -123,9 +123,7 @@ def test_a_closed_loop_is_saved_and_can_be_sent_at_other_instants(tmp_path: Path
     assert "users" not in opened[0].body()
 
 
-def test_the_server_comes_from_the_flag_the_environment_or_dotenv(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_where_the_server_is_stated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(addresses, "ROOT", tmp_path)
     monkeypatch.delenv("IP", raising=False)
     (tmp_path / "client").mkdir()

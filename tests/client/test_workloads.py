@@ -143,9 +143,7 @@ def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> No
         ({"adapters": "0:uniform"}, "unknown adapters"),
     ],
 )
-def test_options_that_are_unknown_or_contradict_each_other_are_refused(
-    options: dict[str, Any], sentence: str
-) -> None:
+def test_options_that_contradict_others_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(WorkloadError, match=sentence):
         Workload(**options)
 
@@ -162,9 +160,7 @@ def test_options_that_are_unknown_or_contradict_each_other_are_refused(
         {"users": ["a,9,fixed:2", "b,9,fixed:3"]},
     ],
 )
-def test_every_workload_survives_the_way_to_a_file_and_back(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_workload_is_the_same_from_a_file(options: dict[str, Any], tmp_path: Path) -> None:
     requests = Workload(seed=1, **options).requests(20, "poisson:3")
     save_trace(path := tmp_path / "trace.jsonl", requests)
     assert load_trace(path) == requests
@@ -198,9 +194,7 @@ IDS = {"prompt": None, "prompt_ids": [1]}
         ([FIRST | IDS, LATER], "line 2: .*give prompt, not prompt_ids"),
     ],
 )
-def test_a_bad_trace_is_refused_with_its_line(
-    lines: list[Any], sentence: str, tmp_path: Path
-) -> None:
+def test_a_bad_trace_is_refused_by_line(lines: list[Any], sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(WorkloadError, match=sentence):

@@ -95,9 +95,7 @@ def texts_of(folder: Path, name: str) -> list[str]:
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
 )
-def test_an_interrupted_comparison_leaves_no_server_behind(
-    how: signal.Signals, tmp_path: Path
-) -> None:
+def test_an_interrupted_comparison_leaves_no_server(how: signal.Signals, tmp_path: Path) -> None:
     words = "--skip-calibration --model fake --modes nobatch,dynamic --arrival burst "
     words += f"--lengths fixed:200 --numsamples 200 --out {tmp_path}"
     with launched(sys.executable, "-m", "compare", *words.split()) as process:
@@ -314,9 +312,7 @@ def test_a_variants_own_settings_win_over_those_of_all() -> None:
         ("--modes static --also vllm=http://h --baseline vllm", "static"),
     ],
 )
-def test_auto_arrivals_go_by_a_plain_dynamic_or_else_the_baseline(
-    words: str, reference: str
-) -> None:
+def test_auto_arrivals_go_by_plain_dynamic_or_the_baseline(words: str, reference: str) -> None:
     assert parsed(words).reference == reference
 
 

@@ -222,9 +222,7 @@ def test_progress_moves_in_a_terminal() -> None:
     assert "static: 0/3 ended" in shown and "sustained" in shown
 
 
-def test_the_client_is_calibrated_once_a_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_client_is_calibrated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "RATES", [50])
     monkeypatch.setattr(calibrate, "SECONDS", 0.1)

@@ -243,9 +243,7 @@ TABLE = SENTENCES | ORDERS | BATCHES
 
 
 @pytest.mark.parametrize("line", TABLE)
-def test_a_bad_command_line_is_answered_in_one_sentence(
-    line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_line_is_answered_in_one_sentence(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: False)
     assert TABLE[line] in refused(line)
 

@@ -54,9 +54,7 @@ def stated_bits_per_byte() -> float:
 @pytest.mark.parametrize(
     ("name", "folder", "most"), [("demo", DEMO, 8e6), ("demo-draft", DEMO / "draft", 1.5e6)]
 )
-def test_the_files_are_small_and_of_the_shape_in_the_code(
-    name: str, folder: Path, most: float
-) -> None:
+def test_the_files_are_small_and_of_the_shape_stated(name: str, folder: Path, most: float) -> None:
     path = folder / "model.safetensors"
     assert path.stat().st_size <= most
     assert shape_of(str(folder)) == SHAPES[name] and SHAPES[name].n_ctx == 1024

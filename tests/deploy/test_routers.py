@@ -173,9 +173,7 @@ def test_a_router_forgets_replicas_that_are_gone_and_not_those_that_are_left_out
     prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=30),
     remembered=st.integers(1, 12),
 )
-def test_what_is_remembered_are_beginnings_of_prompts(
-    prompts: list[list[int]], remembered: int
-) -> None:
+def test_beginnings_of_prompts_are_remembered(prompts: list[list[int]], remembered: int) -> None:
     chooser, sent = PrefixAffinity(remembered=remembered), set()
     for ids in prompts:
         chooser.choose(prompt(*ids), [ReplicaLoad(0)])

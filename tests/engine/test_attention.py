@@ -272,9 +272,7 @@ def check(norm: AddNorm, x: Tensor, y: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1, 5, 15, 16, 17, 63, 100, 768, 1025])
-def test_the_kernel_equals_pytorchs_addition_and_norm(
-    dtype: torch.dtype, width: int, threads: int
-) -> None:
+def test_the_norm_kernel_equals_pytorchs_norm(dtype: torch.dtype, width: int, threads: int) -> None:
     norm = plain_norm(width, dtype)
     for n_rows in (0, 1, 2, 3, 7, 64, 300):
         check(norm, *two(n_rows, width, dtype))

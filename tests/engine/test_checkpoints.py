@@ -88,9 +88,7 @@ def described(folder: Path, **fields: Any) -> Path:
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_logits_equal_hugging_faces_whatever_a_field_changes(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+def test_logits_equal_hugging_faces_for_any_field(fields: dict[str, Any], tmp_path: Path) -> None:
     """Such fields were not read, and checkpoints were served with other logits than their own."""
     from transformers import GPT2LMHeadModel
 

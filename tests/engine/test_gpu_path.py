@@ -294,9 +294,7 @@ def run_out(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_memory_that_runs_out_names_the_settings_to_lower(
-    tiny: GPT2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_runs_out_names_settings(tiny: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KVCache(TINY, 4, 4, torch.float32, "cpu")
     generator = CachedGenerator(tiny, N_VOCAB, PlainAttention(cache), sample, 40)
     monkeypatch.setattr(generator, "sample", run_out)

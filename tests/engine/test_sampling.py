@@ -71,9 +71,7 @@ def test_temperature_0_is_greedy_and_takes_the_lowest_of_equals(sampler: Ids) ->
     ("k", "p", "n_kept"),
     [(2, None, 2), (None, 0.5, 1), (None, 0.51, 2), (None, 1.0, 4), (3, 0.9, 3), (9, 1e-9, 1)],
 )
-def test_top_k_and_top_p_keep_the_fewest_that_suffice(
-    k: int | None, p: float | None, n_kept: int
-) -> None:
+def test_top_k_and_top_p_keep_the_fewest_ids(k: int | None, p: float | None, n_kept: int) -> None:
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
     kept = restricted(logits, k, p).isfinite().tolist()
     assert kept == [True] * n_kept + [False] * (4 - n_kept)

@@ -37,9 +37,7 @@ def test_every_id_can_be_decoded(tokenizer: tiktoken.Encoding) -> None:
     assert max(map(len, texts)) <= LONGEST_TOKEN[tokenizer.name]
 
 
-def test_a_tokenizer_that_cannot_be_fetched_names_the_ways_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_absent_tokenizer_names_the_ways_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(name: str) -> None:
         raise OSError("no network")
 

@@ -93,9 +93,7 @@ def test_requests_are_the_same_however_they_are_cut(
         (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501),
     ],
 )
-def test_what_is_wrong_is_refused_as_soon_as_it_is_seen(
-    raw: bytes, status: int, piece: int
-) -> None:
+def test_what_is_wrong_is_refused_once_it_is_seen(raw: bytes, status: int, piece: int) -> None:
     assert read(raw, piece) == ([], status, "")
 
 

@@ -43,9 +43,7 @@ def at_port(port: int, mode: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["windowed, padding", "demand, few blocks", "srpt"])
-def test_rows_of_a_load_appear_and_are_what_stats_say(
-    name: str, opened: Callable[..., Any]
-) -> None:
+def test_rows_of_a_load_are_what_stats_say(name: str, opened: Callable[..., Any]) -> None:
     mode, flags, has = CASES[name]
     with server(mode, {**SLOW, **flags}) as url:
         tab = opened(url)
@@ -296,9 +294,7 @@ def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows
     assert colours(tab, 30)[REQUESTS] == frozenset(chips["padding"])
 
 
-def test_where_requests_name_adapters_a_colour_is_an_adapter(
-    opened: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_with_adapters_each_has_a_colour(opened: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "adapters.html").write_text(every_kind("", "sql", "of/docs"))
     tab = opened((tmp_path / "adapters.html").as_uri())
     show_all(tab)

@@ -80,9 +80,7 @@ class Mine(Order):
 """
 
 
-def test_a_policy_is_learnt_anew_and_errors_have_a_line(
-    editor: None, of_costs: run.Settings
-) -> None:
+def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: run.Settings) -> None:
     mine = "dynamic --order yours.py:Mine"
     state = STATE | {"rows": 2}
     for key, same in (("-inference.num_tokens", False), ("inference.num_tokens", True)):

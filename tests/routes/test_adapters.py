@@ -21,9 +21,7 @@ from tests.servers import ClientOf, wait_until
 WITH_KEY, HEADERS = {"api_key": KEY}, {"Authorization": f"Bearer {KEY}"}
 
 
-def test_every_route_takes_an_adapter_s_name_for_a_model(
-    client_of: ClientOf, tmp_path: Path
-) -> None:
+def test_every_route_takes_an_adapter_for_a_model(client_of: ClientOf, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     client = client_of(lora_random="2:8", request_log=str(log))
     for path, body in OF_MODELS.items():
@@ -96,9 +94,7 @@ def test_what_cannot_be_loaded_or_unloaded_is_refused_in_a_sentence(
     assert answer.status_code == status and said in answer.get_json()["error"]["message"]
 
 
-def test_an_adapter_comes_and_goes_while_the_server_runs(
-    client_of: ClientOf, tmp_path: Path
-) -> None:
+def test_an_adapter_comes_and_goes_beside_requests(client_of: ClientOf, tmp_path: Path) -> None:
     """Its requests in flight end before it goes; none begins from then on."""
     client = client_of(**WITH_KEY, lora_random="1:8")
     server = client.application.extensions["server"]
@@ -123,9 +119,7 @@ def test_an_adapter_comes_and_goes_while_the_server_runs(
     assert running[0].done.is_set() and len(running[0].tokens) == 400
 
 
-def test_another_adapter_of_the_same_name_is_another_one(
-    client_of: ClientOf, tmp_path: Path
-) -> None:
+def test_another_adapter_of_a_name_is_another_one(client_of: ClientOf, tmp_path: Path) -> None:
     """Neither its slot nor the prefix cache has anything of the first one."""
     client = client_of(**WITH_KEY, model="demo", lora_random="1:8", prefix_caching=True)
 

@@ -107,9 +107,7 @@ def test_a_plain_answer_is_the_reference_s(
 
 
 @pytest.mark.parametrize("path", TOLD)
-def test_what_a_server_says_of_itself_is_the_reference_s(
-    fast: str, client_of: ClientOf, path: str
-) -> None:
+def test_a_server_s_facts_are_the_reference_s(fast: str, client_of: ClientOf, path: str) -> None:
     client = client_of(**FAST, api_key=KEY)
     wait_until(lambda: reference(client, "GET", "/ready").status == 200)
     response = fetch(fast, "GET", path, headers=WITH_KEY)
@@ -277,9 +275,7 @@ def test_tokens_come_as_they_are_computed(slow: str, path: str, body: Any) -> No
     assert len(came) > 20, "few came together"
 
 
-def test_a_passed_deadline_is_a_504_and_in_a_stream_an_event(
-    slow: str, client_of: ClientOf
-) -> None:
+def test_a_late_answer_is_a_504_and_in_a_stream_an_event(slow: str, client_of: ClientOf) -> None:
     client, late = client_of(**SLOW), LONG | {"timeout_s": 0.2}
     response = fetch(slow, "POST", INFERENCE, late)
     assert response.status == 504

@@ -137,9 +137,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_a_key_names_its_user_whatever_a_body_says(
-    client_of: ClientOf, keys: Path, stream: bool
-) -> None:
+def test_a_key_names_its_user_not_a_body(client_of: ClientOf, keys: Path, stream: bool) -> None:
     client = client_of(api_keys=str(keys), user_requests_per_minute=2)
 
     def status(key: str, **said: str) -> int:

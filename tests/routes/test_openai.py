@@ -81,9 +81,7 @@ def test_tokens_of_a_text_are_those_that_its_completion_goes_by(client_of: Clien
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_prompt_is_served_plain_and_streamed(
-    form: str, client_of: ClientOf
-) -> None:
+def test_every_form_of_a_prompt_is_served_and_streamed(form: str, client_of: ClientOf) -> None:
     client = client_of()
     body = ASK | {"prompt": FORMS[form]}
     answer = plain(client, body)

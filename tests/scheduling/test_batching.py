@@ -48,9 +48,7 @@ def wait(*inferences: Inference) -> None:
 
 
 @pytest.mark.parametrize("policy", ALL, ids=lambda policy: type(policy).__name__)
-def test_requests_from_many_threads_each_get_their_own_tokens(
-    policy: Policy, manager_of: ManagerOf
-) -> None:
+def test_many_threads_get_the_tokens_of_each(policy: Policy, manager_of: ManagerOf) -> None:
     manager = manager_of(policy)
     inferences = [Inference([i, 1, 2], 1 + i % 7) for i in range(60)]
     threads = [

@@ -332,9 +332,7 @@ def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
     [([Ask(0.0, 4, 8, content=1), Ask(1.0, 13, 10, content=2, n=4)], (4, 8, 10)),
      ([Ask(0.0, 10, 6, content=1, n=3), Ask(1.0, 11, 13, content=1, n=3)], (6, 6, 6))],
 )  # fmt: skip
-def test_nobody_waits_for_ever_when_completions_give_way(
-    asks: list[Ask], limits: tuple[int, int, int]
-) -> None:
+def test_none_waits_for_ever_for_completions(asks: list[Ask], limits: tuple[int, int, int]) -> None:
     """They once waited for a first one that waited for their blocks, and nothing ran."""
     policy = Dynamic("demand", victim="most_computed", watermark=0.2, budget_counts="all")
     rows, budget, blocks = limits

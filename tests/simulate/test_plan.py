@@ -80,9 +80,7 @@ def test_of_too_few_requests_it_is_said_that_growth_is_not_known(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("cheap")
-def test_a_trace_is_as_long_as_growth_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_is_as_long_as_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MOST_REQUESTS", 50)
     traffic = ["--lengths", "fixed:2", "--arrival", "poisson:30"]
     found = planned(tmp_path, "--slo", "e2el:100000", "--repeats", "1", traffic=traffic)

@@ -109,9 +109,7 @@ def test_the_table_has_sums_over_traces_and_kinds(monkeypatch: pytest.MonkeyPatc
     assert row.endswith(f"| {BUDGET} 2 | {iterations:,} | none |")
 
 
-def test_without_vllm_a_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_without_vllm_a_sentence_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     done = ran("studies", "vllm_schedule", "--processes", "1", "--out", str(tmp_path))
     assert (done.returncode, done.stderr) == (2, f"error: {vllm_schedule.MISSING}\n")
