@@ -208,6 +208,11 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
     assert pool.allocate(4) == [2, 7, 8, 9]
     with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
         pool.allocate(1)
+    for neighbours in ([3, 4], [5, 6]), ([5, 6], [3, 4]):  # freed one by one, they are one range
+        for blocks in ([0, 1], *neighbours):
+            pool.free(blocks)
+        assert pool.allocate(4) == [3, 4, 5, 6]
+        assert pool.allocate(2) == [0, 1]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
