@@ -336,14 +336,14 @@ DEFINITIONS = {
     "by_priority": "requests by level of priority, 1 the highest; 0: they name none",
     "by_class": "requests by `slo_class`; empty: they name none",
     "completed": "requests that were answered; in /stats: completions",
-    "failed": "requests that ended with an error; in /stats: with the engine's",
+    "failed": "requests that ended with an error; in /stats: with an error of the engine",
     "cancelled": "requests that their clients gave up",
     "expired": "requests whose deadlines passed",
-    "invalid": "requests that could not be read or never be served; under no name",
+    "invalid": "requests that could not be read or never be served; not counted by user",
     "total_input_tokens": "prompt tokens of answered requests",
     "total_output_tokens": "completion tokens of answered requests",
-    "refused": "of the failed, those that were answered 429: the queue was full, their user "
-    "beyond a limit, or theirs out of reach",
+    "refused": "of the failed (in /stats: beside them), those that were answered 429: the "
+    "queue was full, their user beyond a limit, or their own limit out of reach",
     "mean_paused_ms": "mean of paused_s over answers; likewise mean_preempted_ms of preempted_s",
     "largest_batch": "most inferences admitted at once",
     "occupancy": "live rows, each once, / max_batch_size, weighted by iteration time",

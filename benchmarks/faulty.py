@@ -2,10 +2,9 @@
 
     python -m benchmarks.faulty MODE --fault raise:20 [any server setting]
 
-Every 20th iteration then raises; `oom:20` runs out of memory, `hang:20` never ends, `exit:20` ends
-the handler thread. A number of 1 is every iteration. `clock:3600` has the wall clock jump by so
-many seconds, there and back, once a second. The engine is the fake one unless another --model is
-named.
+Every 20th iteration then raises; `oom:20` runs out of memory, and `hang:20` never ends. A number of
+1 is every iteration. `clock:3600` has the wall clock jump by so many seconds, there and back, once
+a second. The engine is the fake one unless another --model is named.
 """
 
 from __future__ import annotations

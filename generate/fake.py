@@ -97,7 +97,6 @@ FAULTS: dict[str, Callable[[], object]] = {
     "raise": lambda: _raise(RuntimeError("a fault that was asked for")),
     "oom": lambda: _raise(OutOfMemory("this GPU's memory is full, as was asked for")),
     "hang": lambda: threading.Event().wait(),
-    "exit": sys.exit,  # which `except Exception` does not catch
 }
 
 

@@ -29,7 +29,7 @@ from kernels.launches import dependent, follow, multiplied_as
 
 QUERIES = 16  # in a tile at most; the least that tensor cores multiply
 KEYS = 64  # of a round
-ROUNDS = 2  # of a row that a program takes at least
+ROUNDS = 2  # of a row that a program takes at least, but for its last one
 PROGRAMS = 256  # that share rows at most: two for each multiprocessor
 WARPS = {torch.float32: 8, torch.bfloat16: 4}  # in float32, registers of four spill
 TILE = 8  # integers that describe a tile; three are spare, to keep the next aligned to 16 bytes

@@ -70,8 +70,8 @@ class InferenceEnd(_Answer):
     """
 
     usage: Usage
-    timings: Timings | list[Timings]
-    seed: int | list[int] = Field(description="by which the same text is drawn again")
+    timings: Timings | list[Timings] = Field(description="a list for a group or n over 1")
+    seed: int | list[int] = Field(description="the same seed draws the same text again")
 
 
 class InferenceAnswer(InferenceEnd):

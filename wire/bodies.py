@@ -90,7 +90,9 @@ class Common(BaseModel):
     """Fields that all completion routes have under one name."""
 
     timeout_s: Timeout | None = Field(None, description="until a 504; null: --request-timeout-s")
-    queue_timeout_s: Timeout | None = Field(None, description="the same in the queue")
+    queue_timeout_s: Timeout | None = Field(
+        None, description="longest time in the queue, where --queue-policy lets requests shorten it"
+    )
     user: str | None = Field(None, max_length=256, description="name, for fairness and limits")
     priority: Priority = Field(0, description="level, 1 the highest; 0: the server's default")
     slo_class: str | None = Field(None, max_length=256, description="class of --slo-classes")

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from config import MAX_BODY_BYTES
 from wire import answers
 from wire.messages import JSON, STREAM
 from wire.routes import OPEN, Route, offered
@@ -21,7 +22,7 @@ PROBLEMS = {
     404: "there is no such route, model or adapter here",
     405: "the route takes another method, which the header `Allow` names",
     408: "headers or body came too slowly",
-    413: "the body is too large",
+    413: f"the body is larger than {MAX_BODY_BYTES:,} bytes",
     415: "a POST must be application/json",
     429: "the queue is full, the user has reached a limit a minute, or the request's limit on time "
     "to first token is out of reach; try again after `Retry-After` seconds",

@@ -98,14 +98,23 @@ def _kind(field: Schema) -> str:
     kind = field.get("type", "object").replace("array", "list")
     kind += f"[{_kind(field['items'])}]" if "items" in field else ""
     limits = [form.format(field[k]) for k, form in LIMITS.items() if abs(field.get(k, 1e18)) < 1e18]
+    if "minItems" in field and field["minItems"] == field.get("maxItems"):
+        limits = [f"{field['minItems']} items"]
     return f"{kind} {', '.join(limits)}".strip()
 
 
 def neutral() -> str:
-    names: dict[str, list[str]] = {}
-    for name, (_, value) in {**bodies.NEUTRAL_OF_CHAT, "suffix": (str, "")}.items():
-        names.setdefault(f"`{json.dumps(value)}`", []).append(f"`{name}`")
-    return table("only value | fields", [(value, ", ".join(of)) for value, of in names.items()])
+    of: dict[tuple[str, str], list[str]] = {}  # routes, by field and its only values
+    for word, model in (("completions", bodies.CompletionRequest), ("chat", bodies.ChatRequest)):
+        for name, outer in model.model_json_schema()["properties"].items():
+            field = outer.get("anyOf", [outer])[0]  # what it is where null stands for it
+            if "enum" in field and "description" not in outer:
+                of.setdefault((f"`{name}`", _kind(field)), []).append(word)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (name, values), words in of.items():
+        names.setdefault((values, ", ".join(words)), []).append(name)
+    rows = [(*key, ", ".join(names)) for key, names in names.items()]
+    return table("only value | of | fields", rows)
 
 
 def numbers() -> str:

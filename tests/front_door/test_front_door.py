@@ -326,6 +326,7 @@ def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exit
         start = time.monotonic()
         status, _, body = answers(plain)[0]
         assert (status, body["error"]["code"]) == (503, "draining")
+        assert body["error"]["type"] == "service_unavailable_error"
         assert time.monotonic() - start > 0.8
         *_, last, done = ended(stream).split(b"data: ")
         assert b'"code":"draining"' in last and done.startswith(b"[DONE]")

@@ -71,17 +71,21 @@ def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_t
     manager.close()
 
 
-def test_a_defect_of_the_loop_itself_is_no_silence() -> None:
+@pytest.mark.parametrize("raised", [ZeroDivisionError("by zero"), SystemExit(3)])
+def test_a_defect_of_the_loop_itself_is_no_silence(raised: BaseException) -> None:
+    def defect() -> None:
+        raise raised
+
     manager, failures = started(Spelling())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manager._scheduler, "next_deadline", lambda: 1 / 0)
+        patch.setattr(manager._scheduler, "next_deadline", defect)
         patch.setattr(manager._scheduler, "schedule", lambda now: (Iteration([], 0, 1, 0), None))
         inference = Inference([0], 1)
         manager.enqueue([inference])
         wait(inference)
         ended(manager)
-    assert isinstance(inference.error, EngineFailed) and isinstance(failures[0], ZeroDivisionError)
-    why = "the handler thread ended with ZeroDivisionError: division by zero"
+    assert isinstance(inference.error, EngineFailed) and failures[0] is raised
+    why = f"the handler thread ended with {type(raised).__name__}: {raised}"
     assert manager.not_ready_because() == why
     manager.close()
 
