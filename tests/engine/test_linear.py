@@ -268,6 +268,11 @@ def test_the_sizes_of_blocks_and_steps_count_the_scales() -> None:
     assert 2 * config.block_bytes == kept
     shape = SHAPES["gpt2"]
     assert shape.step_bytes(0, 0, "int8", "int8") == shape.parameters - shape.n_ctx * shape.n_embd
+    with torch.device("meta"):
+        linear = sum(
+            w.numel() for name, w in GPT2(shape).named_parameters() if ".c_" in name and w.ndim == 2
+        )
+    assert shape.weight_bytes("float32", "int8") == 4 * shape.parameters - 3 * linear
     bfloat16, int8 = (
         shape.step_bytes(8, 256, "bfloat16", kept) - shape.step_bytes(0, 0, "bfloat16", kept)
         for kept in ("bfloat16", "int8")
