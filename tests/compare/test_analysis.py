@@ -61,7 +61,7 @@ def test_the_useful_fraction_of_request_level_batches() -> None:
     assert expected_useful_fraction([1, 3], [2, 1, 1]) == pytest.approx(8 / (2 * 2.5 + 2 + 2))
     assert expected_useful_fraction([1, 3], []) is None
     # the longest first: batches of equals are no draws
-    assert expected_useful_fraction([9, 5, 1], [3]) is None
+    assert expected_useful_fraction([9, 5, 5, 1], [3]) is None
 
 
 def test_batches_are_the_requests_admitted_together() -> None:
