@@ -4,6 +4,7 @@ One worker, because the batch lives in one process; a thread for every request t
 flight, so that the HTTP layer never caps the batch.
 """
 
+import logging
 import os
 import resource
 from math import ceil
@@ -32,6 +33,9 @@ forwarded_allow_ips = ""
 forwarder_headers = ""
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
 BOOT_ERROR = 3  # gunicorn's code of a worker that is not to be started again
+# after the sentence that says why the server ends, gunicorn's own would hide it
+NEEDLESS = {"Worker (pid:%s) exited with code %s.", "Shutting down: %s", "Reason: %s"}
+logging.getLogger("gunicorn.error").addFilter(lambda record: record.msg not in NEEDLESS)
 
 
 def post_worker_init(worker: Any) -> None:

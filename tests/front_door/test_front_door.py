@@ -333,6 +333,14 @@ def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exit
         assert process.wait(PATIENCE_S / 4) == 0, "left alone it would take 20 s"
 
 
+def test_a_failed_load_ends_the_server_with_a_sentence_about_it() -> None:
+    argv = f"launch.py dynamic --lora x=/nowhere --port {free_port()}"
+    with launched(sys.executable, *argv.split()) as process:
+        *_, last = process.communicate(timeout=PATIENCE_S)[0].splitlines()
+    assert process.returncode == 3
+    assert "the server ends: loading failed: /nowhere has no adapter that can be read" in last
+
+
 def test_ctrl_c_ends_a_drain_at_once() -> None:
     with started("--loop-interval-ms", "20") as (url, process), asked(url) as plain:
         process.send_signal(signal.SIGTERM)
