@@ -229,9 +229,7 @@ def times_of(inference: Inference) -> Times:
 
 
 def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any]:
-    """The `timings` of a FINISHED inference's answer, without its gaps. epoch_offset: its clock +
-    this = seconds since the epoch.
-    """
+    """A FINISHED inference's `timings`, but its gaps. epoch_offset: to seconds since the epoch."""
     times = times_of(inference)
     return {
         "arrived_at": times.started_at + epoch_offset,
@@ -243,9 +241,7 @@ def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any
 
 
 def times_from(timings: Mapping[str, Any], started_at: Any = 0.0) -> Times:
-    """The time stamps behind `timings`, or columns of them, of a request that arrived at
-    `started_at`: the inverse of `timings_of`.
-    """
+    """The stamps behind `timings`, or columns, from `started_at` on: `timings_of`, inverted."""
     first = started_at + timings["ttft_s"]
     last, end = first + timings["decode_s"], started_at + timings["e2e_s"]
     return Times(started_at, started_at + timings["queue_s"], first, last, end)
@@ -256,9 +252,7 @@ _PERCENTILES = (50, 90, 95, 99)
 
 
 def distribution(name: str, seconds: Iterable[float]) -> dict[str, float | None]:
-    """{"mean_NAME_ms": …, std, min, max, p50, p90, p95, p99} of values in seconds, without NaN;
-    None each where there are no values.
-    """
+    """{"mean_NAME_ms": …, std, min, max, p50 …} of seconds, without NaN; None each of none."""
     import numpy as np
 
     values = seconds if isinstance(seconds, np.ndarray) else np.fromiter(seconds, float)

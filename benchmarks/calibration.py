@@ -175,9 +175,7 @@ def measure(server: TrafficServer, seconds: float, seed: int) -> Iterator[list[S
 
 
 def at_once(config: Config) -> list[int]:
-    """Numbers of rows that decode together in a round: 1, 2, 3, 4, 6, 8, 12, … or the padded
-    sizes.
-    """
+    """Numbers of rows that decode together in a round: 1, 2, 3, 4, 6, 8, … or the padded sizes."""
     sizes = {m << k for k in range(20) for m in (2, 3)} | {1, config.max_batch_size}
     return sorted(config.decoder_batch_sizes or (n for n in sizes if n <= config.max_batch_size))
 

@@ -119,9 +119,7 @@ def _apart(bursts: Sequence[Sequence[float]]) -> float:
 
 
 def swap_block(config: Config) -> int:
-    """Median picoseconds in which the engine copies a KV block to the host, or from it; 0 where it
-    copies none.
-    """
+    """Median picoseconds to copy a KV block to or from the host; 0 where none is copied."""
     if config.model == "fake" or config.generator != "cached":
         return 0
     engine = load(config)

@@ -165,9 +165,7 @@ def against_bound(
 
 
 def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
-    """Count what the host launches on a GPU in a step, of which a CUDA graph is one, and the
-    kernels that run; both are 0 on a CPU.
-    """
+    """Count a step's launches on a GPU, of which a CUDA graph is one, and kernels; 0 on a CPU."""
     with torch.profiler.profile() as profile:
         engine.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))
     events = profile.events() or []
@@ -224,9 +222,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def turn(line: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the rows from which the arithmetic of steps takes longer than the reading, between
-    those that were measured; None if it does for none of them, or for all.
-    """
+    """Return the rows from which arithmetic takes longer than reading; None if not measured."""
     for few, many in pairwise(sorted(line, key=lambda step: step["rows"])):
         less, more = (math.log(s["arithmetic_s"] / s["memory_s"]) for s in (few, many))
         if less < 0 <= more:
@@ -235,9 +231,7 @@ def turn(line: Sequence[Mapping[str, float]]) -> float | None:
 
 
 def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """A roofline: step time against rows, a colour a context, the bound as a dashed line, and a
-    dotted one where the first context's limit turns from memory to arithmetic.
-    """
+    """A roofline: step time against rows, dashed bounds, dotted the turn to arithmetic."""
     contexts = sorted({int(step["context"]) for step in steps})
     shades = matplotlib.colormaps["viridis"](np.linspace(0.1, 0.75, len(contexts)))
     with matplotlib.rc_context(STYLE):

@@ -192,9 +192,7 @@ def expected_s(costs: Costs, observed: Sequence[Observed]) -> np.ndarray:
 
 
 def _by_rows(observed: Sequence[Observed], sizes: Sequence[int]) -> dict[int, Line]:
-    """A time for each number of rows, none shorter than for fewer rows, and one slope over context
-    for all.
-    """
+    """A time for each number of rows, rising with it, and one slope over context for all."""
     rows = np.array([each.rows for each in observed])
     knots = [n for n in sorted(sizes) if (rows == n).sum() >= LEAST]
     if not knots:

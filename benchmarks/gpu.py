@@ -123,10 +123,7 @@ BENCHMARK = Benchmark(
 
 
 def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str, list[str]]:
-    """The words after `python -m` of each part, in order, with the settings that have an effect.
-
-    by: the processor; a GPU's costs are called by its name, and a CPU's stay in `out`.
-    """
+    """The words after `python -m` of each part. by: the processor, whose name a GPU's costs get."""
     gpu = config.device == "cuda"
     [called, *_] = [*re.findall(r"[A-Z]+\d+", by if gpu else ""), config.device]
     values = vars(options) | {
@@ -163,9 +160,7 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
 
 
 def found(name: str, out: Path) -> str:
-    """A table of the page that a part wrote, with what is said of it; if it wrote none, its lines
-    for people.
-    """
+    """A table of a part's page, with what is said of it; without a page, its lines for people."""
     for written in (out / name).glob("*.md"):
         blocks = written.read_text().split("\n\n")
         tables = [i for i, block in enumerate(blocks) if block.startswith("|")]
@@ -220,9 +215,7 @@ def page(result: Mapping[str, Any], config: Config, out: Path) -> str:
 
 
 def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]:
-    """The parts that an earlier run left in `out`, if some are repeated; else none, and an empty
-    folder. Raises ConfigError.
-    """
+    """The parts of an earlier run in `out`, if --only repeats some. Raises ConfigError."""
     saved = out / "gpu.json"
     if out.exists() and not saved.exists():
         raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")

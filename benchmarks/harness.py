@@ -130,10 +130,7 @@ class Benchmark:
     def write(
         self, folder: Path, title: str, setup: str, body: str, result: Mapping[str, Any]
     ) -> None:
-        """Write NAME.md and NAME.json; print the page.
-
-        result: the numbers, with their record.
-        """
+        """Write NAME.md and NAME.json, the numbers with their record; print the page."""
         page = (
             f"# {title}\n\n{setup}; `{result['command']}`, commit {result['commit']}, "
             f"{result['date']}.\n\n{body}\n"

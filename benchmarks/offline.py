@@ -23,9 +23,7 @@ def inference(config: Config, prompt: list[int], tokens: int, sampling: Sampling
 
 
 def burst(config: Config, n: int) -> list[Prompted]:
-    """The first n requests of the burst, with ids that the model has. Raises ConfigError if there
-    are not so many.
-    """
+    """The burst's first n requests, with ids that the model has. Raises ConfigError."""
     if not 1 <= n <= LARGEST:
         raise ConfigError(f"--n must be from 1 to {LARGEST}")
     n_vocab = config.shape.vocab_size

@@ -17,9 +17,7 @@ class ServerError(Exception):
 
 
 def headers(key: str | None) -> dict[str, str]:
-    """Return the headers of every request. A redirect to another server does not get the key: both
-    libraries take it off.
-    """
+    """Return every request's headers. Both libraries take the key off a redirect elsewhere."""
     return {"Content-Type": "application/json"} | (
         {"Authorization": f"Bearer {key}"} if key else {}
     )
@@ -52,10 +50,7 @@ def stream(
     show: Callable[[str], None],
     key: str | None = None,
 ) -> None:
-    """POST to /inference of the server at `url`; `show` each piece of the text as it comes.
-
-    Raises ServerError.
-    """
+    """POST to /inference at `url`; `show` each piece of text as it comes. Raises ServerError."""
     with _exchange("POST", f"{url}/inference", body | {"stream": True}, timeout_s, key) as response:
         for line in response.iter_lines():
             data = line.removeprefix(b"data: ").strip()

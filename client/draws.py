@@ -36,9 +36,7 @@ class WorkloadError(ValueError):
 
 
 def lengths(spec: str) -> Lengths:
-    """Return a function that draws n completion lengths. Raises WorkloadError for an unknown
-    distribution.
-    """
+    """Return a function that draws n completion lengths. Raises WorkloadError."""
     name, *arguments = spec.split(":")
     try:
         match name, arguments:
@@ -93,9 +91,7 @@ def number(text: str, or_zero: bool = False) -> float:
 
 
 def adapters(spec: str) -> Callable[[int, int], list[str]]:
-    """Return a function that draws the adapters of n requests from a seed: lora-0, lora-1, …, for
-    "16:skewed" of 16; `distinct` takes one after the other. Raises WorkloadError.
-    """
+    """Return a function (n, seed) → names of adapters, for "16:skewed". Raises WorkloadError."""
     number, _, popularity = spec.partition(":")
     if not (number.isdecimal() and int(number) and popularity in POPULARITIES):
         names = ", ".join(POPULARITIES)
@@ -164,9 +160,7 @@ def in_microseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def at_rate(arrival: str, rate: float) -> str:
-    """Return the arrival process at another rate: `gamma:5:2` for `gamma:3:2` and 5; one without a
-    rate becomes Poisson.
-    """
+    """Return the arrivals at another rate: `gamma:5:2` for `gamma:3:2` and 5; else Poisson's."""
     name, *arguments = arrival.split(":")
     if name in ("gamma", "constant"):
         return ":".join([name, f"{rate:g}", *arguments[1:]])
@@ -231,9 +225,7 @@ class Prefixes(NamedTuple):
 
 
 class Sessions(NamedTuple):
-    """Conversations of `turns` requests: after each answer its user thinks, for an exponentially
-    distributed time of mean `think_s` seconds, before sending the next.
-    """
+    """Conversations of `turns` requests, with exponential pauses of mean `think_s` seconds."""
 
     turns: int
     think_s: float

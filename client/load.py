@@ -165,9 +165,7 @@ class _Replay:
         self._watch.ended(outcome)
 
     async def _tick(self, first_at: float) -> None:
-        """Tick once in each TICK_S, anywhere in it: equal intervals would beat with equal gaps of
-        a load.
-        """
+        """Tick once in each TICK_S, anywhere in it: equal intervals could beat with the load's."""
         rng = random.Random(0)
         for k in itertools.count():
             await asyncio.sleep(first_at + (k + rng.random()) * TICK_S - self._now())
@@ -187,9 +185,7 @@ class _Replay:
 
 @contextlib.contextmanager
 def _no_pauses() -> Iterator[None]:
-    """Let Python's collector go through new objects alone while instants are measured: all of them
-    take it milliseconds.
-    """
+    """Let Python's collector visit new objects alone: all of them take it milliseconds."""
     gc.collect()
     gc.freeze()
     try:
@@ -199,9 +195,7 @@ def _no_pauses() -> Iterator[None]:
 
 
 def allow_open_files(n: int) -> int:
-    """Let this process and those that it starts open n files, or as many as they may; return how
-    many. The limit is often 1,024, and each request in flight is an open socket.
-    """
+    """Let this process open n files, or as many as it may; return how many: a socket is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -67,9 +67,7 @@ def _row(answer: Answer) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers as columns, rows of ROW; and by their row those that are kept, with the gaps between
-    their tokens.
-    """
+    """Answers as columns, rows of ROW; kept: by row, those with the gaps between tokens."""
 
     rows: np.ndarray
     kept: Mapping[int, Answer]

@@ -71,9 +71,7 @@ class Progress:
 
 
 class Replayed(Watch):
-    """One replay: answered of all, answers a second, in flight, failed, and the remaining time on
-    this clock, whichever the trace goes by. `say` prints it now and then.
-    """
+    """One replay's counts, and the time left on this clock. `say` prints them now and then."""
 
     def __init__(self, name: str, requests: Sequence[Request], say: Callable[[str], None] | None):
         self._name = name

@@ -69,9 +69,7 @@ class Request(BaseModel):
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the prompt; for a text, those of `--tokenizer bytes`; for a later turn, of its own
-        words alone.
-        """
+        """Ids of the prompt; of a text by `--tokenizer bytes`; of a later turn its own words."""
         return self.prompt_ids or list((self.prompt or "").encode())
 
     def continuing(self, conversation: str) -> Request:
@@ -149,10 +147,7 @@ class Trace(Sequence[Request]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     def sent_as(self, arrival: str, seed: int) -> Trace:
-        """Return the same requests with other arrivals; in conversations, of the first turns.
-
-        Raises WorkloadError for an unknown arrival, or one that conversations cannot have.
-        """
+        """Return the same requests with other arrivals, as of `openings`. Raises WorkloadError."""
         firsts, at = self.firsts, self.at.copy()
         opening = openings(arrival, len(firsts), seed, conversing=len(firsts) < len(self))
         at[firsts] = opening.at
@@ -169,9 +164,7 @@ def _sent_at(make: Callable[[int], Request], at: np.ndarray, users: int | None, 
 def openings(
     arrival: str, n: int, seed: int, scaled: bool = False, conversing: bool = False
 ) -> Arrivals:
-    """Return the arrivals of n requests, or of the first turns of n conversations. Raises
-    WorkloadError.
-    """
+    """Return the arrivals of n requests, or n conversations. Raises WorkloadError."""
     opening = arrivals(arrival, n, seed, scaled)
     if conversing and opening.users:
         raise WorkloadError(
@@ -198,9 +191,7 @@ def load_trace(path: Path, scale: int | None = None) -> list[Request]:
 def replayed(
     path: Path, scale: int | None, arrival: str | None, seed: int
 ) -> tuple[Sequence[Request], dict[str, Any]]:
-    """Return the requests of a trace, with other arrivals if `arrival` is given, and their
-    description in a report. Raises WorkloadError.
-    """
+    """Return a trace's requests, arriving so if stated, and a description. Raises WorkloadError."""
     requests, scale = _read(path, scale)
     where = f"as in {path}"
     words = {"lengths": where, "arrival": arrival or where} | ({"scale": scale} if scale else {})

@@ -63,9 +63,7 @@ class Stream(NamedTuple):
     def draw(
         self, n: int | None, until: float, seed: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return instants and lengths of the first n requests; if n is None, of all before `until`.
-        They are drawn apart, so that the same requests can come at another rate.
-        """
+        """Return instants and lengths, drawn apart, of n requests; if n is None, until `until`."""
         rng = np.random.default_rng([*seed, 0])
         if n is not None:
             at = rng.exponential(1 / self.rate, n).cumsum()
@@ -98,10 +96,7 @@ class Users:
         return sum(s.rate for s in self._streams)
 
     def draw(self, n: int | None, seed: int) -> Drawn:
-        """Return all requests by time: the first n, or those before `until`.
-
-        Raises WorkloadError where a user has none of them.
-        """
+        """Return all requests by time: the first n, or until `until`. Raises WorkloadError."""
         until = self.until
         assert (n is None) != (until is None), "n is for users without a stated end"
         drawn = [s.draw(n, until or 0.0, [seed, 9, k]) for k, s in enumerate(self._streams)]

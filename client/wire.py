@@ -25,10 +25,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Bytes of the answer to one request.
-
-    Instants are seconds since the run's start; `pieces`: (instant, bytes read).
-    """
+    """Bytes of an answer: (instant, bytes read); instants are seconds since the run's start."""
 
     request: Request
     scheduled_at: float
@@ -94,10 +91,7 @@ class Streaming(Plain):
 
 
 class OpenAI:
-    """POST /v1/completions as a stream, asking to go on beyond an end-of-text.
-
-    That makes every server compute as much.
-    """
+    """POST /v1/completions as a stream, beyond an end-of-text: every server computes as much."""
 
     path = "/v1/completions"
 
@@ -150,10 +144,7 @@ def wire(api: str, model: str = "", stream: bool = False) -> Wire:
 
 
 def events(reply: Reply) -> list[tuple[float, Any]]:
-    """Return (instant, JSON) of each server-sent event up to [DONE].
-
-    Raises Unreadable, also for an error event and without [DONE].
-    """
+    """Return (instant, JSON) of each event up to [DONE]. Raises Unreadable, also without it."""
     arrived: list[tuple[float, Any]] = []
     rest = b""
     for at, data in reply.pieces:

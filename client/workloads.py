@@ -224,9 +224,7 @@ class Workload:
         return lambda i: {"prompt_ids": own[i]}
 
     def _to_mean(self, tokens: np.ndarray) -> None:
-        """Draw lengths anew, here and there, as long as that brings their mean nearer to the
-        distribution's.
-        """
+        """Draw lengths anew while that brings their mean nearer to the distribution's."""
         rng = np.random.default_rng([self.seed, 2])
         missing = round(self.mean_num_tokens * len(tokens)) - int(tokens.sum())
         tries = 100 * len(tokens)

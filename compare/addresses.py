@@ -19,9 +19,7 @@ from config import MODES, ConfigError, read_key
 
 
 def server_url(given: str | None) -> str:
-    """Return --url, else IP from the environment, client/.env or .env, else this machine; on port
-    8500 unless one is named.
-    """
+    """Return --url, else IP of the environment or a .env, else this machine; on port 8500."""
     address = base_url(given or _setting("IP") or "127.0.0.1")
     if "//" not in address:
         address = f"http://{address}"

@@ -228,10 +228,7 @@ def expected_useful_fraction(
 
 
 def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
-    """L, the mean of counts that this client took at random instants, and λ · W.
-
-    W is the server's own mean latency.
-    """
+    """L, the mean of what this client counted at random instants, and λ · W with the server's W."""
     server = result.get("server")
     whole = result["mean_in_flight"] and not result["failed"] and not result["partial"]
     if not whole or not server or not server["completed"]:
@@ -244,10 +241,7 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many requests all variants answered, and how many of them with the same text.
-
-    `parted_after`: for each other request, the share of the longest text on which all agree.
-    """
+    """Return how many requests all answered, how many alike, and where other texts part."""
     texts = [
         {r["id"]: r["text"] for r in result["requests"] if "text" in r}
         for result in results.values()

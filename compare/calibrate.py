@@ -48,10 +48,7 @@ def known() -> dict[str, Any] | None:
 
 
 def calibrate(progress: Progress) -> dict[str, Any]:
-    """Raise the rate until the p99 schedule lag passes its limit; remember and return the result.
-
-    Raises ServerError.
-    """
+    """Raise the rate until the client is late; keep and return the result. Raises ServerError."""
     best, answered = 0, 0.0
     with server("dynamic", SERVER) as url:
         target = Target("the fake engine", url, wire("inference", stream=True))

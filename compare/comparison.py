@@ -172,9 +172,7 @@ class Comparison:
 
     @property
     def tasks(self) -> list[tuple[int, str]]:
-        """Seeds and servers in the order of measuring: forwards and backwards in turn, so that a
-        machine that slows down favours no server.
-        """
+        """Seeds and servers, forwards and backwards in turn: a slowing machine favours none."""
         turns = self.options.names, self.options.names[::-1]
         return [(seed, name) for k, seed in enumerate(self.seeds) for name in turns[k % 2]]
 
@@ -250,9 +248,7 @@ class Comparison:
             return measure(target, requests, options.goodput, options.timeout, watch)
 
     def _sweep(self, target: Measurable, data: Workload, points: list[sweep.Point]) -> None:
-        """Run one server at the rates of a sweep; each point goes to `points`. Raises
-        KeyboardInterrupt.
-        """
+        """Measure the points of a server's sweep into `points`. Raises KeyboardInterrupt."""
 
         def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
             result, _ = self._replay(target, f"{target.name} {what}", requests)
@@ -338,10 +334,7 @@ def run_and_exit(
     kept: str = "the servers are stopped and what was measured is kept",
     lost: str = "the servers are stopped",
 ) -> None:
-    """Run a comparison as a program does, with its exit status.
-
-    kept, lost: of an interrupted one, printed if it left anything, and if not.
-    """
+    """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
     console = Console()
     sigterm_is_ctrl_c()
     try:

@@ -105,9 +105,7 @@ def deployment_of(known: argparse.Namespace) -> Deployment | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed(Target):
-    """Servers behind a front end, to be measured: requests go to the front end, and reports come
-    from each server.
-    """
+    """Servers behind a front end, which gets the requests; each gives its own report."""
 
     deployment: Deployment
     replicas: Sequence[str]  # their names
@@ -121,9 +119,7 @@ class Deployed(Target):
         return self.deployment.replicas > 1
 
     def report(self) -> ServerReport:
-        """Return the report of all: counts are sums, and the occupancy is that of replicas while
-        they compute. Raises ServerError, also if a replica was replaced: its counts are lost.
-        """
+        """Return the report of all: counts are sums. Raises ServerError if one was replaced."""
         if self.deployment.names(self.url, self.key) != [*self.replicas]:
             raise ServerError("a replica was replaced, and what it had counted went with it")
         each = {name: stats_of(url, self.key) for name, url in zip(self.replicas, self.servers)}

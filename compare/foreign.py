@@ -227,9 +227,7 @@ TOOLS = (GUIDELLM, AIPERF, VLLM)
 
 
 def read(path: Path) -> Measured:
-    """Read a tool's file, or the one in a folder. Raises RunError for none or several, and for one
-    of another version.
-    """
+    """Read a tool's file, or a folder's only one. Raises RunError, also for another version."""
     paths = sorted(path.glob("*.json")) if path.is_dir() else [path]
     files = {each: _json(each) for each in paths}
     of_tools = [(each, tool) for each in paths for tool in TOOLS if tool.keys <= files[each].keys()]

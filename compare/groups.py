@@ -55,9 +55,7 @@ def by_user(trace: Trace) -> Groups:
 
 
 def by_priority(trace: Trace) -> Groups:
-    """Return each level's requests, the highest level (1) first and the default one (0) last;
-    empty if none names a level.
-    """
+    """Return each level's requests, from 1 on, 0 last; empty if none names a level."""
     levels = sorted(np.unique(trace.priority).tolist(), key=lambda level: level or float("inf"))
     if levels == [0]:
         return {}
@@ -72,11 +70,7 @@ def by_class(trace: Trace) -> Groups:
 
 
 def describe(requests: Sequence[Request]) -> dict[str, Any]:
-    """Return the load of a trace, as realised.
-
-    In a closed loop the answers set the rate; in conversations they set that of later turns, and
-    the rate is that at which conversations begin.
-    """
+    """Return the load of a trace, as realised; of conversations the rate is that of first turns."""
     trace = Trace.of(requests)
     at = np.sort(trace.at[trace.firsts])
     span = float(at[-1] - at[0])
@@ -106,9 +100,7 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def _index_of_dispersion(at: np.ndarray) -> float | None:
-    """Variance / mean of arrivals counted in windows of ten mean gaps: 1 for Poisson, more for
-    bursts; None below 5 windows.
-    """
+    """Variance / mean of arrivals in windows of ten mean gaps; None below 5 windows."""
     windows = len(at) // 10
     if windows < 5 or at[0] == at[-1]:
         return None
@@ -155,8 +147,9 @@ def described(load: Mapping[str, Any]) -> str:
 def by_groups(
     trace: Trace, outcomes: Outcomes, wall_clock_s: float, goodput: Mapping[str, float]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return {"by_length" | "by_user" | "by_priority" | "by_class": {group: measures}}, as in
-    DEFINITIONS. goodput: limits in ms, besides those of the requests.
+    """Return {"by_length"
+    "by_user"
+    …: {group: measures}}. goodput: limits in ms of all.
     """
 
     def numbers(groups: Groups) -> dict[str, dict[str, Any]]:

@@ -60,9 +60,7 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure. ours: whether it is one of ours; of any other one only the client's
-    measures are known.
-    """
+    """A server to measure. ours: of any other one only the client's measures are known."""
 
     name: str
     url: str
@@ -106,9 +104,7 @@ def openai_model(url: str, key: str | None = None) -> str:
 
 
 def warm_up(target: Target, by_ids: bool = False) -> None:
-    """Send two short requests to each server, as text or as ids: one without a tokenizer takes ids
-    alone. Raises ServerError if one fails.
-    """
+    """Send each server two short requests, as text or ids. Raises ServerError if one fails."""
     text = "warm up"
     prompt: dict[str, Any] = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
     for url in target.servers:
@@ -185,9 +181,7 @@ def judged(
     outcomes: Outcomes | Iterable[Outcome],
     goodput: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The measures that follow from the outcomes of a trace alone, whichever server served it; the
-    rest is None.
-    """
+    """The measures that follow from outcomes alone, whichever server served; the rest is None."""
     trace = Trace.of(requests)
     outcomes = Outcomes.of(trace, outcomes)
     answers, rows = outcomes.answers, outcomes.ended
@@ -276,9 +270,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 
 def burst_size(config: Config) -> int:
-    """Return the requests of a burst that measures capacity: three for each row and a few at least,
-    if the server takes as many.
-    """
+    """Return how many requests fill all rows three times, if the server takes as many."""
     rows = chosen(MODES, config.mode, config).max_rows(config.max_batch_size)
     return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
 
@@ -286,9 +278,7 @@ def burst_size(config: Config) -> int:
 def measure_capacity(
     target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
 ) -> dict[str, Any]:
-    """Measure the tokens a second of a server of ours while every row is busy; of several, while
-    requests wait at any of them. Raises ServerError, and KeyboardInterrupt.
-    """
+    """Measure the tokens a second of busy rows. Raises ServerError and KeyboardInterrupt."""
     result, outcomes = measure(target, burst, {}, timeout_s, watch)
     if result["partial"]:
         raise KeyboardInterrupt

@@ -79,18 +79,14 @@ class Options:
 
     @property
     def reference(self) -> str:
-        """The variant whose capacity `auto` arrivals go by: a plain `dynamic` if there is one, else
-        the baseline.
-        """
+        """The variant that `auto` arrivals go by: a plain `dynamic`, else the baseline."""
         for name, variant in self.variants.items():
             if variant == Variant("dynamic", {}):
                 return name
         return self.baseline if self.baseline in self.variants else next(iter(self.variants))
 
     def settings(self, name: str) -> dict[str, Any]:
-        """Return the settings of a variant's server: its own, and those for all variants that have
-        a meaning in its mode.
-        """
+        """Return a variant's settings: its own, and those for all that its mode has."""
         mode, own = self.variants[name].mode, self.variants[name].flags
         return {k: value for k, value in self.flags.items() if meaningful(k, mode)} | own
 
@@ -192,9 +188,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """The flags of a command line. Raises ConfigError for unknown ones, and for those that
-    contradict each other; exits 0 after --help.
-    """
+    """Parse a command line; exits 0 after --help. Raises ConfigError for unfit flags."""
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too

@@ -11,9 +11,7 @@ from client.users import NAME
 
 
 def named(text: str) -> str:
-    """Return a name for a server, made from its own or its model's; it is also a file name, and a
-    label in figures.
-    """
+    """Return a server's name in reports and files, made from its own or its model's."""
     name = "-".join(NAME.findall(text))
     return name if name not in ("", "summary") else f"{name}-model".lstrip("-")
 

@@ -218,9 +218,7 @@ def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the mode of each variant, and those settings of it that have an effect and are not the
-    same in all.
-    """
+    """Return each variant's mode, and its settings with an effect that are not the same in all."""
     configs = _configs(results)
     values: dict[str, set[str]] = {}
     for config in configs.values():

@@ -52,9 +52,7 @@ def summarise(
 
 
 def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
-    """Return requests per second, and the share of all n, that meet all limits; None each without
-    limits or requests.
-    """
+    """Return the rate, and the share of all n, that meet all limits; None without either."""
     if not limits_ms or not n:
         return {"goodput": None, "attainment": None}
     good = int(meet(answers, limits_ms).sum())
@@ -62,9 +60,7 @@ def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float)
 
 
 def meet(answers: Answers, limits_ms: Limits) -> np.ndarray:
-    """Return, for each answer, if it meets all limits, measured from the schedule: a late client
-    must not make a server look better.
-    """
+    """Return which answers meet all limits, from the schedule: a late client helps no server."""
     good = np.ones(len(answers), bool)
     for name, limit in limits_ms.items():
         measure = MEASURES[name]

@@ -130,9 +130,7 @@ def sustained(point: Mapping[str, Any]) -> bool:
 
 
 def meets(point: Mapping[str, Any]) -> bool:
-    """Return whether nine in ten of a rate's requests meet the limits, and would go on to, since
-    no queue grows.
-    """
+    """Return whether nine in ten of a rate's requests meet the limits, and no queue grows."""
     return not point["saturated"] and (point["attainment"] or 0.0) >= ATTAINMENT
 
 

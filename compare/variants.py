@@ -16,9 +16,7 @@ BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A mode with settings of its own, which is compared under a name. A bare mode is its own
-    variant.
-    """
+    """A mode with settings of its own, compared under a name; a bare mode is one, too."""
 
     mode: str
     flags: dict[str, Any]
@@ -40,9 +38,7 @@ def settings(known: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_modes(text: str | None) -> dict[str, Variant]:
-    """Return {"static": …, "dynamic": …} for "static,dynamic", and {"Mine": …} for
-    "mine.py:Mine". Raises ConfigError.
-    """
+    """Return {"static": …} for "static", {"Mine": …} for "mine.py:Mine". Raises ConfigError."""
     modes = text.split(",") if text else list(BASIC)
     if len(set(modes)) < len(modes):
         raise ConfigError("--modes names a mode twice")
@@ -50,9 +46,7 @@ def parse_modes(text: str | None) -> dict[str, Variant]:
 
 
 def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
-    """{"small": Variant("dynamic", {"token_budget": "32"})} from ["small=dynamic --token-budget
-    32"]. Raises ConfigError.
-    """
+    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. Raises ConfigError."""
     variants: dict[str, Variant] = {}
     for text in texts:
         name, _, words = text.partition("=")

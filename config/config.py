@@ -112,9 +112,7 @@ class Config(Settings):
 
     @property
     def draft_model(self) -> Config | None:
-        """Settings of the model that proposes draft tokens: the server's own, with KV blocks for
-        all rows; None if there is none.
-        """
+        """Settings of the draft model: the server's own, and KV blocks for all rows; or None."""
         kind, model = read_draft(self.draft)
         if kind != "model":
             return None

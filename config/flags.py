@@ -47,9 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) -> None:
-    """Add a flag for every setting but the mode and those `unused`. Values stay strings: Config
-    checks them.
-    """
+    """Add a flag for each setting but the mode and `unused`; Config checks their strings."""
     about: str | None = "settings are flags, or EB_NAME in the environment or in .env"
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title, about)
@@ -78,9 +76,7 @@ def _as_size(earlier: str, value: str) -> str:
 
 
 def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
-    """Return the settings of .env, overridden by EB_* variables. Raises ConfigError for an unknown
-    EB_* name.
-    """
+    """Return the settings of EB_* variables over .env. Raises ConfigError for unknown ones."""
     values: dict[str, str] = {}
     try:
         in_file = dotenv_values(dotenv) if dotenv and dotenv.is_file() else {}
@@ -108,10 +104,7 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
 def build(
     mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str], fill_in: FillIn = resolve
 ) -> Config:
-    """Return the Config of a mode from flags over environment values. Raises ConfigError.
-
-    fill_in: resolves `auto` and what is left out, if not by this machine.
-    """
+    """Return a mode's Config; fill_in resolves what is `auto`. Raises ConfigError."""
     mode = mode or values.get("mode")
     order = flags.get("order", values.get("order"))
     for name in (mode, order):

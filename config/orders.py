@@ -13,9 +13,7 @@ SHEDDING = ("fcfs", "priority", "edf")  # a request has its place when it comes
 
 
 def contradictions(config: Settings, given: Collection[str]) -> Iterator[str]:
-    """Yield sentences for settings of the order that contradict each other. given: settings that
-    are not left at their defaults.
-    """
+    """Yield sentences for settings of the order that contradict each other or `given` ones."""
     order = ORDERS[config.order]
     if order.preemptive and config.mode != "dynamic":
         others = ", ".join(name for name, each in ORDERS.items() if not each.preemptive)

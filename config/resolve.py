@@ -23,9 +23,7 @@ DECODER_BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # on a GPU, as far as 
 
 
 def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what is `auto` or left out. Values that are wrong are left to Config; raises
-    ValueError with a sentence.
-    """
+    """Fill in what is `auto` or left out. Raises ValueError; Config refuses what else is wrong."""
     given = {
         name: value
         for name, value in values.items()
@@ -137,9 +135,7 @@ def native_bfloat16() -> bool:
 
 
 def takes_onednn() -> bool:
-    """Return whether bfloat16 is left to oneDNN: our kernel lacks Arm's instructions, and has never
-    run with AMX's.
-    """
+    """Return whether bfloat16 is oneDNN's: our kernel is not made for Arm, nor tried with AMX."""
     return not _instructions().isdisjoint({"amx_bf16", "bf16"})
 
 

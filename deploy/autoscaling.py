@@ -111,9 +111,7 @@ class Autoscaler:
             self._report_at = now + interval
 
     def mean_ongoing(self, now: float, up: Collection[int]) -> float:
-        """Return the requests at replicas that are up: the mean of the last report, continued until
-        now, from the instant when each reported replica had been seen.
-        """
+        """Return the last report's mean requests, once all were seen, continued until now."""
         seen = {id for _, counts in self._report for id in counts if id in up}
         if not seen:
             return 0.0

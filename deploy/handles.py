@@ -95,7 +95,5 @@ class Handles:
 
 
 def gone() -> EngineFailed:
-    """Return the error for requests of a replica that died. They are not sent to another one
-    automatically: one of them may have killed it.
-    """
+    """Return the error of a dead replica's requests; not sent again, as one may have killed it."""
     return EngineFailed("The replica that had this request is gone; send it once more.")

@@ -36,10 +36,7 @@ PREFIX = re.compile("/replicas/([^/]+)(/.*)")
 
 
 class Ingress:
-    """Handlers of the routes of several replicas.
-
-    pids: other processes of the deployment, by which the program that started it knows it.
-    """
+    """Handlers of the routes of several replicas. pids: the deployment's other processes."""
 
     def __init__(self, config: Config, replicas: Handles, pids: Sequence[int]):
         self._config, self._replicas, self._pids = config, replicas, [*pids, os.getpid()]
@@ -195,9 +192,7 @@ def respond(answer: Answer) -> Response:
 
 
 async def body_of(http: Http) -> bytes:
-    """Return the whole body. Raises Refused as soon as it is too large, and InvalidRequest if it
-    ends early.
-    """
+    """Return the whole body. Raises Refused for a large one, InvalidRequest if it ends early."""
     raw = bytearray()
     try:
         async for part in http.stream():

@@ -37,9 +37,7 @@ KINDS = {
 
 
 def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return `resolve` for servers of one machine: they share the cores, unless the user has set
-    --threads.
-    """
+    """Return `resolve` for servers that share a machine's cores, unless --threads is set."""
 
     def fill_in(settings: Mapping[str, Any]) -> dict[str, Any]:
         resolved = resolve(settings)

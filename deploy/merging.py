@@ -18,11 +18,7 @@ from observers.run import Run, added
 def stats(
     config: Config, replicas: Sequence[Report], own: Run, report_ages_s: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the answer of GET /stats: of all replicas together, and of each.
-
-    own: counts of the ingress itself. report_ages_s: ages of the reports by which a router chose
-    replicas lately; empty if it uses none.
-    """
+    """Return /stats of all replicas and of each. own: the ingress's. report_ages_s: a router's."""
     head = {"mode": config.mode, "model": config.model}
     run = added([own, *(each.run for each in replicas)])
     result = head | {"kv_blocks": sum(each.kv_blocks for each in replicas)} | run.report()

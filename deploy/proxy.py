@@ -228,9 +228,7 @@ class Proxy:
     # ---- ending
 
     def _drain(self) -> None:
-        """Finish requests in flight, within the servers' --drain-timeout-s. Raises Stopped on
-        Ctrl-C.
-        """
+        """Finish requests in flight, within --drain-timeout-s. Raises Stopped on Ctrl-C."""
         self._draining = True
         self._haproxy.send_signal(signal.SIGUSR1)
         self._wait(lambda: self._haproxy.poll() is not None)

@@ -45,9 +45,7 @@ class Full(NamedTuple):
 
 
 class LoopCalls:
-    """Calls that any thread hands to an event loop, which is woken once for all that piled up; and
-    an observer that sets the event of an inference once it is answered or has failed.
-    """
+    """Calls handed to an event loop, woken once for all that pile up; an observer of endings."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
@@ -127,9 +125,7 @@ class Replica:
     async def stream(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> AsyncIterator[Answer | Full | bytes]:
-        """Yield server-sent events as tokens are computed, those that pile up as one; or the answer
-        to an error that comes before the first.
-        """
+        """Yield events as tokens are computed; or the answer to an error before the first."""
         updates: dict[int, TokenEvent] = {}
         turn = asyncio.Event()
 
@@ -204,9 +200,7 @@ class Replica:
     def _enqueue(
         self, group: Sequence[Inference], to: str | None, tried: Sequence[str], tries: int
     ) -> bool:
-        """Queue a group; return False if there is no room and another replica may be tried. A
-        user's limits are each replica's own: beyond them no other one is tried.
-        """
+        """Queue a group; return False if there is no room, and another replica may have some."""
         may_try_another = to is None and self.name not in tried and len(tried) + 1 < tries
         try:
             self.manager.enqueue(group)
@@ -218,9 +212,7 @@ class Replica:
         return True
 
     async def _until(self, event: asyncio.Event, deadline: float | None) -> None:
-        """Wait for an event; past the deadline expire requests from here, since the manager's own
-        thread may be in a long iteration.
-        """
+        """Wait for an event; past a deadline expire from here, as the manager may be busy long."""
         while not event.is_set():
             try:
                 async with asyncio.timeout(self.server.seconds_until(deadline)):

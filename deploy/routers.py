@@ -163,9 +163,7 @@ class PrefixAffinity(Router):
         return self.least(_requests, near)
 
     def _remember(self, id: int, keys: Sequence[bytes]) -> None:
-        """Remember a prompt's blocks, its last block as the oldest: a prompt's end is forgotten
-        before its beginning.
-        """
+        """Remember a prompt's blocks, its last as the oldest, to be forgotten first."""
         sent = self._sent[id]
         for key in reversed(keys):
             sent[key] = None
@@ -267,9 +265,7 @@ class Gateway:
         return self._reported_at is None or now - self._reported_at >= self.max_age
 
     def choose(self, request: RoutedRequest, replicas: Sequence[ReplicaLoad], now: float) -> int:
-        """Return the id of the replica that gets the request. replicas: those that are up, with
-        their current loads.
-        """
+        """Return the id of the request's replica. replicas: those up, with their current loads."""
         if not self.max_age:
             return self.router.choose(request, replicas)
         if self.looks(now):

@@ -50,9 +50,7 @@ class Fleet(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> Fleet:
-    """Read the command line, the environment and .env. Raises ConfigError,
-    TokenizerUnavailable and WeightsUnavailable.
-    """
+    """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
     parser = Parser(prog="./deploy/serve.sh", description=__doc__, allow_abbrev=False)
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
     parser.add_argument(

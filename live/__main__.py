@@ -54,9 +54,7 @@ def main() -> None:
 
 
 def beside(texts: Mapping[str, str], names: list[str] | None, log: Path) -> dict[str, str]:
-    """Return the history of one server, by default dynamic or the first, and of vLLM's log on the
-    same clock: their first requests arrive at once. Raises RunError.
-    """
+    """Return one server's history and vLLM's; both first requests come at once. Raises RunError."""
     if names is None:
         names = ["dynamic"] if "dynamic" in texts else list(texts)[:1]
     if len(names) > 1:

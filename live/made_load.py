@@ -33,9 +33,7 @@ class MadeLoad:
         self._load: _Load | None = None
 
     def start(self, request: LoadRequest) -> str | None:
-        """Stop the load; start another one and return its id, unless the rate is 0. Raises
-        ContextTooLong.
-        """
+        """Replace the load, by none at rate 0; return the new id. Raises ContextTooLong."""
         most = self._server.config.max_model_len
         prompt, completion = request.prompt_tokens[1], request.num_tokens[1]
         if prompt + completion > most:

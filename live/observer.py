@@ -23,9 +23,7 @@ EVERY_S = 0.05  # between two snapshots of the queue
 
 
 def about(settings: Any, model: str) -> dict[str, Any]:
-    """Return the facts that a page shows beside the rows. settings: a Config, or those of a
-    recording.
-    """
+    """Return the facts that a page shows beside the rows. settings: a Config, or a recording's."""
     names = ("mode", "order", "max_batch_size", "token_budget", "block_size")
     values = {name: getattr(settings, name) for name in names}
     facts = {"name": settings.mode, "model": model, **values}
@@ -81,9 +79,7 @@ class Live:
     # ---- called by pages
 
     def events(self, cursor: int | None, **more: Any) -> str:
-        """Return the events since a cursor, as JSON; without a cursor or with an old one, all that
-        are kept.
-        """
+        """Return the events since a cursor, as JSON; without a known one, all that are kept."""
         with self._lock:
             now = self._note_pending()
             return self._history.since(cursor, now, **more)
@@ -110,10 +106,7 @@ class Live:
 
 
 class RunObserver:
-    """An observer that keeps the whole history of a scheduler, in virtual time or of a recording.
-
-    zero: clock time that is written as 0; None: the arrival of the first request.
-    """
+    """Keeper of a whole history. zero: time written as 0; None: the first request's arrival."""
 
     def __init__(self, scheduler: Scheduler, about: Mapping[str, Any], zero: float | None = None):
         self.history = History(about, keep=None)

@@ -27,9 +27,7 @@ def view() -> Answer:
 
 
 class Panel:
-    """Routes for the page of a server, whose iterations it observes from now on. All raise
-    InvalidRequest for a wrong request.
-    """
+    """Routes of a server's page, for which it observes iterations. All raise InvalidRequest."""
 
     def __init__(self, server: Server):
         config, decode = server.config, server.tokenizer.decode

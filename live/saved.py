@@ -22,9 +22,7 @@ from simulate.run import SimulatedServer
 
 
 def histories(path: Path) -> tuple[dict[str, str], str]:
-    """Return each server's history, as JSON, by its name; and the seed that they are of, where the
-    run has several. Raises RunError.
-    """
+    """Return each server's history as JSON, and the seed of several if so. Raises RunError."""
     if vllm_log.is_log(path):
         return {vllm_log.NAME: vllm_log.history(path)}, ""
     if path.is_file():
@@ -97,9 +95,7 @@ def measured(run: Run) -> dict[str, str]:
 
 
 def again(run: Run) -> dict[str, str]:
-    """Return the histories of a simulated run, by serving its trace once more, with the same
-    result. Raises RunError.
-    """
+    """Return a simulated run's histories by serving its trace again. Raises RunError."""
     simulated, trace = run.first["simulated"], run.folders[0] / "trace.jsonl"
     if simulated["layout"]:
         raise RunError(f"{run.folder} has several replicas, and rows are shown of one server")
@@ -142,9 +138,7 @@ def serve_again(
 
 
 def chosen(texts: Mapping[str, str], names: list[str] | None) -> list[str]:
-    """Return the histories of one or two names; by default of static and dynamic, or the first
-    two. Raises RunError.
-    """
+    """Return one or two histories, by default static's and dynamic's. Raises RunError."""
     known = ", ".join(texts)
     if names is None:
         both = [name for name in ("static", "dynamic") if name in texts]

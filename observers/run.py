@@ -44,9 +44,7 @@ class Run:
 
     @classmethod
     def of_report(cls, report: Mapping[str, Any]) -> Run:
-        """Return the counts and sums of an answer of /stats. It has no single values and instants,
-        so percentiles and rates are lost.
-        """
+        """Return the counts of a /stats; it lacks the values for percentiles and rates."""
         n, busy_s = report["completed"], report["busy_s"]
         lengths = report["latency-by-requested-tokens"]
         rows = [f"{kind}_rows" for kind in ROW_KINDS]

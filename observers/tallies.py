@@ -88,9 +88,7 @@ class Names:
 
 
 class Tallies(NamedTuple):
-    """Tallies by user (without one: ""), by priority, as the scheduler has it (0 where levels have
-    no meaning and none was given), and by adapter (the base model has none).
-    """
+    """Tallies by user (none: ""), priority (0 where it has no meaning) and adapter, if any."""
 
     users: Names
     priorities: Names

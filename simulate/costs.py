@@ -160,9 +160,7 @@ class Costs:
 
     @property
     def uncertainty(self) -> float:
-        """Relative standard deviation of a whole run's time from the predicted one, by the runs
-        that were held out of the fit (p5, p50, p95, %); 0 for stated costs.
-        """
+        """Relative deviation of a run's time, by runs held out of the fit; 0 for stated costs."""
         held_out = self.source.get("residuals", {}).get("held_out", {})
         least, *_, most = held_out.get("of_runs_percent", (0.0, 0.0))
         return float(most - least) / 100 / (2 * 1.645)

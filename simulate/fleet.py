@@ -63,9 +63,7 @@ class Layout:
 
 
 class Change(NamedTuple):
-    """Numbers of replicas from a time on. up: take requests. others: start, or finish their last
-    requests.
-    """
+    """Replicas from a time on. up: take requests. others: start, or finish their last ones."""
 
     at_s: float
     up: int

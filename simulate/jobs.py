@@ -117,9 +117,7 @@ class Jobs(ProcessPoolExecutor):
         return super().submit(_called, function, *arguments)
 
     def result(self, future: Future[Result]) -> Result:
-        """Return a result, and show what workers do meanwhile. Ctrl-C stops all calls; a second one
-        raises KeyboardInterrupt.
-        """
+        """Return a result, and show workers' lines. Ctrl-C stops all calls; a second one raises."""
         while not future.done():
             try:
                 wait([future], SHOWN_S)

@@ -62,9 +62,7 @@ class Loop:
         self._pending = 0  # events that are not observations
 
     def serve(self, trace: Iterable[Arrival], server: Serves) -> float:
-        """Run until no event is left; return the time, in seconds. Raises RuntimeError if the
-        server has work left then.
-        """
+        """Run until no event is left; return the seconds. Raises RuntimeError if work is left."""
         self._arrive, self._trace = server.arrive, iter(trace)
         self._draw()
         while self._heap:

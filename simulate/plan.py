@@ -87,9 +87,7 @@ class Planner:
         self._growth_needs, self._arrivals_s, self._spent = 0, 0.0, 0
 
     def answer(self) -> PlanAnswer:
-        """Search by a few seeds, then judge the number and its neighbours by all of them. Raises
-        WorkloadError.
-        """
+        """Search by a few seeds; all judge the number and its neighbours. Raises WorkloadError."""
         if why_not := self._prepare():
             return self._answer(None, why_not)
         first, last = self._bounds
@@ -256,9 +254,7 @@ class Planner:
 
 
 def wilson(met: int, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a probability, of which `met` of n trials are known (Wilson,
-    1927).
-    """
+    """Return the 95% interval of a probability, known by `met` of n trials (Wilson, 1927)."""
     z = 1.959964
     centre = (met + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * math.sqrt(met * (n - met) / n + z * z / 4)
@@ -275,9 +271,7 @@ def coverage(n: int) -> float:
 def plan(
     trials: Sequence[Trial], report: Callable[[str], None], calls: Callable[..., Any]
 ) -> list[PlanAnswer]:
-    """Return the answer of each variant; `calls` maps, as `map` does. Raises PlanError if none has
-    one.
-    """
+    """Return each variant's answer; `calls` maps, as `map` does. Raises PlanError without any."""
     answers = [Planner(trial, calls, report).answer() for trial in trials]
     if all(answer.fewest is None for answer in answers):
         raise PlanError("; ".join(f"{answer.name}: {answer.why_not}" for answer in answers))

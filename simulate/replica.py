@@ -20,9 +20,7 @@ from simulate.time import PS, not_before, seconds
 
 
 class Stretch(NamedTuple):
-    """An iteration and the n - 1 after it, in which its rows compute a token each. Times are
-    picoseconds.
-    """
+    """An iteration and the n - 1 after it, a token of each row. Times are picoseconds."""
 
     iteration: Iteration
     begun: int

@@ -51,9 +51,7 @@ DEVICES = {
 
 
 def values(name: str) -> dict[str, Any]:
-    """Return costs as a file of results/costs has them, without what lies around iterations. name:
-    roofline:h100,gpt2,bfloat16, marked or not. Raises ValueError with a sentence.
-    """
+    """Return costs as a file has them, of roofline:h100,gpt2,bfloat16. Raises ValueError."""
     word, model, dtype = _words(name)
     device, shape = _device(word), SHAPES[model]
     assert device

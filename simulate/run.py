@@ -76,9 +76,7 @@ class SimulatedServer:
         self.begin()
 
     def noisy(self, *seed: int) -> SimulatedServer:
-        """Return this server in a run with noise, which is drawn from a seed. Raises ValueError if
-        the costs have none.
-        """
+        """Return this server in a run with noise, drawn from a seed. Raises ValueError."""
         if (noise := self.costs.noise) is None:
             raise ValueError(f"the costs {self.costs.name} have no noise")
         noisy, factor = copy.copy(self), http_factor(noise, *seed)
@@ -199,9 +197,7 @@ class _Run:
             yield self._send_first(i, 0.0 if self._trace.users else float(self._trace.at[i]))
 
     def _send_first(self, i: int, at: float) -> Arrival:
-        """Send a request that waits for no answer. Raises WorkloadError for one beyond the
-        context.
-        """
+        """Send a request that waits for no answer. Raises WorkloadError beyond the context."""
         request = self._trace[i]
         ids = self._ids_of(request)
         if refusal := self._too_long(request, ids):

@@ -84,9 +84,7 @@ class Simulation(Options):
         return Jobs(self.jobs, progress) if self.ray is None else Cluster(self.ray)
 
     def config(self, name: str) -> Config:
-        """Return all settings of a variant; the engine's are those that its costs were measured
-        with. Raises ConfigError.
-        """
+        """Return a variant's settings; the engine's are those of its costs. Raises ConfigError."""
         flags, costs = self.settings(name), self.costs
         measured: Mapping[str, Any] = costs.source.get("config", FAKE_ENGINE)
         # stated costs follow the slowdown

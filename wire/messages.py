@@ -30,9 +30,7 @@ class Answer(NamedTuple):
 
 
 def request_id(given: str) -> str:
-    """Return the id that a client gave its request, or a new one where that is missing, too long or
-    not fit for a header.
-    """
+    """Return the id that a client gave, or a new one if that is missing or fits no header."""
     return given if re.fullmatch("[!-~]{1,128}", given) else secrets.token_hex(16)
 
 

@@ -31,9 +31,7 @@ class LoadAdapterRequest(UnloadAdapterRequest):
 
 
 class Models(Extension):
-    """Models of a server. As an extension of its scheduler it refuses a request whose adapter has
-    gone since the request was read.
-    """
+    """Models of a server; as an extension, refuses requests whose adapter has gone meanwhile."""
 
     def __init__(self, config: Config):
         self.base = config.model_name
@@ -44,9 +42,7 @@ class Models(Extension):
         self.roots |= {name: source.folder or name for name, source in config.adapters.items()}
 
     def adapter_of(self, name: str | None) -> str:
-        """Return the adapter of a request that names this model; "" for the base model. Raises
-        ModelNotFound.
-        """
+        """Return the adapter that a request names; "" for the base model. Raises ModelNotFound."""
         if name is None or name == self.base:
             return ""
         if name in self.roots:

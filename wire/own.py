@@ -22,10 +22,7 @@ Query = Mapping[str, str]
 
 
 class Call(NamedTuple):
-    """One HTTP request to a route. Plain data, which may travel between processes.
-
-    name: of the model in the path.
-    """
+    """An HTTP request to a route; it may travel between processes. name: of the path's model."""
 
     query: Query
     body: bytes = b""

@@ -40,10 +40,7 @@ class Guard:
     has_page: bool
 
     def user_of(self, method: str, route: str | None, headers: Headers) -> str | None:
-        """Check a request; return the user that its key names, if any. Raises ServingError.
-
-        route: its name in ROUTES; None if there is none.
-        """
+        """Return the user of a request's key, if any. Raises ServingError for a refused request."""
         user = None
         if not (route in OPEN or self.shows_page(route, headers)):
             user = user_of(self.keys, headers.get("Authorization", ""))

@@ -15,9 +15,7 @@ from wire.request import Request
 
 
 class Reply(ABC):
-    """The answer to one request. model: the model's name. epoch_offset: from the manager's clock to
-    seconds since the epoch. logprobs: of each inference, if they were requested.
-    """
+    """The answer to a request. epoch_offset: from the manager's clock to the epoch, in seconds."""
 
     def __init__(
         self,

@@ -56,9 +56,7 @@ class Request:
     id: str = ""  # messages.request_id's
 
     def named(self, user: str | None, id: str) -> Request:
-        """Return the request with this id, and with this user, which its key names, if any, instead
-        of the body's.
-        """
+        """Return the request with this id, and the user that its key names, if any."""
         return replace(self, user=user or self.user, id=id)
 
     def rule(self, tokenizer: Encoding) -> StopRule | None:
@@ -75,10 +73,7 @@ def is_alone(prompt: Prompt) -> bool:
 
 
 def parse(kind: type[Body], raw: bytes) -> Body:
-    """Validate a body.
-
-    Raises Refused if it is too large, and InvalidRequest, naming the first field that is wrong.
-    """
+    """Validate a body. Raises Refused for a large one, InvalidRequest with the wrong field."""
     if len(raw) > MAX_BODY_BYTES:
         raise too_large()
     try:
@@ -91,9 +86,7 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 class RequestReader:
-    """Reader of bodies for a server of this Config, by default with its models. Raises ServingError
-    for invalid ones.
-    """
+    """Reader of bodies for a server of this Config. Raises ServingError for invalid ones."""
 
     def __init__(self, config: Config, tokenizer: Encoding, models: Models | None = None):
         self.config, self.tokenizer = config, tokenizer
@@ -206,9 +199,7 @@ class RequestReader:
     def _encode(
         self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str
     ) -> list[list[int]]:
-        """Return the ids of every prompt, each checked to leave room for `num_tokens`. `field`,
-        `length_field`: the route's names of the two.
-        """
+        """Return the ids of every prompt. field, length_field: the route's names in errors."""
         config, alone = self.config, is_alone(prompt)
         num_tokens = max(num_tokens, 1)  # one is computed in any case
         if not alone and len(prompt) > config.max_in_flight:
@@ -235,9 +226,7 @@ class RequestReader:
         return prompts
 
     def _ids(self, text: str, field: str, longest: int) -> list[int]:
-        """Tokenize a text, unless it is too long for the context even if each of its tokens has as
-        many bytes as the longest.
-        """
+        """Tokenize a text, unless it exceeds the context even in tokens of the longest kind."""
         if len(text.encode()) > self.config.max_model_len * longest:
             raise ContextTooLong(
                 f"The prompt is longer than the context of {self.config.max_model_len} tokens; "

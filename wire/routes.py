@@ -27,9 +27,7 @@ HTML, TEXT = "text/html", "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. answer: a model, or the media type of a text. events: models of its stream.
-    problems: error statuses beside 401.
-    """
+    """A route. answer: a model, or a text's media type. events: a stream's. problems: errors."""
 
     summary: str
     answer: type[BaseModel] | str

@@ -65,9 +65,7 @@ def joined(findings: Iterator[Finding]) -> Finding:
 
 
 def beside_a_client(findings: Iterator[Finding], served: Served, short: bool) -> Iterator[Finding]:
-    """Findings of a fault, with those of another client. A client of a server without the fault
-    shows which waits are the machine's.
-    """
+    """Findings beside another client, whose waits are held against one's without the fault."""
     over = threading.Event()
     with serving({}) as alone, ThreadPoolExecutor(2) as threads:
         clients = [threads.submit(poll, server.url, over) for server in (served, alone)]
@@ -86,9 +84,7 @@ def beside_a_client(findings: Iterator[Finding], served: Served, short: bool) ->
 
 
 def poll(url: str, over: threading.Event) -> tuple[float, list[str]]:
-    """Ask for /health and for five tokens in turn, on a connection each; return the longest wait,
-    and errors.
-    """
+    """Ask for /health and for five tokens in turn; return the longest wait, and errors."""
     longest_s, errors = 0.0, []
     for number in itertools.count():
         start = time.perf_counter()

@@ -52,10 +52,7 @@ METHOD = (
 
 
 def kinds(native: bool) -> dict[str, dict[str, str]]:
-    """Engines of each kind of numbers: the words after `python -m`, by the engine's name.
-
-    Where bfloat16 is not native, peers run in float32.
-    """
+    """The words after `python -m` of each engine, by kind of numbers; float32 if not native."""
     dtype = "bfloat16" if native else "float32"
     stored = {} if native else {"ours dtype bfloat16": f"{OURS} --dtype bfloat16"}
     int8 = f"{OURS} --dtype {dtype} --linear int8"
@@ -89,10 +86,7 @@ def without_paths(text: str, options: Namespace) -> str:
 
 
 def throughput(command: str) -> tuple[float, str]:
-    """Run a command; return the first "123.4 tok/s" that it prints, and the line up to there.
-
-    Raises ConfigError if it fails or prints none.
-    """
+    """Run a command; return its first "123.4 tok/s", and that line. Raises ConfigError."""
     try:
         done = subprocess.run(shlex.split(command), capture_output=True, text=True)
     except OSError as error:

@@ -59,10 +59,7 @@ def form(folder: Path, name: str) -> str:
 
 
 def start_again() -> None:
-    """Start vLLM with its settings, and the OpenMP and malloc that its documentation advises.
-
-    A process cannot preload a library for itself.
-    """
+    """Start vLLM again with its settings, and preload the OpenMP and malloc that it advises."""
     openmp, malloc = Path(sys.prefix, "lib", "libiomp5.so"), "tcmalloc_minimal"
     libraries = [ctypes.util.find_library(malloc), str(openmp) if openmp.exists() else None]
     if None in libraries:
@@ -139,10 +136,7 @@ def steps(requests: Sequence[Prompted]) -> list[int]:
 
 
 def ctranslate2(options: Options) -> tuple[str, Serve]:
-    """CTranslate2: one batch, which rows leave as they end.
-
-    It has no continuous batching; a burst of as many requests as rows needs none.
-    """
+    """CTranslate2: one batch that rows leave; a burst no larger needs no continuous one."""
     folder = form(options.model, "ctranslate2")
     import ctranslate2
 
@@ -217,11 +211,7 @@ ENGINES = {
 
 
 def measure(name: str, n: int, serve: Serve) -> None:
-    """Time the burst, and print it as benchmarks.peers reads it.
-
-    It is served twice, and the second time counts: by then a peer has compiled, or laid out, what
-    it needs for each number of rows.
-    """
+    """Time the second serving of the burst, when a peer has compiled what it needs; print it."""
     requests = draw(n)
     serve(requests)
     start = time.perf_counter()

@@ -41,9 +41,7 @@ SEEDS = " Each seed has quarters of its own; the borders shown are means over se
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of one kind. numbers: their measures in each variant, a mapping for each seed, empty
-    where a seed has none of them. size: their tokens, or the number of requests.
-    """
+    """Requests of one kind. numbers: measures by variant and seed. size: tokens, or requests."""
 
     name: str
     size: str

@@ -45,9 +45,7 @@ styled = matplotlib.rc_context(STYLE)  # decorator of functions that draw
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name. A mode has the same one in every figure; other names get the remaining
-    looks, in their order.
-    """
+    """A look for each name: a mode's own one, the same in all figures; else a remaining one."""
     fixed, names = dict(zip(MODES, LOOKS)), list(names)
     taken = [fixed[name] for name in names if name in fixed]
     free = itertools.cycle([look for look in LOOKS if look not in taken])
@@ -72,9 +70,7 @@ def patches(colours: Iterable[str]) -> list[Any]:
 
 
 def plain_log(axis: Any) -> None:
-    """Label a logarithmic axis 0.5, 1, 2, 5 instead of powers of ten; more finely where it spans
-    little.
-    """
+    """Label a logarithmic axis 0.5, 1, 2, 5, not powers of ten; finely where it spans little."""
 
     def label(value: float, _: Any) -> str:
         low, high = axis.get_view_interval()
@@ -91,9 +87,7 @@ def caption_of(figure: Figure, caption: str) -> None:
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure in the format that each path's suffix names; the same run gives the same
-    files. A PNG gets a palette of its own, which makes it a third as large.
-    """
+    """Write a figure in the formats of the suffixes, reproducibly; a PNG in few colours."""
     with matplotlib.rc_context(STYLE):
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

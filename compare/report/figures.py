@@ -174,9 +174,7 @@ def latency_vs_throughput(sweeps: Sweeps, caption: str) -> Figure:
 
 @styled
 def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
-    """Requests a second within the limits against requests a second sent; on the diagonal all of
-    them are.
-    """
+    """Requests a second within the limits against those sent; all are on the diagonal."""
     figure, axis = _curves(sweeps, "achieved_rate", "goodput", caption)
     points = [point for seeds in sweeps.values() for points in seeds for point in points]
     ends = [0, max((point["achieved_rate"] or 0 for point in points), default=1)]
@@ -194,9 +192,7 @@ def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
 
 
 def _curves(sweeps: Sweeps, x: str, y: str, caption: str) -> tuple[Figure, Any]:
-    """A figure of each server's points by rate, a curve a seed. Rates beyond the capacity, where
-    latency depends on how long one measures, are hollow, and joined by dots.
-    """
+    """A figure of each server's points by rate, a curve a seed; hollow beyond the capacity."""
     figure = new_figure((9.5, 5.2), caption)
     axis: Any = figure.subplots()
     look = looks(sweeps)

@@ -60,9 +60,7 @@ def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
 
 
 def _shortened(vector: bytes) -> bytes:
-    """Return an SVG with two decimals in coordinates, a hundredth of a point, instead of six: a
-    third of the page's size.
-    """
+    """Return an SVG with two decimals in coordinates, not six: a third of the page's size."""
     return re.sub(
         rb' (?:d|x|y)="[^"]*"',
         lambda attribute: re.sub(rb"(\.\d\d)\d+", rb"\1", attribute[0]),

@@ -19,9 +19,7 @@ Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, 
 
 
 def simulated(run: Run) -> dict[str, Mapping[str, Any]]:
-    """Return the simulated replicas of each variant in the first seed, but for variants with a
-    single one all the time.
-    """
+    """Return the first seed's simulated replicas, of variants with more than one steady one."""
     servers = {name: result.get("server", {}) for name, result in run.results[0].items()}
     return {
         name: replicas
@@ -68,9 +66,7 @@ def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:
 
 
 def measured_part(run: Run) -> list[str]:
-    """Return the section on real replicas, and how numbers of all are made from theirs; empty for a
-    run whose servers were alone.
-    """
+    """Return the section on real replicas; empty where servers were alone."""
     rows = [["variant", "replica", *(heading for heading, _, _ in OF_EACH.values())]]
     for name, result in run.results[0].items():
         for replica, numbers in result.get("server", {}).get("by_replica", {}).items():

@@ -225,9 +225,7 @@ def document(parts: Iterable[str]) -> str:
 
 
 def write(run: Run) -> None:
-    """Write report.md, report.html and the figures into the run's folder, and for several seeds
-    summary.json.
-    """
+    """Write the report and figures into the run's folder; for several seeds summary.json."""
     write_files(run.folder, contents(run), drawings(run))
     if len(run.summaries) > 1:
         save_json(run.folder / "summary.json", over_seeds(run))

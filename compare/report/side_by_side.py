@@ -69,10 +69,7 @@ FIGURE = (
 
 
 def beside(paths: Sequence[Path], out: Path) -> str:
-    """Write a report of runs side by side, ours and other tools'; return its text.
-
-    Raises RunError, also for a run that is given twice.
-    """
+    """Write a report of runs, ours and other tools', side by side; return it. Raises RunError."""
     paths = [path.parent if path.name == "summary.json" else path for path in paths]
     runs = [load(path) if is_run(path) else foreign.read(path) for path in paths]
     places = [run.folder if isinstance(run, Run) else run.path for run in runs]
@@ -156,9 +153,7 @@ def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
 
 
 def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
-    """Return a warning for each simulation whose costs are of another processor than a measured run
-    beside it had.
-    """
+    """Warn of each simulation whose costs are not of a measured run's processor."""
     cpus = {name: r.first["hardware"]["cpu"] for name, r in runs.items() if not marked(r)}
     warnings = []
     for name, run in runs.items():

@@ -45,9 +45,7 @@ NONE = "–"
 
 
 def markdown(rows: Rows, left: int = 1) -> str:
-    """A Markdown table of a heading row and rows; all but the first `left` columns are numbers.
-    Cells may hold pipes.
-    """
+    """A Markdown table, headings first, numbers right of `left` columns; pipes are quoted."""
     rows = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
     lines = [rows[0], ["---"] * left + ["--:"] * (len(rows[0]) - left), *rows[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -157,9 +155,7 @@ def headlines(results: Results, marked: str = "") -> str:
 
 
 def ranges(seeds: Sequence[Mapping[str, Result]]) -> list[list[str]]:
-    """A row for each variant that was simulated with noise, too: from where to where 90% of runs of
-    these traces lie; empty without one.
-    """
+    """A row for each variant with noise: between what 90% of such runs lie; empty without."""
     seeds = [{n: r for n, r in seed.items() if r.get("drawn")} for seed in seeds]
     names = dict.fromkeys(name for seed in seeds for name in seed)
     rows = [["variant", *(key.heading for key in RANGES)]]
@@ -203,9 +199,7 @@ def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
 
 
 def differences_table(results: Results, baseline: str) -> str:
-    """The differences in words: with their intervals, and "no difference shown" where one spans
-    zero or there is none.
-    """
+    """The differences with their intervals; "no difference shown" where one spans zero."""
     entries = differences(results, baseline)
     columns = [key for key in COMPARED if any(key.name in entry for entry in entries)]
     rows = [["second − first", *(key.heading for key in columns)]]
@@ -226,10 +220,7 @@ def _difference(value: Estimate | None, form: str) -> str:
 
 
 def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
-    """Each server's headlines in several runs, and how they changed from the first that has it.
-
-    paired: all ran the same traces, so that with several seeds the change has an interval.
-    """
+    """Each server's headlines in several runs, and changes; paired: of the same traces."""
     columns = present(COMPARED, runs.values())
     rows = [["variant", "run", *(key.heading for key in columns)]]
     for name in dict.fromkeys(name for run in runs.values() for name in run):
@@ -288,9 +279,7 @@ def _swept(outcomes: Sequence[Result]) -> list[str]:
 
 
 def between(outcomes: Sequence[Result], low: str, high: str) -> str:
-    """A border between two rates of the lattice, one below and one above it: "8.72 to 9.51". Of
-    several seeds the widest.
-    """
+    """A border between two rates, "8.72 to 9.51"; of several seeds the widest."""
     below = [outcome[low] for outcome in outcomes if outcome[low]]
     above = [outcome[high] for outcome in outcomes if outcome[high]]
     if len(below) < len(outcomes):
