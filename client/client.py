@@ -31,13 +31,13 @@ except ImportError as missing:
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from client import workloads  # noqa: E402
 from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.traces import Request, replayed, save_trace  # noqa: E402
 from client.wire import APIS  # noqa: E402
-from client.workloads import Workload, add_workload, contradiction, seconds_say_how_many  # noqa: E402
 from compare import runs  # noqa: E402
 from compare.addresses import api_key, server_url, target_of  # noqa: E402
 from compare.groups import describe, described  # noqa: E402
@@ -101,7 +101,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for group, flags in ((parser, SERVER), (one, ONE), (load, LOAD)):
         for name, options in flags.items():
             group.add_argument(name, **options)
-    add_workload(load)
+    workloads.add_workload(load)
     arguments = parser.parse_args(argv)
     if arguments.numtokens_range:
         arguments.lengths = "choice:" + ",".join(map(str, arguments.numtokens_range))
@@ -111,9 +111,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
     try:
-        if wrong := contradiction(arguments):
+        if wrong := workloads.contradiction(arguments):
             parser.error(wrong)
-        sized = arguments.numsamples is not None or seconds_say_how_many(arguments)
+        sized = arguments.numsamples is not None or workloads.seconds_say_how_many(arguments)
     except WorkloadError as error:
         parser.error(str(error))
     if arguments.prompt is None and arguments.trace is None and not sized:
@@ -151,7 +151,8 @@ def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str,
     if arguments.trace:
         requests, words = replayed(arguments.trace, arguments.scale, arrival, arguments.seed)
     else:
-        workload, arrival = Workload.of(arguments, arguments.seed), arrival or "wait:1"
+        workload = workloads.Workload(**workloads.given_workload(arguments), seed=arguments.seed)
+        arrival = arrival or "wait:1"
         requests = workload.requests(arguments.numsamples, arrival)
         words = {"arrival": arrival} | workload.words
     return requests, describe(requests) | words

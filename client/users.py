@@ -115,56 +115,53 @@ class Users:
         return Drawn(at[by_time], number_of[streams[by_time]], names, tokens[by_time])
 
 
-class Priorities:
-    """Levels of priority and which share of the requests has each; 1 is the highest level."""
+class Shares:
+    """Values that requests have, and which share of the requests has each."""
 
-    def __init__(self, specs: Sequence[str]):
-        """Priorities(["0.1:1", "0.9:2"]): a tenth has level 1. Raises WorkloadError."""
-        try:
-            pairs = [spec.split(":") for spec in specs]
-            self._shares = [number(share) for share, _ in pairs]
-            self._levels = [int(level) for _, level in pairs]
-            if min(self._levels) < 0 or len(set(self._levels)) < len(specs):
-                raise ValueError
-        except ValueError:
-            raise WorkloadError(
-                f"unknown priorities {' '.join(specs)!r}; give SHARE:LEVEL of each level, such as "
-                f"0.1:1 0.9:2: a tenth of the requests has level 1, the highest (0: the server's "
-                f"default)"
-            ) from None
-        _check_sum("--priorities", specs, self._shares)
+    def __init__(
+        self, name: str, specs: Sequence[str], shares: Sequence[float], values: Sequence[int]
+    ):
+        """name: of the flag. Raises WorkloadError unless the shares sum to 1."""
+        if not math.isclose(total := sum(shares), 1, abs_tol=1e-6):
+            every = " ".join(specs)
+            raise WorkloadError(f"the shares of {name} {every} sum to {total:g}; make it 1")
+        self._shares, self._values = np.array(shares) / total, values
 
-    def draw(self, n: int, seed: int) -> np.ndarray:
-        """Return the level of each of n requests."""
-        shares = np.array(self._shares) / sum(self._shares)
-        return np.random.default_rng([seed, 8]).choice(self._levels, n, p=shares)
+    def draw(self, n: int, *seed: int) -> np.ndarray:
+        """Return the value of each of n requests."""
+        return np.random.default_rng(seed).choice(self._values, n, p=self._shares)
 
 
-class SloMix:
-    """Classes of requests with limits of their own, and which share of the requests has each."""
-
-    def __init__(self, specs: Sequence[str]):
-        """SloMix(["0.3:chat=ttft:200,tpot:50", "0.7:batch=ttft:10000"]). Raises WorkloadError."""
-        try:
-            pairs = [spec.split(":", 1) for spec in specs]
-            self._shares = [number(share) for share, _ in pairs]
-        except ValueError:
-            raise WorkloadError(
-                f"unknown mix {' '.join(specs)!r}; give SHARE:NAME=ttft:MS,tpot:MS of each class, "
-                f"such as 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
-            ) from None
-        try:
-            self.classes: dict[str, Slo] = read_slo_classes(" ".join(each for _, each in pairs))
-        except ValueError as error:
-            raise WorkloadError(f"--slo-mix: {error}") from None
-        _check_sum("--slo-mix", specs, self._shares)
-
-    def draw(self, n: int, seed: int) -> np.ndarray:
-        """Return the number of each request's class in `classes`."""
-        shares = np.array(self._shares) / sum(self._shares)
-        return np.random.default_rng([seed, 10]).choice(len(shares), n, p=shares)
+def priorities(specs: Sequence[str]) -> Shares:
+    """Return levels, 1 the highest: ["0.1:1", "0.9:2"], a tenth has 1. Raises WorkloadError."""
+    try:
+        pairs = [spec.split(":") for spec in specs]
+        shares, levels = [number(share) for share, _ in pairs], [int(level) for _, level in pairs]
+        if min(levels) < 0 or len(set(levels)) < len(specs):
+            raise ValueError
+    except ValueError:
+        raise WorkloadError(
+            f"unknown priorities {' '.join(specs)!r}; give SHARE:LEVEL of each level, such as "
+            f"0.1:1 0.9:2: a tenth of the requests has level 1, the highest (0: the server's "
+            f"default)"
+        ) from None
+    return Shares("--priorities", specs, shares, levels)
 
 
-def _check_sum(name: str, specs: Sequence[str], shares: Sequence[float]) -> None:
-    if not math.isclose(total := sum(shares), 1, abs_tol=1e-6):
-        raise WorkloadError(f"the shares of {name} {' '.join(specs)} sum to {total:g}; make it 1")
+def slo_mix(specs: Sequence[str]) -> tuple[dict[str, Slo], Shares]:
+    """Return classes with limits and their numbers: ["0.3:chat=ttft:200,tpot:50", "0.7:batch=…"].
+    Raises WorkloadError.
+    """
+    try:
+        pairs = [spec.split(":", 1) for spec in specs]
+        shares = [number(share) for share, _ in pairs]
+    except ValueError:
+        raise WorkloadError(
+            f"unknown mix {' '.join(specs)!r}; give SHARE:NAME=ttft:MS,tpot:MS of each class, "
+            f"such as 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
+        ) from None
+    try:
+        classes = read_slo_classes(" ".join(each for _, each in pairs))
+    except ValueError as error:
+        raise WorkloadError(f"--slo-mix: {error}") from None
+    return classes, Shares("--slo-mix", specs, shares, range(len(shares)))

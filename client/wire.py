@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from client.traces import Request
 from stats import Answer, times_from
@@ -41,15 +41,6 @@ class Reply:
         return b"".join(data for _, data in self.pieces)
 
 
-class Wire(Protocol):
-    path: str
-
-    def body(self, request: Request) -> dict[str, Any]: ...
-
-    def read(self, reply: Reply) -> tuple[Answer, str]:
-        """Return the answer and its text. Raises Unreadable."""
-
-
 class Plain:
     """POST /inference, answered as a whole: tokens came as the server's `timings` say."""
 
@@ -59,6 +50,7 @@ class Plain:
         return request.body()
 
     def read(self, reply: Reply) -> tuple[Answer, str]:
+        """Return the answer and its text. Raises Unreadable."""
         try:
             body = json.loads(reply.body)
             usage, timings = body["usage"], body["timings"]
@@ -134,6 +126,9 @@ class OpenAI:
             raise Unreadable(
                 "chunks in another form than OpenAI's completions; is --api inference meant?"
             ) from None
+
+
+Wire = Plain | OpenAI
 
 
 def wire(api: str, model: str = "", stream: bool = False) -> Wire:

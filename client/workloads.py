@@ -15,19 +15,10 @@ from typing import Any
 import numpy as np
 
 from client import draws
-from client.draws import (
-    LENGTHS,
-    POPULARITIES,
-    Arrivals,
-    Prefixes,
-    Sessions,
-    TokenIds,
-    WorkloadError,
-    count,
-    folded_normal,
-)
+from client import users as users_
+from client.draws import Arrivals, Prefixes, Sessions, TokenIds, WorkloadError, folded_normal
 from client.traces import ANONYMOUS, BLOCK, LIMITED, SCALES, Request, Trace, openings
-from client.users import Drawn, Priorities, SloMix, Users
+from client.users import Drawn, Users
 from config import flag
 from scheduling.policies.deadlines import Slo
 
@@ -76,8 +67,8 @@ class Workload:
         self._prefixes = Prefixes.parse(prefixes) if prefixes else None
         self._sessions = Sessions.parse(sessions) if sessions else None
         self._users = Users(users) if users else None
-        self._priorities = Priorities(priorities) if priorities else None
-        self._slo_mix = SloMix(slo_mix) if slo_mix else None
+        self._levels = users_.priorities(priorities) if priorities else None
+        self._mix = users_.slo_mix(slo_mix) if slo_mix else None
         self._draw_adapters: Callable[[int, int], Sequence[str | None]] = lambda n, seed: [None] * n
         if adapters:
             self._draw_adapters = draws.adapters(adapters)
@@ -92,22 +83,13 @@ class Workload:
         self._turns = self._sessions.turns if self._sessions else 1
         self.selection, self.seed, self.temperature = selection, seed, temperature
         words = {
-            "lengths": "of each user" if users else lengths,
-            "selection": selection,
-            "prefixes": prefixes,
-            "prompts": "ids" if self._as_ids else None,
-            "sessions": sessions,
-            "priorities": " ".join(priorities or ()),
-            "slo_mix": " ".join(slo_mix or ()),
-            "adapters": adapters,
+            "lengths": "of each user" if users else lengths, "selection": selection,
+            "prefixes": prefixes, "prompts": "ids" if self._as_ids else None,
+            "sessions": sessions, "priorities": " ".join(priorities or ()),
+            "slo_mix": " ".join(slo_mix or ()), "adapters": adapters,
             "arrival": " ".join(users or ()),
-        }
+        }  # fmt: skip
         self.words = {name: value for name, value in words.items() if value}  # for a report
-
-    @classmethod
-    def of(cls, options: Any, seed: int) -> Workload:
-        """Return the workload of parsed flags, or options of their names. Raises WorkloadError."""
-        return cls(seed=seed, **{name: getattr(options, name) for name in OF_WORKLOAD})
 
     @functools.cached_property
     def mean_num_tokens(self) -> float:
@@ -155,14 +137,14 @@ class Workload:
         at, think_s, priority = opening.at[conversation], np.full(n, math.nan), np.zeros(n, int)
         if self._sessions:
             think_s = np.where(after < 0, math.nan, self._sessions.think(n, self.seed))
-        if self._priorities:  # a conversation keeps its own
-            levels = self._priorities.draw(math.ceil(n / self._turns), self.seed)
-            priority = levels[conversation]
+        conversations = math.ceil(n / self._turns)
+        if self._levels:  # a conversation keeps its own
+            priority = self._levels.draw(conversations, self.seed, 8)[conversation]
         classes, slo_class = {ANONYMOUS: Slo()}, np.zeros(n, int)
-        if self._slo_mix:
-            classes = self._slo_mix.classes
-            slo_class = self._slo_mix.draw(math.ceil(n / self._turns), self.seed)[conversation]
-        models = self._draw_adapters(math.ceil(n / self._turns), self.seed)
+        if self._mix:
+            classes, shares = self._mix
+            slo_class = shares.draw(conversations, self.seed, 10)[conversation]
+        models = self._draw_adapters(conversations, self.seed)
         of_class = list(classes.items())
         user, names = (drawn.user, drawn.names) if drawn else (np.zeros(n, int), [ANONYMOUS])
         prompt = self._prompts(words, draw)
@@ -171,42 +153,24 @@ class Workload:
             later = after[i] >= 0
             name, slo = of_class[slo_class[i]]
             return Request(
-                id=i,
-                at=float(at[i]),
-                users=opening.users,
-                num_tokens=int(tokens[i]),
-                temperature=self.temperature,
-                seed=(self.seed * SEEDS_APART + i) % 2**63,
-                model=models[conversation[i]],
-                user=names[user[i]] or None,
-                priority=int(priority[i]) or None,
-                slo_class=name or None,
-                slo_ttft_ms=slo.ttft_ms,
-                slo_tpot_ms=slo.tpot_ms,
+                id=i, at=float(at[i]), users=opening.users, num_tokens=int(tokens[i]),
+                temperature=self.temperature, seed=(self.seed * SEEDS_APART + i) % 2**63,
+                model=models[conversation[i]], user=names[user[i]] or None,
+                priority=int(priority[i]) or None, slo_class=name or None,
+                slo_ttft_ms=slo.ttft_ms, slo_tpot_ms=slo.tpot_ms,
                 after=i - 1 if later else None,
-                think_s=float(think_s[i]) if later else None,
-                **prompt(i),
-            )
+                think_s=float(think_s[i]) if later else None, **prompt(i),
+            )  # fmt: skip
 
         slo_ms = {
             name: np.array([getattr(slo, f"{name}_ms") or math.inf for slo in classes.values()])
             for name in LIMITED
         }
         return Trace(
-            make,
-            number,
-            at,
-            tokens,
-            user,
-            names,
-            priority,
-            slo_class,
-            list(classes),
+            make, number, at, tokens, user, names, priority, slo_class, list(classes),
             {name: limits[slo_class] for name, limits in slo_ms.items()},
-            after,
-            think_s,
-            opening.users,
-        )
+            after, think_s, opening.users,
+        )  # fmt: skip
 
     def _prompts(self, words: np.ndarray, draw: str) -> Callable[[int], dict[str, Any]]:
         """Return a function from a request's number to its prompt, as long as its words.
@@ -216,7 +180,7 @@ class Workload:
         """
         if not self._as_ids:
             turns = self._turns
-            return lambda i: {"prompt": " " * (i % turns > 0) + count(int(words[i]))}
+            return lambda i: {"prompt": " " * (i % turns > 0) + draws.count(int(words[i]))}
         own = TokenIds(np.random.default_rng([self.seed, 3, zlib.crc32(draw.encode())]), words)
         if self._prefixes:
             shared = self._prefixes.draw(len(own), self.seed)
@@ -246,7 +210,7 @@ OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --use
 
 
 FLAGS: dict[str, dict[str, Any]] = {
-    "--lengths": {"help": f"completion lengths: {LENGTHS} (default: normal)"},
+    "--lengths": {"help": f"completion lengths: {draws.LENGTHS} (default: normal)"},
     "--selection": {"choices": SELECTIONS, "help":
         "order of the lengths: random or descend (longest first; default: random)"},
     "--prompts": {"choices": PROMPTS, "help":
@@ -270,8 +234,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "output token, or one of the two; shares sum to 1; reports show goodput by class"},
     "--adapters": {"metavar": "N:DISTRIBUTION", "help":
         "name one of the LoRA adapters lora-0, lora-1, … in each request, as popular as in "
-        f"Punica's experiments: {', '.join(POPULARITIES)} (skewed: each 1.5 times as often as the "
-        "next)"},
+        f"Punica's experiments: {', '.join(draws.POPULARITIES)} (skewed: each 1.5 times as often "
+        "as the next)"},
     "--trace": {"type": Path, "help":
         "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
         "is given"},
@@ -285,6 +249,11 @@ def add_workload(parser: argparse._ActionsContainer) -> None:
     """Add the flags of a workload, which compare.sh and client.py share."""
     for name, options in FLAGS.items():
         parser.add_argument(name, **options)
+
+
+def given_workload(known: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a Workload that flags give; None for those left out."""
+    return {name: getattr(known, name) for name in OF_WORKLOAD}
 
 
 def contradiction(known: argparse.Namespace) -> str | None:

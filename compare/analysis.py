@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -131,24 +131,14 @@ def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
     return max(0.0, float(slope) - errors * error)
 
 
-class Stretch(NamedTuple):
-    """A stretch of a run in which requests were always waiting: its tokens and its seconds."""
+def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
+    """The tokens and the seconds of the longest stretch from admission to admission that never left
+    the queue empty; no seconds where there is none.
 
-    tokens: int
-    seconds: float
-
-    @property
-    def throughput(self) -> float | None:
-        return self.tokens / self.seconds if self.seconds else None
-
-
-def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
-    """The longest stretch from admission to admission that never left the queue empty.
-
-    It has no seconds where there is none. From its first admission on, all rows are full, and
-    request-level batches are whole, so tokens / seconds is what the server can do. Instants are the
-    server's own, if it gave them; else a request waits until its first token, as this client saw
-    it. Tokens whose gaps are not known come at equal intervals.
+    From its first admission on, all rows are full, and request-level batches are whole, so tokens /
+    seconds is what the server can do. Instants are the server's own, if it gave them; else a
+    request waits until its first token, as this client saw it. Tokens whose gaps are not known come
+    at equal intervals.
     """
     answers = Answers.of(answers)
     server, client = answers.times_at_server, answers.times
@@ -157,9 +147,7 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
     first = np.where(known, server.first_token_at, client.first_token_at)
     admitted_at = np.where(known, server.admitted_at, first)
     arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
-    # of those admitted together
-    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)
-    # waiting after each admission
+    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)  # of those together
     waiting_after = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
     best = (0.0, 0.0)
     start = None
@@ -168,9 +156,9 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> Stretch:
             best = (start, instant)
         start = None if not waiting else instant if start is None else start
     if best[0] == best[1]:
-        return Stretch(0, 0.0)
+        return 0, 0.0
     inside = _tokens_between(answers, first, best[0] + TOGETHER_S, best[1] + TOGETHER_S)
-    return Stretch(inside, best[1] - best[0])
+    return inside, best[1] - best[0]
 
 
 def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: float) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from client.traces import Request, replayed, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import calibrate, runs, sweep
-from compare.deployments import deployed
+from compare.deployments import Deployed
 from compare.groups import describe, described
 from compare.machine import command_line
 from compare.measure import (
@@ -43,7 +43,7 @@ from compare.measure import (
 from compare.options import LOAD, Options, parse, parse_runs
 from compare.quoting import unescape
 from compare.report import report, sentences, side_by_side, tables
-from compare.servers import server
+from compare.servers import ALONE, server
 from config import ConfigError
 
 
@@ -76,7 +76,7 @@ class Comparison:
             first = self.trace[0]
         else:
             for seed in reversed(self.seeds):
-                data = Workload.of(options, seed)
+                data = Workload(**options.workload, seed=seed)
                 first = data.requests(options.numsamples, arrival or "burst")[0]
             self.workload = data.words
         self.by_ids = first.prompt_ids is not None
@@ -92,7 +92,7 @@ class Comparison:
             "goodput": options.goodput,
             "stream": options.stream,
             "also": options.also,
-            "deployment": options.deployment.as_json() if options.deployment else None,
+            "deployment": asdict(options.deployment) if options.deployment else None,
             "capacity": self.capacity,
             "baseline": options.baseline,
             "asked": {"seeds": self.seeds, "servers": options.names},
@@ -130,12 +130,13 @@ class Comparison:
             else:
                 mode, settings = options.variants[name].mode, options.settings(name)
                 by, key = wire("inference", stream=options.stream), options.key
-                if options.deployment:
-                    start = deployed(name, options.deployment, mode, settings, by, key)
-                    target = stack.enter_context(start)
-                else:
-                    url = stack.enter_context(server(mode, settings, key=key, name=name))
-                    target = Target(name, url, by, key=key)
+                deployment = options.deployment
+                start = deployment.start if deployment else ALONE
+                url = stack.enter_context(server(mode, settings, key, name, start))
+                target = Target(name, url, by, key=key)
+                if deployment:
+                    front: dict[str, Any] = {"deployment": deployment, "key": key}
+                    target = Deployed(name, url, by, replicas=deployment.names(url, key), **front)
             warm_up(target, self.by_ids)
             yield target
 
@@ -148,9 +149,9 @@ class Comparison:
 
     def prepare(self) -> None:
         """Measure what the workload depends on: for `auto` the capacity of the reference."""
-        if self.arrival != "auto" or self.trace or self.options.users:
+        if self.arrival != "auto" or self.trace or self.options.workload["users"]:
             return
-        data = Workload.of(self.options, self.options.seed)
+        data = Workload(**self.options.workload, seed=self.options.seed)
         reference = self.options.reference
         n = self.replicas // self.alike * burst_size(self.options.config(reference))
         burst = data.requests(n, "burst", scaled=True)
@@ -206,15 +207,11 @@ class Comparison:
             points = {name: done[name].points for name in measured if done[name].points}
             stopped = next((each.stopped for each in done.values() if each.stopped), None)
             by = stopped and (str(stopped) or "interrupted before its end")
-            runs.save(
-                folder,
-                requests,
-                measured,
-                {"arrival": self.arrival, "saved": saved} | self.workload,
-                self.facts() | {"seed": seed, "stopped": by},
-                points if self.options.sweep else None,
-                [name for name, each in done.items() if each.swept],
-            )
+            swept = [name for name, each in done.items() if each.swept]
+            workload = {"arrival": self.arrival, "saved": saved} | self.workload
+            facts = self.facts() | {"seed": seed, "stopped": by}
+            sweep_points = points if self.options.sweep else None
+            runs.save(folder, requests, measured, workload, facts, sweep_points, swept)
         return bool(measured)
 
     def measured(self, seed: int, name: str) -> Measured:
@@ -237,7 +234,7 @@ class Comparison:
         return done
 
     def _traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
-        data = Workload.of(self.options, seed)
+        data = Workload(**self.options.workload, seed=seed)
         return data, self.trace or data.requests(self.options.numsamples, self.arrival)
 
     def _replay(
@@ -313,14 +310,10 @@ def sigterm_is_ctrl_c() -> None:
 
 
 def main() -> None:
-    if any(word.partition("=")[0] == "--runs" for word in sys.argv):
-        compare_saved(sys.argv[1:])
-    else:
-        run_and_exit(lambda progress: Comparison(parse(sys.argv[1:]), progress))
-
-
-def compare_saved(argv: Sequence[str]) -> None:
-    """Write and print a report of the saved runs of --runs."""
+    argv = sys.argv[1:]
+    if not any(word.partition("=")[0] == "--runs" for word in argv):
+        run_and_exit(lambda progress: Comparison(parse(argv), progress))
+        return
     try:
         paths, out = parse_runs(argv)
         side_by_side.show(side_by_side.beside(paths, out), out, Console())

@@ -6,19 +6,16 @@ All run on this machine, so that they share one clock.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from client.calls import ServerError, get
-from client.wire import Wire
 from compare.analysis import occupancy_over_time
 from compare.measure import BINS, ServerReport, Target, stats_of
-from compare.servers import server
 from config import ConfigError
 from deploy.kinds import KINDS, Kind
 from observers.run import Run, added
@@ -44,23 +41,19 @@ OF_EACH = {  # of each replica: heading in a report, form, and what it is multip
 class Deployment:
     """A front end of KINDS, with a number of servers behind it."""
 
-    name: str
+    front: str
     replicas: int
     router: str
 
     @property
     def kind(self) -> Kind:
-        return KINDS[self.name]
+        return KINDS[self.front]
 
     @property
     def start(self) -> list[str]:
         """Python's arguments that start it, before the mode and its settings."""
         words = ["-m", self.kind.module, "--replicas", str(self.replicas)]
         return words + (["--router", self.router] if len(self.kind.routers) > 1 else [])
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the deployment as it stands in a summary."""
-        return {"front": self.name, "replicas": self.replicas, "router": self.router}
 
     def names(self, url: str, key: str | None = None) -> list[str]:
         """Return the servers' names, each of which is at /replicas/NAME. Raises ServerError."""
@@ -133,21 +126,6 @@ class Deployed(Target):
         }
         over_time = added_over_time(iterations for _, iterations in each.values())
         return engine, over_time, get(self.url, key=self.key)["config"]
-
-
-@contextlib.contextmanager
-def deployed(
-    name: str,
-    deployment: Deployment,
-    mode: str,
-    settings: Mapping[str, Any],
-    wire: Wire,
-    key: str | None = None,
-) -> Iterator[Deployed]:
-    """Start servers behind a front end, for as long as they are measured. Raises ServerError."""
-    with server(mode, settings, key=key, name=name, start=deployment.start) as url:
-        names = deployment.names(url, key)
-        yield Deployed(name, url, wire, key=key, deployment=deployment, replicas=names)
 
 
 def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -27,18 +27,9 @@ REQUEST = (  # instants in seconds, on the tool's clock
 LAST_TOKEN = "ends with the last token, not with the end of the answer"
 SERVER, TOKENIZER = "the server", "the tool's tokenizer"
 CONNECTED = "starts when the headers are written, so that connecting does not count"
-
-
-class Found(NamedTuple):
-    """Contents of a file, as a reader finds them.
-
-    facts: settings and hardware in words. numbers: by the tool's names; of a latency mean, p50 and
-    p99 in ms. requests: the values of REQUEST for each answered one, where the file has them.
-    """
-
-    facts: Mapping[str, str]
-    numbers: Json
-    requests: Iterable[tuple[float, ...]]
+# what a reader finds in a file: settings and hardware in words; numbers by the tool's names, of a
+# latency mean, p50 and p99 in ms; the values of REQUEST for each answered one, if they are there
+Found = tuple[Mapping[str, str], Json, Iterable[tuple[float, ...]]]
 
 
 class Tool(NamedTuple):
@@ -104,7 +95,7 @@ def _guidellm(path: Path, file: Json) -> Found:
         (*map(each["info"]["timings"].get, instants), each["prompt_tokens"], each["output_tokens"])
         for each in run["requests"]["successful"]
     )
-    return Found(facts, numbers, requests)
+    return facts, numbers, requests
 
 
 def _aiperf(path: Path, file: Json) -> Found:
@@ -128,7 +119,7 @@ def _aiperf(path: Path, file: Json) -> Found:
     }
     records = path.with_name("profile_export.jsonl")
     lines = records.read_text().splitlines() if records.exists() else []
-    return Found(facts, numbers, filter(None, map(_aiperf_request, map(json.loads, lines))))
+    return facts, numbers, filter(None, map(_aiperf_request, map(json.loads, lines)))
 
 
 def _aiperf_request(record: Json) -> tuple[float, ...] | None:
@@ -161,7 +152,7 @@ def _vllm(path: Path, file: Json) -> Found:
         for start, ttft, e2el, prompt, n, error in zip(*(file.get(name, ()) for name in columns))
         if not error
     )
-    return Found(facts, {**file, **latencies}, requests)
+    return facts, {**file, **latencies}, requests
 
 
 GUIDELLM = Tool(

@@ -47,11 +47,11 @@ def by_length(trace: Trace) -> Groups:
     return {str(q): np.flatnonzero(quarters == q) for q in np.unique(quarters).tolist()}
 
 
-def by_user(trace: Trace) -> Groups:
-    """Return each user's requests, in order of first requests; empty if none names a user."""
-    if list(trace.names) == [ANONYMOUS]:
+def by_name(numbers: np.ndarray, names: Sequence[str]) -> Groups:
+    """Return each name's requests, in order of first requests; empty if none has a name."""
+    if list(names) == [ANONYMOUS]:
         return {}
-    return {name: np.flatnonzero(trace.user == i) for i, name in enumerate(trace.names)}
+    return {name: np.flatnonzero(numbers == i) for i, name in enumerate(names)}
 
 
 def by_priority(trace: Trace) -> Groups:
@@ -62,16 +62,19 @@ def by_priority(trace: Trace) -> Groups:
     return {str(level): np.flatnonzero(trace.priority == level) for level in levels}
 
 
-def by_class(trace: Trace) -> Groups:
-    """Return each class's requests, in order of first requests; empty if none names a class."""
-    if list(trace.classes) == [ANONYMOUS]:
-        return {}
-    return {name: np.flatnonzero(trace.slo_class == i) for i, name in enumerate(trace.classes)}
+def groups_of(trace: Trace) -> dict[str, Groups]:
+    return {
+        "by_length": by_length(trace),
+        "by_user": by_name(trace.user, trace.names),
+        "by_priority": by_priority(trace),
+        "by_class": by_name(trace.slo_class, trace.classes),
+    }
 
 
 def describe(requests: Sequence[Request]) -> dict[str, Any]:
     """Return the load of a trace, as realised; of conversations the rate is that of first turns."""
     trace = Trace.of(requests)
+    groups = groups_of(trace)
     at = np.sort(trace.at[trace.firsts])
     span = float(at[-1] - at[0])
     rate = (len(at) - 1) / span if span else None
@@ -82,7 +85,7 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
             "first_at": float(trace.at[numbers].min()),
             "last_at": float(trace.at[numbers].max()),
         }
-        for name, numbers in by_user(trace).items()
+        for name, numbers in groups["by_user"].items()
     }
     return {
         "requests": len(trace),
@@ -91,8 +94,8 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
         "index_of_dispersion": _index_of_dispersion(at),
         "users": trace.users,
         "by_user": users,
-        "by_priority": {level: len(numbers) for level, numbers in by_priority(trace).items()},
-        "by_class": {name: len(numbers) for name, numbers in by_class(trace).items()},
+        "by_priority": {level: len(numbers) for level, numbers in groups["by_priority"].items()},
+        "by_class": {name: len(numbers) for name, numbers in groups["by_class"].items()},
         "conversations": {
             "number": len(at), "rate": rate, "mean_think_s": float(np.mean(pauses)),
         } if len(pauses) else None,
@@ -152,9 +155,6 @@ def by_groups(
     …: {group: measures}}. goodput: limits in ms of all.
     """
 
-    def numbers(groups: Groups) -> dict[str, dict[str, Any]]:
-        return {name: of_group(group) for name, group in groups.items()}
-
     def of_group(group: np.ndarray) -> dict[str, Any]:
         answers = outcomes.answers_of(group)
         limits = trace.limits_ms(group[outcomes.rows["answered"][group]], goodput)
@@ -162,17 +162,16 @@ def by_groups(
         within = goodput_of(answers, limits, ended, wall_clock_s)
         return _numbers(outcomes, group, wall_clock_s) | within
 
-    lengths = by_length(trace)
-    of_lengths = numbers(lengths)
-    for name, group in lengths.items():
-        tokens = trace.num_tokens[group]
-        of_lengths[name] |= {"least_tokens": int(tokens.min()), "most_tokens": int(tokens.max())}
-    return {
-        "by_length": of_lengths,
-        "by_user": numbers(by_user(trace)),
-        "by_priority": numbers(by_priority(trace)),
-        "by_class": numbers(by_class(trace)),
+    groups = groups_of(trace)
+    result = {
+        kind: {name: of_group(group) for name, group in of_kind.items()}
+        for kind, of_kind in groups.items()
     }
+    for name, group in groups["by_length"].items():
+        tokens = trace.num_tokens[group]
+        ends = {"least_tokens": int(tokens.min()), "most_tokens": int(tokens.max())}
+        result["by_length"][name] |= ends
+    return result
 
 
 def _numbers(outcomes: Outcomes, group: np.ndarray, wall_clock_s: float) -> dict[str, Any]:

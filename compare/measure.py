@@ -31,10 +31,8 @@ ServerReport = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 class Measurable(Protocol):
-    """A server that serves a trace, real or simulated.
-
-    are_several: servers that share the load. has_report: one that reports what it did, besides what
-    a client sees.
+    """A server that serves a trace, real or simulated. ours: it reports what it did, besides what a
+    client sees. are_several: servers that share the load.
     """
 
     @property
@@ -43,8 +41,6 @@ class Measurable(Protocol):
     def ours(self) -> bool: ...
     @property
     def are_several(self) -> bool: ...
-    @property
-    def has_report(self) -> bool: ...
 
     def begin(self) -> None:
         """Reset all counts, and empty the prefix cache. Raises ServerError."""
@@ -71,10 +67,6 @@ class Target:
     @property
     def are_several(self) -> bool:
         return False
-
-    @property
-    def has_report(self) -> bool:
-        return self.ours
 
     @property
     def servers(self) -> Sequence[str]:
@@ -111,10 +103,8 @@ def warm_up(target: Target, by_ids: bool = False) -> None:
         for seed in range(2):
             request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)
             [outcome] = replay(url, [request], target.wire, key=target.key)
-            if outcome.error:
-                raise ServerError(
-                    f"{target.name} at {url} failed its first request: {outcome.error}"
-                )
+            if why := outcome.error:
+                raise ServerError(f"{target.name} at {url} failed its first request: {why}")
 
 
 class _Counting(Watch):
@@ -165,7 +155,7 @@ def measure(
         result["mean_in_flight"] = float(np.mean(counting.counts))
     if target.are_several:
         result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
-    if target.has_report:
+    if target.ours:
         try:
             result |= _engine(target, trace, ended.answers)
         except ServerError as error:  # what this client measured is kept all the same
@@ -195,7 +185,7 @@ def judged(
     until = outcomes.rows["sent_at"][trace.firsts].max()
     sent = sent[sent["sent_at"] <= until]
     fill_s = analysis.slowest_row_s(answers)
-    busy = analysis.always_waiting(answers)
+    tokens, busy_s = analysis.always_waiting(answers)
     other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
     return result | {
         "partial": False,
@@ -208,8 +198,8 @@ def judged(
         "growth": analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
         "slowest_row_s": fill_s,
         "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
-        "busy_s": busy.seconds,
-        "busy_throughput": busy.throughput,
+        "busy_s": busy_s,
+        "busy_throughput": tokens / busy_s if busy_s else None,
         **by_groups(trace, outcomes, result["wall_clock_s"], goodput),
         "other_length": int((other_length & outcomes.rows["answered"]).sum()),
         "errors": dict(outcomes.errors.most_common()),
@@ -242,16 +232,16 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
     # of several servers two batches that begin at one instant would seem to be one
     by_chance = policy.in_order and config["order"] == "fcfs" and not target.are_several
     if policy.request_level and by_chance and not config["compact_batches"]:
-        sizes = analysis.batch_sizes(answers)
-        expected = analysis.expected_useful_fraction(trace.num_tokens, sizes)
+        expected = analysis.expected_useful_fraction(
+            trace.num_tokens, analysis.batch_sizes(answers)
+        )
         measures["expected_useful_fraction"] = expected
     return measures
 
 
 def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return NAME.json: a measurement with every request."""
-    requests = [_record(outcome) for outcome in outcomes]
-    return result | {"definitions": DEFINITIONS, "requests": requests}
+    return result | {"definitions": DEFINITIONS, "requests": list(map(_record, outcomes))}
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
@@ -282,12 +272,13 @@ def measure_capacity(
     result, outcomes = measure(target, burst, {}, timeout_s, watch)
     if result["partial"]:
         raise KeyboardInterrupt
-    busy = analysis.always_waiting([outcome.answer for outcome in outcomes if outcome.answer])
-    wrong = None if busy.seconds else "fits into one batch"
+    answers = (outcome.answer for outcome in outcomes if outcome.answer)
+    tokens, seconds = analysis.always_waiting(answers)
+    wrong = None if seconds else "fits into one batch"
     if result["failed"]:
         wrong = f"failed ({next(iter(result['errors']))})"
     if wrong:
         raise ServerError(
             f"the burst that measures capacity {wrong}; name a rate with --arrival poisson:RATE"
         )
-    return {"output_throughput": busy.throughput, "requests": len(burst)}
+    return {"output_throughput": tokens / seconds, "requests": len(burst)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from client.draws import ARRIVALS
-from client.workloads import add_workload, contradiction, seconds_say_how_many
+from client.workloads import add_workload, contradiction, given_workload, seconds_say_how_many
 from compare import variants
 from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.servers import ROOT
@@ -43,15 +43,7 @@ class Options:
     baseline: str  # with which the others are compared
     numsamples: int | None  # None: as many as users send in their seconds
     arrival: str
-    lengths: str | None  # None, here and below: as the workload has it by default
-    selection: str | None
-    prompts: str | None
-    prefixes: str | None
-    sessions: str | None
-    users: list[str] | None
-    priorities: list[str] | None
-    slo_mix: list[str] | None
-    adapters: str | None
+    workload: dict[str, Any]  # fields of Workload; None: as it has it by default
     trace: Path | None
     scale: int | None
     seed: int
@@ -230,6 +222,7 @@ def chosen(known: argparse.Namespace) -> dict[str, Any]:
     as_given = {f.name: getattr(known, f.name) for f in fields(Options) if f.name in known}
     return as_given | {
         "variants": compared,
+        "workload": given_workload(known),
         "baseline": known.baseline or next(iter(compared)),
         "numsamples": numsamples,
         "arrival": known.arrival or "auto",
@@ -245,18 +238,16 @@ def check(options: Options) -> None:
         raise ConfigError(
             "--api-keys names several users, and this client sends as one; use --api-key"
         )
-    for name in options.variants:
-        options.config(name)
-    if not (options.slo_mix or options.trace):
-        for name in options.variants:
-            if options.config(name).shed:
-                raise ConfigError(
-                    f"{name} has --shed, which goes by limits, and no request has one; add "
-                    f"--slo-mix 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
-                )
-    if options.adapters and not all(options.config(name).adapters for name in options.variants):
+    configs = {name: options.config(name) for name in options.variants}
+    shedding = [name for name, config in configs.items() if config.shed]
+    if shedding and not (options.workload["slo_mix"] or options.trace):
+        raise ConfigError(
+            f"{shedding[0]} has --shed, which goes by limits, and no request has one; add "
+            f"--slo-mix 0.3:interactive=ttft:200,tpot:50 0.7:batch=ttft:10000"
+        )
+    if options.workload["adapters"] and not all(each.adapters for each in configs.values()):
         raise ConfigError("requests name --adapters that a server lacks; add --lora-random N:RANK")
-    modes = dict.fromkeys(variant.mode for variant in options.variants.values())
+    modes = dict.fromkeys(config.mode for config in configs.values())
     for name in options.flags:
         if not any(meaningful(name, mode) for mode in modes):
             raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")

@@ -73,13 +73,8 @@ class Line:
     chunk_context: int = 0
 
     def of(self, work: Work) -> int:
-        return (
-            self.iteration
-            + self.row * work.row
-            + self.context * work.context
-            + self.prefill * work.prefill
-            + self.chunk_context * work.chunk_context
-        )
+        attended = self.context * work.context + self.chunk_context * work.chunk_context
+        return self.iteration + self.row * work.row + self.prefill * work.prefill + attended
 
     def slower(self, factor: float) -> Line:
         return Line(*(round(factor * value) for value in astuple(self)))
@@ -207,14 +202,8 @@ class CostFunction(Costs):
         return round(self.cost_s(iteration) * PS)
 
 
-FAKE = Costs(
-    "fake",
-    Line(
-        iteration=round(fake.ITERATION_S * PS),
-        row=round(fake.ROW_S * PS),
-        prefill=round(fake.PREFILL_TOKEN_S * PS),
-    ),
-)
+_OF_FAKE = {"iteration": fake.ITERATION_S, "row": fake.ROW_S, "prefill": fake.PREFILL_TOKEN_S}
+FAKE = Costs("fake", Line(**{term: round(s * PS) for term, s in _OF_FAKE.items()}))
 SECOND = Costs("second", Line(iteration=PS))  # an iteration a second, as in worked examples
 STATED = {costs.name: costs for costs in (FAKE, SECOND)}
 _TIMES = [term.name for term in fields(Costs) if term.type == "int"]

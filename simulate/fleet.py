@@ -137,12 +137,9 @@ class Fleet:
             for number, seen in self._up.items():
                 seen.tokens = self.replicas[number].remaining_tokens
         first = group[0]
-        request = RoutedRequest(
-            len(first.prompt_ids),
-            sum(inference.num_tokens for inference in group),
-            (first.keys or ()) if router.uses_keys else (),
-            self._session(first),
-        )
+        keys = (first.keys or ()) if router.uses_keys else ()
+        tokens = sum(inference.num_tokens for inference in group)
+        request = RoutedRequest(len(first.prompt_ids), tokens, keys, self._session(first))
         return self._gateway.choose(request, list(self._up.values()), self._loop.now)
 
     def check_done(self) -> None:
@@ -173,14 +170,9 @@ class Fleet:
             return self._ended(number, now, inference)
 
         replica = self.replicas[number] = self._kind(
-            self._loop,
-            self._build(),
-            costs,
-            computed=lambda stretch: self._computed(number, stretch),
-            ended=ended,
-            noise=self._noise(number),
-            **self._of_replicas,
-        )
+            self._loop, self._build(), costs, ended=ended, noise=self._noise(number),
+            computed=lambda stretch: self._computed(number, stretch), **self._of_replicas,
+        )  # fmt: skip
         self._record_change()
         waiting, self._waiting = self._waiting, []
         for group in waiting:

@@ -20,11 +20,6 @@ Ended = Callable[[float, Inference], Iterable[Arrival]]
 END, ARRIVE, PLAN, OBSERVE = range(4)
 
 
-def no_follow_up(now: float, inference: Inference) -> Iterable[Arrival]:
-    """No arrivals follow from an ending."""
-    return ()
-
-
 class Serves(Protocol):
     """Replicas, or one alone."""
 
@@ -32,7 +27,6 @@ class Serves(Protocol):
 
     def check_done(self) -> None:
         """Raise RuntimeError if work is left, once no event is."""
-        ...
 
 
 class Event:

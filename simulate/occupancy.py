@@ -28,10 +28,15 @@ class Occupancy:
         rows = record.rows
         end = stretch.end(stretch.n - 1)
         while end > BINS * self._width:
-            self._double()
+            self._width *= 2
+            for kind, bins in self._bins.items():
+                bins += [0] * (len(bins) % 2)
+                self._bins[kind] = [a + b for a, b in zip(bins[::2], bins[1::2])]
         done, bin_ = 0, stretch.begun // self._width
         while (edge := (bin_ + 1) * self._width) < end:
-            done += self._add(bin_, rows, _busy_until(stretch, edge) - done)
+            n = stretch.ended_by(edge)
+            current = max(0, edge - stretch.begins(n)) if n < stretch.n else 0
+            done += self._add(bin_, rows, stretch.busy(n) + current - done)
             bin_ += 1
         done += self._add(bin_, rows, stretch.busy(stretch.n) - done)
         self.busy += done
@@ -49,16 +54,3 @@ class Occupancy:
                 bins += [0] * (bin_ + 1 - len(bins))
             bins[bin_] += n * time
         return time
-
-    def _double(self) -> None:
-        self._width *= 2
-        for kind, bins in self._bins.items():
-            bins += [0] * (len(bins) % 2)
-            self._bins[kind] = [a + b for a, b in zip(bins[::2], bins[1::2])]
-
-
-def _busy_until(stretch: Stretch, instant: int) -> int:
-    """Return the time of its iterations up to an instant, without gaps."""
-    n = stretch.ended_by(instant)
-    current = instant - stretch.begins(n) if n < stretch.n else 0
-    return stretch.busy(n) + max(0, current)

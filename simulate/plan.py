@@ -21,16 +21,9 @@ from simulate.trial import Trial, TrialResult
 
 MOST = 1024  # replicas that are tried
 SURE = 0.95  # the probability with which the fewest must suffice
-ATTAINMENT = 0.99  # unless it is given
-SEEDS = 40  # the least and the most of so many values enclose 95% of others (`coverage`)
 FEW = 3  # seeds of the search, before all of them judge a number and its neighbours
 LONG_S = 60.0  # of arrivals, unless --numsamples gives a number of requests
 FEWEST, MOST_REQUESTS = 1_000, 20_000  # more where the growth of a queue needs them
-
-
-def requests_for(rate: float) -> int:
-    """Return the number of requests of a trace at so many a second."""
-    return min(MOST_REQUESTS, max(FEWEST, math.ceil(LONG_S * rate)))
 
 
 class PlanError(WorkloadError):
@@ -80,9 +73,8 @@ class Planner:
         self._judged: dict[int, Judged] = {}
         self._rule = trial.layout.autoscaling
         # the fewest and the most replicas that are tried
-        self._bounds = (
-            (self._rule.min_replicas, self._rule.max_replicas) if self._rule else (1, MOST)
-        )
+        rule = self._rule
+        self._bounds = (rule.min_replicas, rule.max_replicas) if rule else (1, MOST)
         self._requests = trial.question.requests or 0
         self._growth_needs, self._arrivals_s, self._spent = 0, 0.0, 0
 
@@ -115,24 +107,19 @@ class Planner:
         if replicas in self._judged:
             return self._judged[replicas]
         results = self._serve(replicas, self._trial.question.seeds)
-        attainments = [result.attainment for result in results]
+        attainments, mean = [result.attainment for result in results], statistics.mean
         met, growing = self._count(results)
         self._report(
             f"{self._trial.name}, {replicas} replica{'s' * (replicas > 1)}: "
-            f"{100 * statistics.mean(attainments):.1f}% within the limits, enough in {met} of "
+            f"{100 * mean(attainments):.1f}% within the limits, enough in {met} of "
             f"{len(results)} traces" + f", the queue grows in {growing}" * bool(growing)
         )
         self._judged[replicas] = Judged(
-            replicas,
-            attainments,
-            growing,
-            statistics.mean(result.mean_replicas for result in results),
-            statistics.mean(result.p99_ttft_ms for result in results),
-            statistics.mean(result.p99_e2el_ms for result in results),
-            met / len(results),
-            wilson(met, len(results)),
-            (min(attainments), max(attainments)),
-        )
+            replicas, attainments, growing, mean(result.mean_replicas for result in results),
+            mean(result.p99_ttft_ms for result in results),
+            mean(result.p99_e2el_ms for result in results),
+            met / len(results), wilson(met, len(results)), (min(attainments), max(attainments)),
+        )  # fmt: skip
         return self._judged[replicas]
 
     def _prepare(self) -> str:
@@ -145,7 +132,7 @@ class Planner:
         question, traffic = self._trial.question, self._trial.traffic
         n = question.requests
         if n is None and question.rate:
-            n = requests_for(question.rate)
+            n = min(MOST_REQUESTS, max(FEWEST, math.ceil(LONG_S * question.rate)))
         trace = traffic.requests(n, question.seeds[0])
         sample = trace[:: max(1, len(trace) // FEWEST)]
         alone = self._by_one(sample, users=1)
@@ -183,18 +170,13 @@ class Planner:
     def _answer(self, fewest: int | None, why_not: str = "") -> PlanAnswer:
         by_number = {n: [*by_seed.values()] for n, by_seed in sorted(self._results.items())}
         return PlanAnswer(
-            self._trial.name,
-            fewest,
-            why_not,
+            self._trial.name, fewest, why_not,
             [self._judged[n] for n in sorted(self._judged)],
             {n: statistics.mean(r.attainment for r in rs) for n, rs in by_number.items()},
             {n: self._count(rs)[1] / len(rs) for n, rs in by_number.items()},
             self._spent + sum(result.requests for rs in by_number.values() for result in rs),
-            self._rule is not None,
-            self._requests,
-            self._arrivals_s,
-            self._growth_needs,
-        )
+            self._rule is not None, self._requests, self._arrivals_s, self._growth_needs,
+        )  # fmt: skip
 
     def _too_few(self, replicas: int) -> str:
         """Return why so many do not suffice, nor would more."""

@@ -161,11 +161,10 @@ class _Server:
     def __init__(self, settings: Entry, observe: Observe | None):
         self._written: list[Entry] = []
         # settings that did not exist yet are at their defaults, as if they did not
-        defaults = {"lora_slots": 0, "host_blocks": 0} | {
-            k: f.default for k, f in Config.model_fields.items()
-        }
+        whole = {k: f.default for k, f in Config.model_fields.items()}
+        whole |= {"lora_slots": 0, "host_blocks": 0} | settings
         values = SimpleNamespace(
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in (defaults | settings).items()}
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in whole.items()}
         )
         self._scheduler = record(values, self._written.append)
         self._observer = observe(self._scheduler, values) if observe else None
@@ -257,16 +256,10 @@ def _group(entries: Iterable[Entry]) -> list[Inference]:
         leader = group[entry["leader"]] if "leader" in entry else None
         ids = leader.prompt_ids if leader else [0] * entry["prompt_tokens"]
         keys = leader.keys if leader else [bytes.fromhex(key) for key in entry.get("keys", ())]
-        group.append(
-            Inference(
-                ids,
-                entry["num_tokens"],
-                Sampling(seed=entry["seed"]),
-                keys=[*keys] if keys else None,
-                leader=leader,
-                **{name: entry[name] for name in OPTIONAL if name in entry},
-            )
-        )
+        optional = {name: entry[name] for name in OPTIONAL if name in entry}
+        optional |= {"keys": [*keys] if keys else None, "leader": leader}
+        sampling = Sampling(seed=entry["seed"])
+        group.append(Inference(ids, entry["num_tokens"], sampling, **optional))
     return group
 
 

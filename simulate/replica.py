@@ -14,7 +14,7 @@ from scheduling.inference import Inference, Iteration, Row
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.jump import apply_repeated, cannot_join, going_on, repeats
-from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop, no_follow_up
+from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop
 from simulate.noise import NoisyRun
 from simulate.time import PS, not_before, seconds
 
@@ -115,7 +115,7 @@ class SimulatedReplica:
         drafter: Drafter | None = None,
         planned: Callable[[float, Iteration], None] = ignore,
         computed: Callable[[Stretch], None] = ignore,
-        ended: Ended = no_follow_up,
+        ended: Ended = lambda now, inference: (),
         jump: bool = False,
         noise: NoisyRun | None = None,
     ):

@@ -20,6 +20,7 @@ from client.draws import WorkloadError
 from client.load import TICK_S, UNSENT, Interrupted, Watch
 from client.outcomes import Outcome, Outcomes
 from client.traces import Request, Trace
+from compare.measure import ServerReport
 from config import Config
 from generate.forced import ForcedAcceptance
 from observers.server_stats import ServerStats
@@ -52,7 +53,7 @@ class SimulatedServer:
     the same result. observe: makes an observer of each scheduler.
     """
 
-    ours = has_report = True
+    ours = True
 
     def __init__(
         self,
@@ -65,12 +66,10 @@ class SimulatedServer:
         jump: bool = True,
         observe: Callable[[Scheduler], Observer] | None = None,
     ):
-        self.name = name
-        self.config = config
+        self.name, self.config, self.layout = name, config, layout
         if not costs.source:  # stated ones are of the fake engine
             costs = costs.slower(config.fake_slowdown)
         self.costs = replace(costs, gap=costs.gap + instant(config.loop_interval_ms / 1e3))
-        self.layout = layout
         self.stream, self.jump, self.observe = stream, jump, observe
         self.noise: Callable[[int], NoisyRun | None] = lambda replica: None
         self.begin()
@@ -105,8 +104,7 @@ class SimulatedServer:
         """
         run = _Run(self, Trace.of(requests), watch)
         try:
-            run.serve()
-            self.replicas = run.replicas()
+            self.replicas = run.serve()
         except KeyboardInterrupt:
             raise Interrupted(run.outcomes) from None
         except Exception as error:
@@ -116,7 +114,7 @@ class SimulatedServer:
             raise
         return run.outcomes
 
-    def report(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def report(self) -> ServerReport:
         rows, most = self.occupancy, self.config.max_batch_size
         exact = {  # sums of floats would depend on how many iterations were computed at once
             "busy_s": rows.busy / PS,
@@ -142,8 +140,7 @@ class _Run:
         self.outcomes = Outcomes(len(trace))
         self._unended = len(trace)
         self._server, self._trace, self._watch = server, trace, watch
-        self._config = server.config
-        self._adapters = server.config.adapters
+        self._config, self._adapters = server.config, server.config.adapters
         self._observers: list[Observer] = [server.stats]
         self._request_s, self._answer_s = server.costs.request / PS, server.costs.answer / PS
         self._encoded = functools.cache(load_tokenizer(server.config.tokenizer).encode_ordinary)
@@ -161,26 +158,17 @@ class _Run:
         rates = server.config.forced_rates
         forced = ForcedAcceptance(generate, rates)
         self._fleet = fleet_of(server.config, server.layout)(
-            self._loop,
-            server.layout,
-            self._build,
-            server.costs,
-            generate=forced.generate if rates else generate,
-            drafter=forced,
-            computed=self._computed,
-            ended=self._ended,
-            session=self._session,
-            jump=server.jump,
-            noise=server.noise,
-        )
+            self._loop, server.layout, self._build, server.costs,
+            generate=forced.generate if rates else generate, drafter=forced,
+            computed=self._computed, ended=self._ended, session=self._session,
+            jump=server.jump, noise=server.noise,
+        )  # fmt: skip
 
-    def serve(self) -> None:
+    def serve(self) -> dict[str, Any]:
+        """Serve the trace; return facts of the replicas."""
         first = 0.0 if self._trace.users else float(self._trace.at.min())
         self._loop.at(instant(first), OBSERVE, self._tick, first, random.Random(0))
         self._loop.serve(self._firsts(), self)
-
-    def replicas(self) -> dict[str, Any]:
-        """Return facts of the replicas, once all is served."""
         end_s = float(self.outcomes.ended["ended_at"].max(initial=0.0))
         return {
             "requests": self._fleet.sent,
@@ -198,8 +186,7 @@ class _Run:
 
     def _send_first(self, i: int, at: float) -> Arrival:
         """Send a request that waits for no answer. Raises WorkloadError beyond the context."""
-        request = self._trace[i]
-        ids = self._ids_of(request)
+        ids = self._ids_of(request := self._trace[i])
         if refusal := self._too_long(request, ids):
             raise WorkloadError(
                 f"request {request.id} of the trace can never be served: {refusal[4:]} Give "
@@ -209,25 +196,17 @@ class _Run:
 
     def _send(self, i: int, request: Request, at: float, ids: list[int]) -> Arrival:
         config, caching = self._config, self._config.prefix_caching
-        adapter = self._adapter_of(request)
-        arrives = at + self._request_s
+        adapter, arrives = self._adapter_of(request), at + self._request_s
         timeout_s = config.request_timeout_s
         seed = i if request.seed is None else request.seed  # a server numbers them, too
         sampling = Sampling(request.temperature, request.top_k, request.top_p, seed)
         inference = Inference(
-            ids,
-            request.num_tokens,
-            sampling,
-            None if timeout_s is None else arrives + timeout_s,
-            streamed=self._server.stream,
-            user=request.user,
-            adapter=adapter,
-            priority=request.priority or 0,
-            slo_class=request.slo_class,
-            slo_ttft_ms=request.slo_ttft_ms,
-            slo_tpot_ms=request.slo_tpot_ms,
+            ids, request.num_tokens, sampling, timeout_s and arrives + timeout_s,
+            streamed=self._server.stream, user=request.user, adapter=adapter,
+            priority=request.priority or 0, slo_class=request.slo_class,
+            slo_ttft_ms=request.slo_ttft_ms, slo_tpot_ms=request.slo_tpot_ms,
             keys=block_keys(ids, config.block_size, adapter=adapter) if caching else None,
-        )
+        )  # fmt: skip
         greedy = request.temperature == 0 and config.model != "fake"
         token = zlib.crc32(array("q", ids)) if greedy else sampling.seed
         self._in_flight[inference] = _InFlight(i, request, at, token)
@@ -361,15 +340,8 @@ class _Run:
         at_client = times.ending_at(ends_at)
         gaps = times.itl_s if self.outcomes.keeps(sent.number) else ()
         answer = Answer(
-            request.id,
-            sent_at,
-            sent_at,
-            at_client.first_token_at,
-            at_client.last_token_at,
-            answered_at,
-            len(inference.prompt_ids),
-            len(inference.tokens),
-            gaps,
+            request.id, sent_at, sent_at, at_client.first_token_at, at_client.last_token_at,
+            answered_at, len(inference.prompt_ids), len(inference.tokens), gaps,
             timings_of(inference) | {"itl_s": gaps},
-        )
+        )  # fmt: skip
         return Outcome(request, sent_at, sent_at, answered_at, answer)

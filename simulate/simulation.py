@@ -11,7 +11,6 @@ measured.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import functools
@@ -23,17 +22,14 @@ from typing import Any
 
 from rich.console import Console
 
-from client import draws
 from client.calls import ServerError
-from client.draws import Sessions, WorkloadError
+from client.draws import WorkloadError
 from client.progress import Progress
-from client.users import Users
-from client.workloads import OF_WORKLOAD
 from compare import comparison as compare
 from compare.comparison import Measured
 from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
-from compare.options import Options, check, chosen, parse_goodput, parser_of, read
+from compare.options import Options, check, chosen, parser_of, read
 from compare.report import tables
 from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
@@ -46,7 +42,7 @@ from simulate.jobs import Jobs, Reporting
 from simulate.layouts import add_replicas, described, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.run import SimulatedServer
-from simulate.trial import Question, Traffic, Trial
+from simulate.trial import ATTAINMENT, SEEDS, Question, Traffic, Trial, question_of
 from tokenizer import TokenizerUnavailable
 
 # settings of an engine, which belong to its costs
@@ -128,9 +124,8 @@ class Simulating(compare.Comparison):
     def target(self, name: str) -> Iterator[Measurable]:
         yield self._server(name, self.options.layout)
 
-    @contextlib.contextmanager
-    def alone(self, name: str) -> Iterator[Measurable]:
-        yield self._server(name, Layout())
+    def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
+        return contextlib.nullcontext(self._server(name, Layout()))
 
     def measured(self, seed: int, name: str) -> Measured:
         """Serve one seed's trace, and again with each noise that is drawn."""
@@ -225,11 +220,11 @@ def parse(argv: Sequence[str]) -> Simulation:
         "are equal")
     add("--plan", action="store_true",
         help="instead: find the fewest replicas that meet --slo, by --repeats traces of --arrival "
-        f"or --users, or as many runs of --trace (default: {plan.SEEDS}); with --autoscale: the "
+        f"or --users, or as many runs of --trace (default: {SEEDS}); with --autoscale: the "
         "lowest max_replicas, up to its own")
     add("--slo", nargs="+", metavar="NAME:MS", help="with --plan: limits on ttft, tpot, e2el")
     add("--attainment", type=float, metavar="SHARE",
-        help=f"with --plan: share of requests that must meet --slo (default: {plan.ATTAINMENT})")
+        help=f"with --plan: share of requests that must meet --slo (default: {ATTAINMENT})")
     # fmt: on
     add_replicas(parser)
     add_settings(parser)
@@ -245,112 +240,46 @@ def parse(argv: Sequence[str]) -> Simulation:
     except CostsError as error:
         raise ConfigError(f"--costs: {error}") from None
     layout = layout_of(known)
+    question = question_of(known, costs, layout, "--repeats" in given) if known.plan else None
     options = Simulation(
-        **chosen(known),
-        costs=costs,
-        layout=layout,
-        jump=not known.step,
-        jobs=known.jobs,
-        ray=known.ray,
-        noise=known.noise,
-        question=_question(known, costs, layout, "--repeats" in given) if known.plan else None,
-        recording=known.replay,
-    )
+        **chosen(known), costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
+        ray=known.ray, noise=known.noise, question=question, recording=known.replay,
+    )  # fmt: skip
     if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay repeats recorded calls; leave out all other flags")
     if known.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
     if known.ray and "--jobs" in given:
         raise ConfigError("--jobs uses this machine, --ray a cluster; leave one of them out")
-    if known.noise is not None:
-        _check_noise(known, costs)
+    if known.noise is not None and known.noise < tables.FEWEST_DRAWS:
+        raise ConfigError(
+            f"--noise must be at least {tables.FEWEST_DRAWS}, for ranges that hold 90%"
+        )
+    if known.noise and (known.plan or known.sweep):
+        raise ConfigError("--noise needs a single rate; leave out --plan and --sweep")
+    if known.noise and costs.noise is None:
+        raise ConfigError(
+            f"--noise: the costs {costs.name} have none; name others, or measure this machine's "
+            "with python -m benchmarks.costs"
+        )
     if not known.plan and (known.slo or known.attainment is not None):
         raise ConfigError("--slo and --attainment belong to --plan; add it, or use --goodput")
     check(options)
     for name in options.variants:
+        config = options.config(name)
         if layout.prefill_replicas:
-            refuse(options.config(name), name)
-        if layout.router == "prefix" and not options.config(name).prefix_caching:
+            refuse(config, name)
+        if layout.router == "prefix" and not config.prefix_caching:
             raise ConfigError(
                 f"--router prefix needs prefix caches, and {name} has none; add --prefix-caching"
             )
     return options
 
 
-def _check_noise(known: argparse.Namespace, costs: Costs) -> None:
-    """Raise ConfigError where no noise can be drawn."""
-    if known.noise < tables.FEWEST_DRAWS:
-        raise ConfigError(
-            f"--noise must be at least {tables.FEWEST_DRAWS}, for ranges that hold 90%"
-        )
-    if known.plan or known.sweep:
-        raise ConfigError("--noise needs a single rate; leave out --plan and --sweep")
-    if costs.noise is None:
-        raise ConfigError(
-            f"--noise: the costs {costs.name} have none; name others, or measure this machine's "
-            "with python -m benchmarks.costs"
-        )
-
-
-def _question(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: bool) -> Question:
-    """Return the question that --plan answers. repeats: --repeats is given. Raises ConfigError."""
-    if not known.slo:
-        raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
-    for name in ("sweep", "fail", "step", "goodput", *(() if known.autoscale else ("replicas",))):
-        if getattr(known, name):
-            raise ConfigError(
-                f"--plan draws traces and tries replicas itself; leave out {flag(name)}"
-            )
-    if (rule := layout.autoscaling) and rule.max_replicas <= max(
-        rule.min_replicas, layout.replicas
-    ):
-        raise ConfigError(
-            "--plan tries up to --autoscale's max_replicas; make it more than min_replicas and "
-            "--replicas, such as max_replicas=8"
-        )
-    share = plan.ATTAINMENT if known.attainment is None else known.attainment
-    if not 0 < share <= 1:
-        raise ConfigError("--attainment must be above 0, and 1 at most")
-    seeds = known.repeats if repeats else plan.SEEDS
-    traffic = str(known.trace) if known.trace else " ".join(known.users or ())
-    return Question(
-        parse_goodput(known.slo, "--slo"),
-        share,
-        " at ".join(filter(None, (traffic, known.arrival))),
-        known.numsamples,
-        tuple(range(known.seed, known.seed + seeds)),
-        costs.uncertainty,
-        _rate(known),
-        drawn=not known.trace or bool(known.arrival),
-    )
-
-
-def _rate(known: argparse.Namespace) -> float | None:
-    """Return the requests a second, which determine the length of a trace; None where users or a
-    trace file have a length of their own. Raises ConfigError, and WorkloadError for an unknown
-    arrival.
-    """
-    if known.users:
-        users = Users(known.users)
-        return None if users.until else users.rate
-    if known.trace and not known.arrival:
-        return None
-    kind, _, rest = (known.arrival or "").partition(":")
-    if kind not in ("poisson", "gamma", "constant"):
-        raise ConfigError(
-            "--plan needs the rate of requests: --arrival poisson:200, or --users, or a --trace "
-            "that has it"
-        )
-    draws.arrivals(known.arrival, 1, known.seed)
-    turns = Sessions.parse(known.sessions).turns if known.sessions else 1
-    return None if known.trace else turns * draws.number(rest.split(":")[0])
-
-
 def answer(options: Simulation, question: Question) -> None:
     """Print how many replicas are needed, and write the folder."""
-    data = {name: value for name in OF_WORKLOAD if (value := getattr(options, name)) is not None}
     arrival = "" if options.arrival == "auto" else options.arrival
-    traffic = Traffic(data, arrival, options.trace, options.scale)
+    traffic = Traffic(options.workload, arrival, options.trace, options.scale)
     trials = [
         Trial(name, options.config(name), options.costs, options.layout, options.stream,
               traffic, question, question.seeds[0])

@@ -1,7 +1,8 @@
-"""A trial of a plan: one trace, served by a number of replicas in virtual time."""
+"""The question of a plan; and its trials: one trace, served by replicas in virtual time."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from client import draws
+from client.draws import Sessions
 from client.traces import Request, Trace, load_trace
+from client.users import Users
 from client.workloads import Workload
 from compare.analysis import queue_grows
 from compare.measure import judged
-from config import Config
+from compare.options import parse_goodput
+from config import Config, ConfigError, flag
 from simulate.costs import Costs
 from simulate.fleet import Layout
 from simulate.jobs import Stoppable
 from simulate.run import SimulatedServer
+
+ATTAINMENT = 0.99  # unless it is given
+SEEDS = 40  # the least and the most of so many values enclose 95% of others (`plan.coverage`)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,55 @@ class Question:
     @property
     def limits(self) -> str:
         return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in self.slo.items())
+
+
+def question_of(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: bool) -> Question:
+    """Return the question that --plan answers. repeats: --repeats is given. Raises ConfigError."""
+    if not known.slo:
+        raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
+    for name in ("sweep", "fail", "step", "goodput", *(() if known.autoscale else ("replicas",))):
+        if getattr(known, name):
+            raise ConfigError(
+                f"--plan draws traces and tries replicas itself; leave out {flag(name)}"
+            )
+    if (rule := layout.autoscaling) and rule.max_replicas <= max(
+        rule.min_replicas, layout.replicas
+    ):
+        raise ConfigError(
+            "--plan tries up to --autoscale's max_replicas; make it more than min_replicas and "
+            "--replicas, such as max_replicas=8"
+        )
+    share = ATTAINMENT if known.attainment is None else known.attainment
+    if not 0 < share <= 1:
+        raise ConfigError("--attainment must be above 0, and 1 at most")
+    seeds = known.repeats if repeats else SEEDS
+    traffic = str(known.trace) if known.trace else " ".join(known.users or ())
+    return Question(
+        parse_goodput(known.slo, "--slo"), share,
+        " at ".join(filter(None, (traffic, known.arrival))), known.numsamples,
+        tuple(range(known.seed, known.seed + seeds)), costs.uncertainty,
+        _rate(known), drawn=not known.trace or bool(known.arrival),
+    )  # fmt: skip
+
+
+def _rate(known: argparse.Namespace) -> float | None:
+    """Return the requests a second; None where users or a trace have a length of their own. Raises
+    ConfigError, and WorkloadError for an unknown arrival.
+    """
+    if known.users:
+        users = Users(known.users)
+        return None if users.until else users.rate
+    if known.trace and not known.arrival:
+        return None
+    kind, _, rest = (known.arrival or "").partition(":")
+    if kind not in ("poisson", "gamma", "constant"):
+        raise ConfigError(
+            "--plan needs the rate of requests: --arrival poisson:200, or --users, or a --trace "
+            "that has it"
+        )
+    draws.arrivals(known.arrival, 1, known.seed)
+    turns = Sessions.parse(known.sessions).turns if known.sessions else 1
+    return None if known.trace else turns * draws.number(rest.split(":")[0])
 
 
 class Traffic(NamedTuple):
@@ -97,14 +154,10 @@ class Trial(NamedTuple):
         outcomes = server.replay(requests, watch=Stoppable())
         measures = judged(requests, outcomes, self.question.slo)
         return TrialResult(
-            measures["attainment"],
-            queue_grows(measures),
-            measures["slowest_row_s"],
-            measures["p99_ttft_ms"] or math.inf,
-            measures["p99_e2el_ms"] or math.inf,
-            len(requests),
+            measures["attainment"], queue_grows(measures), measures["slowest_row_s"],
+            measures["p99_ttft_ms"] or math.inf, measures["p99_e2el_ms"] or math.inf, len(requests),
             server.replicas["replica_s"] / float(outcomes.ended["ended_at"].max()),
-        )
+        )  # fmt: skip
 
 
 class TrialResult(NamedTuple):

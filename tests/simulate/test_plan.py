@@ -17,6 +17,7 @@ from compare import machine
 from config import build
 from simulate import plan, simulation
 from simulate.costs import FAKE, save
+from simulate.trial import SEEDS
 from tests.programs import ran
 
 # nobatch by the fake line, 40 times slower: 2 tokens take 42 ms each, and a prompt of 1 to 64 words
@@ -165,4 +166,4 @@ def test_limits_within_the_uncertainty_of_the_costs_have_no_answer(tmp_path: Pat
 def test_intervals() -> None:
     assert plan.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-3)
     assert plan.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-3)
-    assert plan.coverage(3) == 0.5 and plan.coverage(plan.SEEDS) > 0.95
+    assert plan.coverage(3) == 0.5 and plan.coverage(SEEDS) > 0.95
