@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Style, types and tests:  ./test.sh [--all] [pytest arguments]
-# --policy FILE.py[:NAME]: hold policies and orders of your own to the contract, and nothing else.
-# course [-k NAME]: hold the exercises of docs/course in course/mine to their schedules, and no more.
 # --all: also the tests that are marked nightly or extra, and all examples of properties, as CI does.
-# The tests run in four processes, since they wait more than they compute (-n 0: in one, as --pdb
-# needs it); types are checked beside.
+# --policy FILE.py[:NAME]: only hold your own policies and orders to the contract of all policies.
+# course [-k NAME]: only check the exercises of docs/course, which you write in course/mine.
+# Tests run in four processes, since they wait more than they compute; -n 0: in one, which --pdb needs.
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$ROOT/setup.sh" requirements-dev.txt
 if [ "${1:-}" = --policy ]; then  # no tests, but the contract for a file of one's own

@@ -31,11 +31,11 @@ SIZES = Feature(
     "decoder batch sizes", "--decoder-batch-sizes", lambda c: bool(c.decoder_batch_sizes)
 )
 SEPARATE = Feature(
-    "prefill and decode apart", "--prefill-only (--prefill-url)",
+    "disaggregated prefill", "--prefill-only (--prefill-url)",
     lambda c: c.prefill_only or c.prefill_url is not None,
 )  # fmt: skip
 AHEAD = Feature("planned ahead", "--ahead", lambda c: c.ahead)
-# settings without which prefill and decode are apart, also in virtual time: values without effect
+# settings that disaggregated prefill excludes, also in virtual time: values without effect
 WITHOUT = {
     "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
     "preserve_ordering": False, "ahead": False,
@@ -66,7 +66,7 @@ APART = {
     (PREFIXES, SEPARATE): "KV blocks are shared by requests computed whole on one server",
     (DRAFTS, AHEAD): "draft tokens follow from the ids of the iteration before",
     (SEPARATE, AHEAD): "keys and values leave with the first id",
-    (DRAFTS, SEPARATE): "drafts are not offered where prefill and decode are apart",
+    (DRAFTS, SEPARATE): "drafts are not offered where prefill is disaggregated",
 }
 
 
@@ -79,7 +79,7 @@ def contradictions(config: Config) -> Iterator[str]:
         yield "--prefill-only computes prompts, and --prefill-url sends them away; leave one out"
     for name, value in (WITHOUT | {"record": None}).items() if SEPARATE.chosen(config) else ():
         if getattr(config, name) != value:
-            yield f"{SEPARATE.name} exclude {flag(name)}; leave it or {SEPARATE.flag} out"
+            yield f"{SEPARATE.name} excludes {flag(name)}; leave it or {SEPARATE.flag} out"
     for name, value in AHEAD_WITHOUT.items() if config.ahead else ():
         if getattr(config, name) != value:
             yield f"iterations planned ahead exclude {flag(name)}; leave it or --ahead out"

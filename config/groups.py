@@ -29,7 +29,7 @@ GROUPS = {
     ),
     "Speculative decoding": ("speculate", "draft"),
     "LoRA adapters": ("lora", "lora_random", "max_loras", "lora_policy"),
-    "Prefill and decode apart": ("prefill_only", "prefill_url"),
+    "Disaggregated prefill and decode": ("prefill_only", "prefill_url"),
     "HTTP and limits": (
         "host", "port", "api_key", "api_keys", "allowed_hosts", "max_waiting",
         "user_requests_per_minute", "user_tokens_per_minute", "request_timeout_s",

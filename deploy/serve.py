@@ -85,7 +85,7 @@ def read(argv: Sequence[str]) -> Fleet:
             )
     if config.prefill_only or config.prefill_url:
         raise ConfigError(
-            "Ray Serve does not run prefill and decode apart; start servers by ./deploy/proxy.sh"
+            "Ray Serve does not run disaggregated prefill; start servers by ./deploy/proxy.sh"
         )
     return Fleet(config, known.replicas, known.router, rule)
 

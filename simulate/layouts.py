@@ -70,7 +70,7 @@ def layout_of(known: argparse.Namespace) -> Layout:
 
 
 def _apart(known: argparse.Namespace) -> dict[str, Any]:
-    """Return what a layout has of prefill and decode apart, if they are. Raises ConfigError."""
+    """Return what a layout has of disaggregated prefill, if anything. Raises ConfigError."""
     given = known.prefill_replicas, known.decode_replicas, known.kv_gbps
     if given == (None, None, None):
         return {}

@@ -26,6 +26,7 @@ from simulate.run import SimulatedServer
 from simulate.time import PS
 from studies.runner import FinishedRuns
 from studies.study import Against, Case, Panel, Study, Table
+from studies.virtual import VIRTUAL
 from weights import locate
 
 LOAD_MS, TOKEN_MS = 50.0, 0.02  # of a fake engine, whose iteration takes 8 ms and 0.3 ms a row
@@ -124,66 +125,71 @@ def engine_run(case: Case, seed: int) -> dict[str, Any]:
 STUDY = Study(
     name="adapters",
     title="Many adapters on one model",
-    question="What do many adapters in one batch gain over one at a time, and what do slots cost?",
-    source="12 times the throughput of one adapter a batch (Punica, arXiv 2310.18547); nearly "
-    "constant in the number of adapters (LoRAX); 4 times vLLM's (S-LoRA, arXiv 2311.03285)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most {ROWS} rows; virtual "
-    f"time at the cost of --model fake, {LOAD_MS:g} ms to load an adapter and {TOKEN_MS:g} ms for "
-    f"each token with one; engine: rank {RANK}, 2 cores",
+    question="How much more does a batch with many adapters complete than one adapter at a time, "
+    "and what does it cost if few of them fit into the memory of the engine?",
+    source="batches of many adapters have 12 times the throughput of batches with one (Punica, "
+    "arXiv 2310.18547), 4 times vLLM's (S-LoRA, arXiv 2311.03285), and nearly the same for any "
+    "number of adapters (LoRAX)",
+    workload=f"{{n}} requests, `--lengths {LENGTHS}`, {{seeds}} seeds, at most {ROWS} rows, "
+    f"{VIRTUAL}; loading an adapter takes {LOAD_MS:g} ms, and each token with an adapter "
+    f"{TOKEN_MS:g} ms. The last table is of the real engine: adapters of rank {RANK}, 2 cores",
     requests=1000,
     seeds=5,
     cases=cases,
     run=run,
     servers=True,
     measures={
-        "output_throughput": ("tok/s", "{:,.0f}"),
+        "output_throughput": ("throughput, tok/s", "{:,.0f}"),
         "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
         "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
     },
+    text="""\
+A slot holds one adapter in the engine. The variants are the values of `--lora-policy`:
+
+- `mixed`: a batch has any adapters. A request without a slot waits, with all requests behind it.
+- `grouped`: all requests of a batch have the same adapter.
+- `skip`: as `mixed`, but other requests overtake a request without a slot, for 5 s at most.
+- `drain`: as `skip`, but the first such request gets the slot of the adapter with the fewest tokens
+  left to generate, which takes no new requests.""",
     tables=[
         Table(
-            ("adapters", "variant"),
-            ["output_throughput"],
+            ("adapters", "variant"), ["output_throughput"],
             [
                 Against({"variant": "grouped"}, ratios=["output_throughput"]),
-                Against({"adapters": 1}, ratios=["output_throughput"], words="one adapter"),
+                Against({"adapters": 1}, ratios=["output_throughput"], words="that of one adapter"),
             ],
-            {"table": "number"},
-            "By the number of adapters",
-            "All requests at once, adapters equally popular, a slot for each.",
+            {"table": "number"}, "By the number of adapters",
+            "All requests come at once. Adapters are equally popular, and each has a slot.",
         ),
         Table(
-            ("popularity", "variant"),
-            ["output_throughput", "mean_ttft_ms"],
-            [Against(MIXED, ratios=["output_throughput", "mean_ttft_ms"])],
-            {"table": "rules"},
+            ("popularity", "variant"), ["output_throughput", "mean_ttft_ms"],
+            [Against(MIXED, ratios=["output_throughput", "mean_ttft_ms"])], {"table": "rules"},
             f"64 adapters on {SLOTS} slots, by popularity",
-            "All requests at once. Popularities are Punica's.",
+            "All requests come at once. `distinct`: each request has another adapter, as long as "
+            "there are any; `uniform`: all adapters are equally popular; `skewed`: few have most "
+            "requests; `identical`: all requests have the same one (Punica's names).",
         ),
         Table(
-            ("slots", "variant"),
-            ["mean_ttft_ms", "p99_ttft_ms"],
+            ("slots", "variant"), ["mean_ttft_ms", "p99_ttft_ms"],
             [
                 Against(MIXED, ratios=["mean_ttft_ms"]),
-                Against({"slots": 16}, ratios=["mean_ttft_ms"], words="16 slots"),
+                Against({"slots": 16}, ratios=["mean_ttft_ms"], words="that with 16 slots"),
             ],
-            {"table": "slots"},
-            "16 adapters, by slots",
-            "Requests come one by one, at 0.7 of what 16 slots complete.",
+            {"table": "slots"}, "16 adapters, by the number of slots",
+            "Requests come at 0.7 of the rate that 16 slots complete.",
         ),
         Table(
-            ("model", "rows", "adapters"),
-            ["output_throughput"],
-            [Against({"adapters": 0}, ratios=["output_throughput"], words="no adapter")],
-            ENGINE,
-            "Rows that decode, on the engine",
+            ("model", "rows", "adapters"), ["output_throughput"],
+            [Against({"adapters": 0}, ratios=["output_throughput"], words="that without adapters")],
+            ENGINE, "Decode rows on the real engine",
         ),
     ],
-    figure="Throughput by the number of adapters, and time to first token by slots",
+    figure="Throughput against the number of adapters, and TTFT against the number of slots",
     panels=[
-        Panel("all at once, a slot each", "tok/s", "output_throughput", "adapters", "adapters",
+        Panel("a burst, a slot for each adapter", "throughput, tok/s", "output_throughput",
+              "adapters", "adapters",
               where={"table": "number"}, log=True),
-        Panel("16 adapters at 0.7 of the capacity", "TTFT mean, ms", "mean_ttft_ms", "slots",
+        Panel("16 adapters, load 0.7", "TTFT mean, ms", "mean_ttft_ms", "slots",
               "slots", where={"table": "slots"}, log=True),
     ],
     looks=dict(zip(RULES, LOOKS)),

@@ -60,17 +60,18 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 
 STUDY = Study(
     name="ahead",
-    title="Plans one iteration ahead",
-    question="What does a plan give that is made while the engine computes?",
-    workload="{n} streams, {seeds} seeds, `dynamic` in virtual time by " + COSTS,
+    title="Planning one iteration ahead",
+    question="How much faster is a server that plans the next iteration while the engine computes?",
+    workload="{n} streamed requests, {seeds} seeds, `dynamic` in virtual time, with the iteration "
+    f"times of `--costs {COSTS}`",
     requests=400,
     seeds=4,
     cases=grid(rows=ROWS, host_ms=HOST_MS, variant=VARIANTS),
     run=run,
     measures={
-        "engine_ms": ("engine, ms an iteration", "{:.2f}"),
-        "tokens": ("burst, tok/s", "{:,.0f}"),
-        "expected": ("by the means of both times", "{:,.0f}"),
+        "engine_ms": ("iteration on the engine, ms", "{:.2f}"),
+        "tokens": ("burst: throughput, tok/s", "{:,.0f}"),
+        "expected": ("burst: expected, tok/s", "{:,.0f}"),
         "ttft_ms": ("TTFT p50, ms", "{:.1f}"),
         "tpot_ms": ("TPOT p50, ms", "{:.2f}"),
     },
@@ -78,13 +79,16 @@ STUDY = Study(
         Table(
             ("rows", "host_ms", "variant"),
             against=[Against({"variant": "in turn"}, ratios=["tokens", "ttft_ms", "tpot_ms"])],
-            text=f"TTFT and TPOT at {LOAD:.0%} of what `in turn` completes of a burst. host_ms: "
-            "from the end of an iteration to the launch of the next one.",
+            text="Between the end of an iteration and the launch of the next one the host works "
+            "for `host ms`. `in turn`: the engine waits for it. `ahead`: it works while the engine "
+            "computes (`--ahead`). Expected: an iteration takes the longer one of both mean times "
+            f"instead of their sum. TTFT and TPOT are at {LOAD:.0%} of the requests a second that "
+            "`in turn` completes of a burst.",
         )
     ],
-    figure="Tokens a second of a burst, by the time of the host",
+    figure="Throughput of a burst against the host's time (dotted: expected)",
     panels=[
-        Panel(f"{n} rows", "tok/s", "tokens", "host_ms", "host, ms", where={"rows": n},
+        Panel(f"{n} rows", "throughput, tok/s", "tokens", "host_ms", "host, ms", where={"rows": n},
               expected="expected")
         for n in ROWS
     ],

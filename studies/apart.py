@@ -91,13 +91,14 @@ def verdict(cases: Cases) -> str:
 
     def words(base: str, measure: str) -> str:
         gain, case = best(base, measure)
-        sign = "more" if gain.mean - (gain.half or 0) > 1 else "not shown to be more"
-        where = f"{case['variant']}, {case['lengths']}, {case['limits']}"
-        return f"{sign} than {base}'s: {formatted(gain, '{:.2f}')} times at most ({where})"
+        sign = "" if gain.mean - (gain.half or 0) > 1 else ", not shown to be more than 1"
+        where = f"{case['variant']}, {case['lengths']}, {case['limits']} limits{sign}"
+        return f"- {measure} ÷ that of `{base}`: {formatted(gain, '{:.2f}')} ({where})"
 
     return (
-        f"Goodput apart is {words('first', 'goodput')}, beside DistServe's 4.48; and "
-        f"{words('mixed', 'goodput')}. Throughput is {words('mixed', 'throughput')}."
+        "The most that separate prefill and decode replicas reach at 100 GB/s:\n\n"
+        f"{words('first', 'goodput')}. DistServe reports up to 4.48.\n"
+        f"{words('mixed', 'goodput')}.\n{words('mixed', 'throughput')}."
     )
 
 
@@ -106,19 +107,20 @@ STRICT = {"limits": "strict", "gbytes": FASTEST}
 SLOWER = {"limits": "strict", "lengths": "512+64", "variant": APART}
 STUDY = Study(
     name="apart",
-    title="Prefill and decode apart",
-    question="Do prompts and the tokens after them gain from servers of their own?",
-    source="up to 4.48 times the goodput of vLLM, then with prompts first (DistServe, OSDI 2024); "
-    "disaggregated prefill does not improve throughput (vLLM's documentation)",
-    workload="{n} streams, {seeds} seeds, four servers in virtual time by " + WORDS,
+    title="Disaggregated prefill and decode",
+    question="Do four servers complete more within latency limits if some compute prompts only, "
+    "and the others decode only?",
+    source="disaggregation has up to 4.48 times the goodput of vLLM, which computed prompts first "
+    "then (DistServe, OSDI 2024); it does not improve throughput (vLLM's documentation)",
+    workload=f"{{n}} streamed requests, {{seeds}} seeds, four servers in virtual time, `{WORDS}`",
     requests=250,
     seeds=4,
     cases=cases,
     run=run,
     measures={
         "goodput": ("goodput, requests/s", "{:.0f}"),
-        "throughput": ("all at once, tok/s", "{:,.0f}"),
-        "p99_itl_ms": ("gap p99, ms", "{:.1f}"),
+        "throughput": ("burst: throughput, tok/s", "{:,.0f}"),
+        "p99_itl_ms": ("gap between tokens p99, ms", "{:.1f}"),
     },
     text=verdict,
     tables=[
@@ -128,17 +130,22 @@ STUDY = Study(
             [Against({"variant": base}, ratios=["goodput"]) for base in ("first", "mixed")],
             {"gbytes": FASTEST},
             f"By lengths and limits, {FASTEST} GB/s",
-            "Goodput: the highest rate at which nine in ten requests are within both limits, on "
-            f"TTFT and TPOT ({LIMITED} ms). 512+64: prompts of 512 tokens and answers of 64 on "
-            "average. apart 1+3: one prefill and three decode replicas. first and apart: a token "
-            "budget of 2048, mixed: of 256. Gaps: at 60, 20 and 10 requests a second.",
+            "Goodput is the highest rate at which 90% of the requests are within both limits, on "
+            f"TTFT and TPOT ({LIMITED} ms).\n\n"
+            "- `512+64`: prompts of 512 tokens, and 64 completion tokens on average.\n"
+            "- `first`: four replicas that compute prompts first; token budget 2048.\n"
+            "- `mixed`: four replicas that mix prompts and decode rows; token budget 256.\n"
+            "- `apart 1+3`: one prefill and three decode replicas; token budget 2048.\n\n"
+            "Gaps are those at 60, 20 and 10 requests a second, by lengths.",
         ),
-        Table(("gbytes", "variant"), (), (), SLOWER, "By GB/s of a prefill replica (512+64)"),
+        Table(("gbytes", "variant"), (), (), SLOWER,
+              "By the bandwidth of a prefill replica in GB/s (512+64)"),
     ],
-    figure="Goodput within strict limits and p99 gap by lengths; goodput by bandwidth",
+    figure="Goodput within strict limits and p99 gap by lengths, and goodput by bandwidth",
     panels=[
         Panel("strict limits", "goodput, requests/s", "goodput", "lengths", where=STRICT),
-        Panel("at one rate", "gap p99, ms", "p99_itl_ms", "lengths", where=STRICT),
+        Panel("gaps at one rate", "gap between tokens p99, ms", "p99_itl_ms", "lengths",
+              where=STRICT),
         Panel("512+64, strict limits", "goodput, requests/s", "goodput", "gbytes",
               "GB/s of a prefill replica", where=SLOWER),
     ],

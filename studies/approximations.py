@@ -24,7 +24,7 @@ from studies.study import Against, Case, Panel, Study, Table
 from studies.virtual import CAPACITY_SEED, SETTINGS, Settings, pool
 
 TRACE = Trace(
-    "three of four requests chat, the fourth has a long prompt",
+    "three of four chat, the fourth has a long prompt",
     [
         Kind("exponential:100:400", prompts_of(64), 0.75, {}),
         Kind("exponential:60:300", prompts_of(600), 0.25, {}),
@@ -116,37 +116,38 @@ TIMES = {
 AGAINST = {"variant": EXACT}
 STUDY = Study(
     name="approximations",
-    title="Approximations of a scheduler",
-    question="How much of a simulator's error is its scheduler?",
+    title="Simulators with an approximate scheduler",
+    question="How wrong is a simulation whose scheduler is only an approximation of the server's?",
     source="an approximation of vLLM's scheduler adds to a simulator's error, and by how much is "
     "an open question (BLIS, issue 1272)",
-    workload=f"simulated, costs {{costs}}: {{n}} requests, of which {TRACE.words}; {ROWS} rows, "
-    f"a token budget of {BUDGET}, blocks on demand, {POOLS['ample']} (ample) or {POOLS['short']} "
-    "(short); {seeds} seeds",
+    workload=f"{{n}} requests ({TRACE.words}), {{seeds}} seeds, virtual time with `--costs "
+    f"{{costs}}`; {ROWS} rows, token budget {BUDGET}, KV blocks on demand: {POOLS['ample']} "
+    f"(ample) or {POOLS['short']} (short)",
     requests=300,
-    options={"costs": ("gpt2", "of iterations, as simulate.sh's")},
+    options={"costs": ("gpt2", "iteration times, as simulate.sh's")},
     cases=cases,
     run=run,
-    measures={"capacity": ("requests/s", "{:.2f}"), **TIMES},
-    text="""The reference, `exact`, is the simulation by the server's own scheduler, and not a real
-server; the others have the same costs and traces, and one thing simplified:
+    measures={"capacity": ("capacity, requests/s", "{:.2f}"), **TIMES},
+    text="""\
+`exact` is a simulation that runs the server's own scheduler. It is the reference here; no real
+server runs. Each other variant has the same iteration times and traces, and simplifies one thing:
 
-- `a batch at a time`: requests join only when all rows are free; each is answered when it is done.
+- `a batch at a time`: requests join only when all rows are free. Each is answered when finished.
 - `whole prompts`: a prompt is one chunk, whatever the token budget.
 - `mean lengths`: every request has the mean prompt and the mean completion of its trace.
-- `endless memory`: KV blocks never bind, so nothing is preempted.
-- `tokens, not blocks`: memory is counted in tokens, without the empty ends of blocks.
+- `endless memory`: there are always free KV blocks, so nothing is preempted.
+- `tokens, not blocks`: memory is counted in tokens, as if a block had one token.
 
-With ample memory the last two change nothing.""",
+With ample memory the last two are the same as `exact`, and are left out.""",
     tables=[
         Table(("memory", "variant"), ["capacity"], [Against(AGAINST, ratios=["capacity"])],
               {"load": BURST}, "Capacity"),
         Table(("memory", "load", "variant"), list(TIMES), [Against(AGAINST, ratios=list(TIMES))],
-              {"load": LOADS}, "Times, by load as a share of the exact capacity"),
+              {"load": LOADS}, "Times by load (1: the capacity of `exact`)"),
     ],
-    figure="Mean time to first token ÷ the exact one, by load",
+    figure="Mean TTFT ÷ that of the exact simulation, by load",
     panels=[
-        Panel(f"{memory} memory", "TTFT mean ÷ exact", "mean_ttft_ms", "load", "load",
+        Panel(f"{memory} memory", "TTFT mean ÷ exact's", "mean_ttft_ms", "load", "load",
               where={"memory": memory, "load": LOADS}, base=AGAINST, log=True) for memory in POOLS
     ],
     looks=dict(zip(VARIANTS, LOOKS)),

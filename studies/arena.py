@@ -208,9 +208,10 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 STUDY = Study(
     name="arena",
     title="The arena",
-    question="Which policy is better than vLLM's own default, at what, and on which traces?",
-    workload=f"costs {{costs}}, about {{n}} requests a trace, {ROWS} rows, {{seeds}} seeds, each "
-    f"trace at loads of {', '.join(map(str, LOADS))}, beside vLLM's own default",
+    question="Which policies are better than vLLM's default, by which measure, and on which "
+    "traces?",
+    workload=f"about {{n}} requests of each trace, at loads of {', '.join(map(str, LOADS))}, "
+    f"{{seeds}} seeds, {ROWS} rows, virtual time with `--costs {{costs}}`",
     requests=120,
     cases=cases,
     run=run,
@@ -218,9 +219,9 @@ STUDY = Study(
     text=functools.partial(league.page, traces={name: t.words for name, t in TRACES.items()}),
     tables=(),
     drawn=league.figure,
-    figure="Each policy beside vLLM's default, by question, trace and load",
+    figure="Each policy compared with vLLM's default, by question, trace and load",
     options={
-        "costs": ("gpt2", "of iterations, as simulate.sh's"),
+        "costs": ("gpt2", "iteration times, as simulate.sh's"),
         "policies": ("ours", "separated by commas"),
     },
     settings={"vllm": VLLM, "loads": LOADS},

@@ -84,43 +84,42 @@ STATIC = {"variant": "static"}
 BINNED = {"variant": tuple(VARIANTS)[: len(BINS) + 1]}
 STUDY = Study(
     name="batches",
-    title="Batches of alike lengths",
-    question="How much do batches of requests of alike lengths complete?",
-    source="k bins complete up to 70% more than one, and as much as can be, as k grows (Multi-Bin "
-    "Batching, arXiv 2412.04504)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, all at once, {{seeds}} seeds; {VIRTUAL}",
+    title="Batches of similar lengths",
+    question="How much more does `static` complete if the requests of a batch have similar "
+    "lengths?",
+    source="k bins complete up to 70% more than one bin, and the most that is possible as k grows "
+    "(Multi-Bin Batching, arXiv 2412.04504)",
+    workload=f"a burst of {{n}} requests, `--lengths {LENGTHS}`, {{seeds}} seeds, {VIRTUAL}",
     requests=4096,
     cases=grid(rows=ROWS, variant=VARIANTS),
     run=run,
     measures={
         "useful": ("useful rows, %", "{:.1f}"),
         "closed_form": ("closed form, %", "{:.1f}"),
-        "throughput": ("tok/s", "{:,.0f}"),
+        "throughput": ("throughput, tok/s", "{:,.0f}"),
     },
-    text="Measured while every row is taken. Closed forms: `static` uses mean(g) / E[max of B "
-    "draws of g] of its rows, and k bins complete (B/(B+1)) / ((k−1)/2k + B/(k(B+1))) times what "
-    "one does, B rows and lengths g uniform; `static` with `sjf` sorts the whole burst, so that it "
-    "has as many bins as batches. An iteration costs the same whether its rows are useful or idle, "
-    "so that ratios of tok/s are those of useful rows, but for prefill.",
+    text="""\
+A batch of B rows runs until its longest request is finished, so requests of similar lengths leave
+fewer rows idle. `multibin` makes each batch from one bin of lengths. σ 0.7: bins go by predicted
+lengths, which are the true ones times a log-normal error. Numbers are of the time in which all rows
+are taken. An iteration takes as long with idle rows as with useful ones, so throughput rises as
+useful rows do, apart from prefill.
+
+The closed forms are for uniform lengths g: `static` uses mean(g) / E[max of B draws of g] of its
+rows, and k bins complete (B/(B+1)) / ((k−1)/2k + B/(k(B+1))) times as much as one. `static, sjf`
+sorts the whole burst, so it has as many bins as batches.""",
     tables=[
         Table(("rows", "variant"), against=[Against(STATIC, ratios=("throughput", "closed_form"))])
     ],
-    figure="Throughput over the number of bins, and useful rows, beside the closed forms",
+    figure="Useful rows and throughput by the number of bins, with the closed forms",
     panels=[
-        Panel(
-            "bins, with lengths that are known",
-            "useful rows ÷ static's",
-            "useful",
-            bins_of,
-            "bins",
-            rows_of,
-            BINNED,
-            STATIC,
-            "closed_form",
-        ),
-        Panel("throughput", "÷ static's", "throughput", "variant", line=rows_of, base=STATIC),
-        Panel("useful rows", "%", "useful", "variant", line=rows_of, expected="closed_form"),
+        Panel("bins of known lengths", "useful rows ÷ static's", "useful", bins_of, "bins", rows_of,
+              BINNED, STATIC, "closed_form"),
+        Panel("throughput", "throughput ÷ static's", "throughput", "variant", line=rows_of,
+              base=STATIC),
+        Panel("useful rows", "useful rows, %", "useful", "variant", line=rows_of,
+              expected="closed_form"),
     ],
     looks={f"batches of {n}": Look(PALETTE[2 - k], "-", "o") for k, n in enumerate(ROWS)},
     settings={"variants": VARIANTS, "lengths": LENGTHS},
-)
+)  # fmt: skip

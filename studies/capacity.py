@@ -75,10 +75,10 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 
 STUDY = Study(
     name="capacity",
-    title="How true a sweep's capacity is",
-    question="How far is the capacity that a sweep finds from the truth?",
-    workload="whole sweeps in virtual time, {seeds} seeds; the truth: requests completed a second "
-    "while {n} are served",
+    title="How exact the capacity of a sweep is",
+    question="How far is the capacity that a sweep finds from the true one?",
+    workload="whole sweeps in virtual time, with the iteration times of `--model fake`, {seeds} "
+    "seeds",
     requests=20_000,
     seeds=12,
     cases=cases,
@@ -87,15 +87,15 @@ STUDY = Study(
         "ratio": ("found ÷ true", "{:.3f}"),
         "sustained_rate": ("highest sustained rate, requests/s", "{:.1f}"),
         "saturated_rate": ("lowest rate beyond it, requests/s", "{:.1f}"),
-        "rates": ("rates", "{:.1f}"),
-        "seconds": ("time of a sweep, s", "{:.0f}"),
+        "rates": ("rates tried", "{:.1f}"),
+        "seconds": ("duration of a sweep, s", "{:.0f}"),
     },
     text=lambda cases: (
-        "True, requests/s: "
+        "A mode's true capacity is what it completes while requests always wait, in requests/s: "
         + ", ".join(f"{case['mode']} {case['true']:.3f}" for case in cases)
         + "."
     ),
     tables=[Table(("mode",))],
-    figure="Capacity that sweeps find over the true one",
+    figure="Capacity that sweeps find ÷ the true capacity, by mode",
     panels=[Panel("capacity", "found ÷ true", "ratio", "mode", line=lambda case: "sweeps")],
 )

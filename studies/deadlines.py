@@ -69,11 +69,12 @@ SHOWN = ("good", "met", "interactive", "batch", "batch_s", "failed")
 STUDY = Study(
     name="deadlines",
     title="Deadlines",
-    question="How many requests meet limits of their own, by order, and what does shedding do?",
-    source="planning by limits serves 2.2 times as many requests within them (SLOs-Serve, arXiv "
-    "2504.08784)",
-    workload=f"{{n}} requests of lengths {LENGTHS} on {ROWS} rows, {' '.join(MIX)} (in ms), "
-    f"{{seeds}} seeds; {VIRTUAL}",
+    question="How many requests meet their own latency limits, by order, with and without "
+    "shedding?",
+    source="a scheduler that plans by the limits of requests serves 2.2 times as many within them "
+    "(SLOs-Serve, arXiv 2504.08784)",
+    workload=f"{{n}} requests, `--lengths {LENGTHS}`, `--slo-mix {' '.join(MIX)}`, {{seeds}} "
+    f"seeds, {ROWS} rows, {VIRTUAL}",
     requests=3000,
     cases=grid(table=("points",), load=LOADS, variant=VARIANTS),
     run=run,
@@ -84,20 +85,22 @@ STUDY = Study(
         "interactive": ("interactive: within their limits, %", "{:.1f}"),
         "batch": ("batch: within their limits, %", "{:.1f}"),
         "batch_s": ("batch: latency mean, s", "{:.2f}"),
-        "failed": ("refused or ended, %", "{:.1f}"),
+        "failed": ("shed, %", "{:.1f}"),
         "capacity": (f"load up to which {SHARE:.0f}% are within their limits", "{:.2f}"),
     },
-    text="Load: of what `fcfs` completes. Goodput: requests a second that met all their own "
-    "limits, while requests come, as a share of the same. `sjf` needs the lengths, here the true "
-    "ones; `shed` estimates by them, and `edf` alone needs none. A load of "
-    f"{LOADS[-1]:g} is the highest that was run.",
+    text="Interactive requests have a limit of 200 ms on the first token and 50 ms on each later "
+    "one, batch requests of 2 s on the first token. Capacity is what `fcfs` completes while "
+    "requests always wait; load is the rate of requests ÷ capacity, up to "
+    f"{LOADS[-1]:g}. Goodput counts the requests that met all their limits. `sjf` sorts by "
+    "completion length and `edf` by deadline; `shed` refuses or ends a request that can no longer "
+    "meet its limits. `sjf` and `shed` know the true lengths, and `edf` needs none.",
     tables=[
         Table(("variant",), ("capacity",), [Against(FCFS, ratios=("capacity",))], CAPACITY),
         Table(("load", "variant"), SHOWN, [Against(FCFS, gaps=("met",))], POINTS),
     ],
-    figure="Goodput, and the share of each class within its limits, over load",
+    figure="Goodput, and the share of each class within its limits, by load",
     panels=[
-        Panel(title, label, measure, "load", "load, of what fcfs completes", where=POINTS)
+        Panel(title, label, measure, "load", "load", where=POINTS)
         for title, label, measure in (
             ("all requests", "goodput, % of capacity", "good"),
             ("interactive: first token in 200 ms", "within limits, %", "interactive"),

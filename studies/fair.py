@@ -1,4 +1,4 @@
-"""A greedy user beside another one: how much each is served, and what a limit leaves idle.
+"""A greedy user and another one: how much each is served, and how much a limit leaves idle.
 
 Service is counted as in VTC (Sheng et al., OSDI 2024): prompt tokens, and completion tokens twice.
 """
@@ -24,6 +24,7 @@ LENGTHS = "exponential:50:200"
 ROWS, BLOCKS = 8, 136  # which eight of the longest requests fill
 W_PROMPT, W_COMPLETION = 1, 2  # weight of a token
 MINUTE_S = 60.0
+STEP_S = 2.0  # of a rate
 USERS = ("greedy", "other")
 VARIANTS = ("fcfs", "limit, requests", "limit, tokens", "fair")
 # of each user the stretches in which it sends, as shares of the run, and the load that it sends
@@ -94,6 +95,11 @@ class Service:
         for user, n in tokens.items():
             self.of[user].append(self.of[user][-1] + n)
 
+    def rates(self, user: str, seconds: float) -> list[float]:
+        """Return a user's service in each STEP_S of so many seconds, in % of the capacity."""
+        served = np.interp(np.arange(0, seconds, STEP_S), self.at, self.of[user])
+        return [round(float(n), 1) for n in 100 * np.diff(served) / service_rate() / STEP_S]
+
     def largest_difference(self, inferences: Sequence[Inference]) -> float:
         """Return the largest difference of both users' service in any stretch in which both always
         waited.
@@ -138,29 +144,32 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
         **virtual.mean_and_p99(other),
         "apart": service.largest_difference(inferences),
         "longest_prompt": max(len(i.prompt_ids) for i in inferences),
+        "rates": {user: service.rates(user, seconds) for user in USERS},
     }
 
 
 def text(cases: Cases) -> str:
     longest = max(seed["longest_prompt"] for case in cases for seed in case["seeds"])
     return (
-        "Service is prompt tokens, and completion tokens twice, as VTC counts them; of capacity: "
-        "of what `fcfs` serves while requests always wait; what is missing to 100 of both is idle. "
-        "The greedy one wants all of it. `modest`: the other one wants 20%. `returns`: it wants "
-        "60%, goes and returns. Limits are half of what is completed in a minute; a refused "
-        "request is not sent again. While both always wait, VTC bounds the difference of service "
-        f"by {bound(longest):,} tokens here."
+        "Service counts prompt tokens once and completion tokens twice, as in VTC. Capacity is the "
+        "service that `fcfs` gives in all while requests always wait. The greedy user sends "
+        "requests for 100% of it. Trace `modest`: the other user sends for 20%. Trace `returns`: "
+        "it sends for 60%, pauses in the second third of the time, and returns.\n\n"
+        "With `limit`, a user may use half of a minute's capacity in each minute; requests beyond "
+        "that are refused, and not sent again. `fair` is `--order fair`, for which VTC's bound is "
+        f"{bound(longest):,} weighted tokens here while both users have waiting requests."
     )
 
 
 STUDY = Study(
     name="fair",
-    title="A greedy user beside another one",
-    question="How much is each user served beside a greedy one, and what does a limit leave idle?",
-    source="the service of users that wait differs by 2 · max(longest prompt, 2 · tokens in the "
-    "pool); limits waste what others could use (VTC, Sheng et al., OSDI 2024)",
-    workload=f"lengths {LENGTHS}, {ROWS} rows, as long as {{n}} requests take, {{seeds}} seeds; "
-    f"{VIRTUAL}",
+    title="A greedy user and another one",
+    question="How much service does a user get beside a greedy one, and how much capacity does a "
+    "limit leave idle?",
+    source="the service of two users with waiting requests differs by at most 2 · max(longest "
+    "prompt, 2 · tokens in the pool), and limits waste capacity (VTC, Sheng et al., OSDI 2024)",
+    workload=f"two users, as long as {{n}} requests take, `--lengths {LENGTHS}`, {ROWS} rows, "
+    f"{{seeds}} seeds, {VIRTUAL}",
     requests=13_000,
     cases=grid(trace=TRACES, variant=VARIANTS),
     run=run,
@@ -171,18 +180,24 @@ STUDY = Study(
         "refused": ("greedy user: requests refused, %", "{:.1f}"),
         "mean_s": ("other user: latency mean, s", "{:.2f}"),
         "p99_s": ("other user: latency p99, s", "{:.2f}"),
-        "apart": ("largest difference of service while both wait, tokens", "{:,.0f}"),
+        "apart": ("largest difference of service while both wait, weighted tokens", "{:,.0f}"),
     },
     text=text,
     tables=[Table(("trace", "variant"), against=[Against({"variant": "fcfs"}, ["mean_s"])])],
-    figure="Service of both users, the other user's latency, and the difference of service",
+    figure="Service of both users over time, the other user's latency, and the difference of "
+    "service",
     panels=[
-        Panel("both users", "% of capacity", "both", "trace"),
-        Panel("other user", "% of capacity", "other", "trace"),
-        Panel("other user: latency", "mean, s", "mean_s", "trace", log=True),
-        Panel("other user: latency", "p99, s", "p99_s", "trace", log=True),
-        Panel("difference while both wait", "tokens of service", "apart", "trace", log=True),
+        *(
+            Panel(f"{trace}: {variant}", "service, % of capacity", "rates", xlabel="time, s",
+                  where={"trace": trace, "variant": variant}, step=STEP_S)
+            for trace, variant in itertools.product(TRACES, ("fcfs", "limit, tokens", "fair"))
+        ),
+        Panel("other user: mean latency", "latency mean, s", "mean_s", "trace", log=True),
+        Panel("other user: p99 latency", "latency p99, s", "p99_s", "trace", log=True),
+        Panel("difference while both wait", "weighted tokens", "apart", "trace", log=True),
     ],
-    looks={name: Look(PALETTE[i], "-", "o") for name, i in zip(VARIANTS, (0, 2, 4, 3))},
+    looks={
+        name: Look(PALETTE[i], "-", "o") for name, i in zip((*VARIANTS, *USERS), (0, 2, 4, 3, 1, 5))
+    },
     settings={"traces": TRACES, "lengths": LENGTHS, "kv_blocks": BLOCKS},
-)
+)  # fmt: skip

@@ -285,14 +285,16 @@ def text(cases: Cases) -> str:
 
 
 HOW = f"""\
-Error: simulated ÷ measured − 1, in %, mean over seeds ± 95%. Latencies are the client's. Spread: by
-how much real runs of the same trace by fresh servers are apart. *met*: the error is below its
-target; *met by spread*: it is not, but below the spread; *missed*: neither; *reported*: no target
-at this load (above {JUDGED:g}), or p99 of fewer than {LEAST["p99"]:,} real requests. Load: the rate
-of a trace as a part of the capacity of the case's first burst. Covered: real runs that lie between
-the least and the most of {FEWEST_DRAWS} simulated runs of their trace with noise, between which 90%
-should lie. Width ÷ spread: how many times as wide that is as the interval with 90% of real runs of
-a trace, by their standard deviation."""
+- Error: simulated ÷ measured − 1. Latencies are those that the client sees.
+- Spread: the largest ÷ the smallest value of real runs of a trace, by fresh servers, − 1.
+- Verdict: *met* if the error is below its target, *met by spread* if it is at least below the
+  spread, else *missed*. *reported*: there is no target, since the load is above {JUDGED:g}, or p99
+  is of fewer than {LEAST["p99"]:,} real requests.
+- Load: the rate of requests ÷ the capacity that the first burst of the case shows.
+- Covered: the share of real runs that lie between the smallest and the largest of {FEWEST_DRAWS}
+  simulated runs of their trace with noise. It should be 90%.
+- Width ÷ spread: the width of that range ÷ that of the interval with 90% of real runs, by their
+  standard deviation."""
 
 
 def columns(*names: str, verdict: bool = False) -> list[str]:
@@ -308,10 +310,10 @@ def load_of(case: Case) -> float:
 PLACE = ("part", "variant", "kind", "load")
 STUDY = Study(
     name="fidelity",
-    title="The simulator beside real servers",
-    question="How far is the simulator from real servers?",
-    workload="{repeats} real runs of each trace and some in virtual time, {seeds} traces of {n} "
-    "requests a case, on the machine that the costs were measured on",
+    title="The simulator and real servers",
+    question="How close are the simulator's throughput and latencies to those of real servers?",
+    workload="each case: {seeds} traces of {n} requests, {repeats} real runs of each and some in "
+    "virtual time, on the machine on which the iteration times were measured",
     requests=250,
     seeds=4,
     options={"repeats": (2, "real runs of each trace")},
@@ -321,10 +323,10 @@ STUDY = Study(
     summarized=summarized,
     measures={
         "capacity": ("capacity, tok/s", "{:,.0f}"),
-        "p50": ("median latency, ms", "{:,.0f}"),
-        "p99": ("p99 latency, ms", "{:,.0f}"),
-        "ttft": ("TTFT median, ms", "{:,.1f}"),
-        "tpot": ("TPOT median, ms", "{:,.2f}"),
+        "p50": ("latency p50, ms", "{:,.0f}"),
+        "p99": ("latency p99, ms", "{:,.0f}"),
+        "ttft": ("TTFT p50, ms", "{:,.1f}"),
+        "tpot": ("TPOT p50, ms", "{:,.2f}"),
         **{f"{name}_error": ("error, %", "{:.1f}") for name in MEASURES},
         **{f"{name}_spread": ("spread, %", "{:.1f}") for name in MEASURES},
         **{f"{name}_covered": ("covered, %", "{:.0f}") for name in MEASURES},
@@ -336,19 +338,14 @@ STUDY = Study(
     tables=[
         Table(PLACE, columns("capacity", verdict=True), where={"load": BURST}, title="Capacity"),
         Table(PLACE, columns("p50", "p99", verdict=True), where={"load": LATER}, title="Latency"),
-        Table(
-            PLACE,
-            [*columns("ttft", "tpot"), "failed"],
-            where={"load": LATER},
-            title="First token, time per token",
-        ),
+        Table(PLACE, [*columns("ttft", "tpot"), "failed"], where={"load": LATER},
+              title="TTFT and TPOT"),
     ],
-    figure="error of the simulated median and p99 of latency over load, by variant",
+    figure="Error of the simulated p50 and p99 of latency by load and variant",
     panels=[
-        Panel(
-            f"{part} servers", f"error of {name}, %", f"{name}_error", load_of, "load", where=where
-        )
+        Panel(f"{part} servers: latency {name}", "error, %", f"{name}_error", load_of, "load",
+              where=where)
         for part, name in itertools.product(PARTS, ("p50", "p99"))
         for where in [{"part": part, "kind": PLAIN, "load": LATER}]
     ],
-)
+)  # fmt: skip

@@ -9,6 +9,7 @@ from numbers import Number
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -44,7 +45,7 @@ def figure(study: Study, cases: Cases, caption: str) -> Figure:
             handles, labels = axes.get_legend_handles_labels()
             legend |= dict(zip(labels, handles))
         drawn.legend([*legend.values()], [*legend], loc="outside lower center", ncols=4)
-        caption_of(drawn, textwrap.fill(caption, 62 * columns))
+        caption_of(drawn, textwrap.fill(caption.replace("`", ""), 62 * columns))
     return drawn
 
 
@@ -52,6 +53,9 @@ def _draw(axes: Axes, study: Study, panel: Panel, cases: Cases) -> None:
     axes.set_title(panel.title)
     axes.set_xlabel(panel.xlabel)
     axes.set_ylabel(panel.ylabel)
+    if panel.step:
+        _areas(axes, study, panel, cases)
+        return
     lines: dict[str, list[Case]] = {}
     for case in cases:
         lines.setdefault(str(key_of(case, panel.line)), []).append(case)
@@ -72,6 +76,15 @@ def _draw(axes: Axes, study: Study, panel: Panel, cases: Cases) -> None:
         plain_log(axes.yaxis)
     elif all(point.y.mean >= 0 for line in points.values() for point in line):
         axes.set_ylim(bottom=0)
+
+
+def _areas(axes: Axes, study: Study, panel: Panel, cases: Cases) -> None:
+    """Draw means of series over all seeds of the panel's case, one on another."""
+    seeds = values(cases[0], str(panel.measure))
+    series = {name: np.mean([seed[name] for seed in seeds], axis=0) for name in seeds[0]}
+    colours = [study.looks[name].colour for name in series]
+    x = panel.step * np.arange(max(map(len, series.values())))
+    axes.stackplot(x, [*series.values()], colors=colours, labels=[*series], step="post")
 
 
 def _points(study: Study, panel: Panel, cases: Cases, line: Iterable[Case]) -> list[Point]:

@@ -20,11 +20,12 @@ from studies.study import Case, Cases, mean, only, ratio, values
 BASE = "fcfs"  # the policy that the others are compared with
 SAME = "·"  # no difference shown
 LEGEND = (
-    "The first row has the means of vLLM's own default, the others the paired ratio to it "
-    f"(goodput: difference, in points), with its 95% interval. {SAME} means no difference shown, "
-    "since the interval holds 1 (or 0). The best of a trace is bold; the policy that is better "
-    "most often comes first. To run a cell again: `python -m benchmarks.arena --trace COLUMN "
-    "--load LOAD --policy 'ROW'`."
+    "The first row of a table has the means of vLLM's default (`fcfs`). The other rows have the "
+    "ratio of a policy to it (goodput: the difference in percentage points), paired by seed, ± "
+    f"half of its 95% interval; {SAME} if the interval holds 1 (or 0), so that no difference is "
+    "shown. The best policy of a trace is bold, and the policy that is better on most traces comes "
+    "first. Load is the rate of requests ÷ what vLLM's default completes. To run a cell again: "
+    "`python -m benchmarks.arena --trace COLUMN --load LOAD --policy 'ROW'`."
 )
 
 
@@ -46,9 +47,11 @@ class Question(NamedTuple):
 QUESTIONS = (
     Question("First token", "ttft_ms", "ms", "mean time to the first token"),
     Question("Gaps", "gap_ms", "ms", "99th percentile of the gaps between tokens"),
-    Question("Goodput", "good", "%", "requests answered within their limits", True, 50.0),
+    Question("Goodput", "good", "%", "share of the requests that met their limits", True, 50.0),
     Question("Fairness", "modest_ms", "ms", "mean time to the first token of the modest user"),
-    Question("Worst wait", "wait_ms", "ms", "longest time queued, preempted and paused"),
+    Question(
+        "Worst wait", "wait_ms", "ms", "longest time not computed (queued, preempted, paused)"
+    ),
 )
 
 

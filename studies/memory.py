@@ -77,40 +77,43 @@ def measures(variant: str, kv_blocks: int, requests: Sequence[Request]) -> dict[
 
 
 LABELS = {"mean_s": "mean latency, s", "tax": "recomputed tokens, %"}
-LOAD = "load, of what whole completes"
 STUDY = Study(
     name="memory",
-    title="KV blocks reserved, or on demand",
-    question="What does reserving KV blocks cost, and what does taking them on demand?",
-    source="the choice of the victim decides what is recomputed, least computed < newest < most "
-    "computed (vLLM issue 54644)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most {ROWS} rows; "
+    title="KV blocks: reserved whole, or on demand",
+    question="Is it better to reserve all KV blocks of a request before it runs, or to take them "
+    "as they fill and preempt requests when none is free?",
+    source="which request is preempted decides how much is recomputed: least with the least "
+    "computed one, more with the newest, most with the most computed one (vLLM issue 54644)",
+    workload=f"{{n}} requests, `--lengths {LENGTHS}`, {{seeds}} seeds, at most {ROWS} rows, "
     f"{VIRTUAL}",
     requests=400,
     cases=cases,
     run=run,
     measures={
-        "rows": ("rows at once", "{:.1f}"),
+        "rows": ("mean rows", "{:.1f}"),
         "mean_s": ("latency mean, s", "{:.2f}"),
         "p99_s": ("latency p99, s", "{:.2f}"),
-        "throughput": ("tok/s", "{:,.0f}"),
-        "preemptions": ("preemptions a request", "{:.2f}"),
+        "throughput": ("throughput, tok/s", "{:,.0f}"),
+        "preemptions": ("preemptions per request", "{:.2f}"),
         "tax": ("recomputed, % of computed tokens", "{:.1f}"),
     },
+    text="""\
+A pool has the KV blocks of 8, 16 or 32 requests of mean length. Load is the rate of requests ÷ what
+`whole` completes on that pool while requests always wait.
+
+- `whole` reserves the blocks of all tokens that a request may have before it runs.
+- The others take blocks on demand. If none is free, they preempt a running request: the newest, the
+  one with the least computed tokens, or the one with the most. It is computed again later.
+- `swap` copies the blocks of the newest request to the host and back; copies take no time here.""",
     tables=[
-        Table(
-            ("pool", "load", "variant"),
-            against=[
-                Against({"variant": "whole"}, ["mean_s"]),
-                Against({"variant": "newest"}, ["tax"]),
-            ],
-        )
+        Table(("pool", "load", "variant"), against=[Against({"variant": "whole"}, ["mean_s"]),
+                                                    Against({"variant": "newest"}, ["tax"])])
     ],
-    figure="Latency and recomputed tokens over load",
+    figure="Mean latency and recomputed tokens by load, for three sizes of the pool",
     panels=[
-        Panel(f"a pool of {pool} mean requests", label, measure, "load", LOAD, where={"pool": pool})
+        Panel(f"pool of {pool} requests", label, measure, "load", "load", where={"pool": pool})
         for (measure, label), pool in itertools.product(LABELS.items(), POOLS)
     ],
     looks=dict(zip(VARIANTS, LOOKS)),
     settings={"variants": VARIANTS, "lengths": LENGTHS},
-)
+)  # fmt: skip

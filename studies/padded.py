@@ -81,42 +81,53 @@ def verdict(cases: Cases) -> str:
 
     def gains(base: str, variant: str) -> str:
         pairs = zip(only(cases, {"variant": base}), only(cases, {"variant": variant}))
-        return "; ".join(
+        return ", ".join(
             f"{formatted(ratio(one, other, *TOKENS), '{:.2f}')} ({one['model']}, {one['lengths']})"
             for one, other in pairs
         )
 
     return (
-        f"Tokens a second of prompts apart ÷ together: {gains(TOGETHER, APART)}.\n\n"
-        f"Of a ragged kernel ÷ rectangles with prompts apart: {gains(APART, RAGGED)}."
+        f"- `{APART}` ÷ `{TOGETHER}`, throughput: {gains(TOGETHER, APART)}.\n"
+        f"- `{RAGGED}` ÷ `{APART}`, throughput: {gains(APART, RAGGED)}.\n\n{ENGINES}"
     )
+
+
+ENGINES = """\
+- `padded, together`: prompts and decode rows are one rectangle, as wide as the longest chunk.
+- `padded, apart`: prompts are a rectangle of their own.
+- `cached`: one call of a C++ kernel reads rows of different lengths, without padding.
+- `cached, a call a row`: PyTorch computes attention, a row at a time; `cached, plain`: all of it.
+
+Keys and values: the share of padding in a rectangle that holds those of all decode rows."""
 
 
 TOKENS = ["output_throughput"]
 STUDY = Study(
     name="padded",
-    title="Rectangles, and a ragged kernel",
-    question="What does padding cost an engine of rectangles, and what does a ragged kernel give?",
-    source="prompts computed apart and embedded give up to 1.75 times the throughput of an Orca "
-    "whose prefills pad (BATON, arXiv 2410.18701)",
-    workload=f"{{n}} requests at once (of GPT-2 half), {{seeds}} seeds, {ROWS} rows, 2 cores",
+    title="Padded batches and a ragged kernel",
+    question="How much slower is an engine that pads all rows of a batch to one length than one "
+    "whose kernel reads rows of different lengths?",
+    source="computing prompts in a batch of their own gives up to 1.75 times the throughput of an "
+    "Orca that pads decode rows to the length of prompts (BATON, arXiv 2410.18701)",
+    workload=f"a burst of {{n}} requests (half as many for GPT-2 124M), {{seeds}} seeds, {ROWS} "
+    "rows, real engines on 2 cores, without HTTP",
     requests=64,
     seeds=3,
     cases=grid(model=MODELS, lengths=SPREADS, variant=VARIANTS),
     run=run,
     servers=True,
     measures={
-        "output_throughput": ("tok/s", "{:,.0f}"),
+        "output_throughput": ("throughput, tok/s", "{:,.0f}"),
         "padding": ("padding, % of computed tokens", "{:.0f}"),
-        "lacking": ("lacking, % of the rectangle", "{:.0f}"),
+        "lacking": ("keys and values: padding, %", "{:.0f}"),
     },
     text=verdict,
     tables=[
         Table(("model", "lengths", "variant"), (), [Against({"variant": TOGETHER}, ratios=TOKENS)])
     ],
-    figure="Tokens a second, by how far lengths are apart",
+    figure="Throughput of padded and ragged engines, by the spread of lengths",
     panels=[
-        Panel(m, "tok/s ÷ padded, together's", TOKENS[0], "lengths", where={"model": m},
+        Panel(m, "throughput ÷ padded, together's", TOKENS[0], "lengths", where={"model": m},
               base={"variant": TOGETHER}) for m in MODELS
     ],
 )  # fmt: skip

@@ -38,10 +38,10 @@ SERVERS = (("mixed", 64), ("mixed", 256), ("mixed", 2048), ("first", 2048), ("ad
 OF_TRACE = {
     "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
     "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
-    "p50_itl_ms": ("gap p50, ms", "{:,.1f}"),
+    "p50_itl_ms": ("gap between tokens p50, ms", "{:,.1f}"),
     "p99_itl_ms": ("gap p99, ms", "{:,.1f}"),
     "mean_e2el_ms": ("latency mean, ms", "{:,.0f}"),
-    "output_throughput": ("tok/s", "{:,.0f}"),
+    "output_throughput": ("throughput, tok/s", "{:,.0f}"),
 }
 
 
@@ -137,70 +137,63 @@ SHOWN = {"p99_itl_ms": "p99 gap between tokens", "mean_ttft_ms": "mean TTFT"}
 
 def panels(measure: str, label: str) -> list[Panel]:
     of_model = [
-        Panel(
-            f"{name}, prompts of {PROMPTS[-1]}",
-            f"{label}, ms",
-            measure,
-            "budget",
-            "token budget",
-            where={**HARD, "model": model},
-            log=True,
-        )
+        Panel(f"{name}, prompts of {PROMPTS[-1]} tokens", f"{label}, ms", measure, "budget",
+              "token budget", where={**HARD, "model": model}, log=True)
         for model, name in MODELS.items()
-    ]
+    ]  # fmt: skip
     against = f"{label} ÷ mixed's"
-    closed = Panel("a closed loop", against, measure, name_of, where=CLOSED_LOOP, base=MIXED)
+    closed = Panel("closed loop", against, measure, name_of, where=CLOSED_LOOP, base=MIXED)
     return [*of_model, closed]
 
 
 STUDY = Study(
     name="prefill",
-    title="Prompts and decode rows in one iteration, or apart",
-    question="What does --prefill do to first tokens, to the gaps between tokens, and to capacity?",
-    source="mixing has 2.6 to 5.6 times the capacity under a limit of the tail of the time between "
-    "tokens (Sarathi-Serve, OSDI 2024); mixed and prefill-first complete alike, while mean TTFT is "
-    "961 against 4,489 ms and p99 gap 552 against 30 ms (aisimulate, pull request 120)",
-    workload=f"{{n}} streams of lengths {LENGTHS}, {{seeds}} seeds, {ROWS} rows; virtual time at "
-    "the costs of demo and of GPT-2 124M on 2 cores",
+    title="Prompts and decode rows: in one iteration, or in iterations of their own",
+    question="How does `--prefill` affect the time to the first token, the gaps between tokens, "
+    "and capacity?",
+    source="mixing has 2.6 to 5.6 times the capacity under a limit of the p99 time between tokens "
+    "(Sarathi-Serve, OSDI 2024); mixed and prefill-first have the same throughput, with a mean "
+    "TTFT of 961 and 4,489 ms, and a p99 gap of 552 and 30 ms (aisimulate, pull request 120)",
+    workload=f"{{n}} streamed requests, `--lengths {LENGTHS}`, {{seeds}} seeds, {ROWS} rows, "
+    "virtual time with the iteration times of demo and of GPT-2 124M on 2 cores",
     requests=200,
     cases=cases,
     run=run,
     measures={**OF_TRACE, "rate": ("capacity, requests/s", "{:.2f}")},
-    text="Load: of what `mixed` with a budget of 256 completes. Prompts have about ten tokens more "
-    f"than stated. `adaptive` aims at {AIM} decode iterations of all rows: "
+    text="The variants are values of `--prefill`:\n\n"
+    "- `mixed`: an iteration has prompts and decode rows.\n"
+    "- `first`: prompts are computed alone, and decode rows wait for them.\n"
+    "- `last, floor 16`: prompts are computed while fewer than 16 rows decode.\n"
+    "- `every:4`: after four iterations of decode rows.\n"
+    f"- `adaptive`: as `mixed`, with as many prompt tokens as keep gaps below {AIM} decode "
+    "iterations of all rows ("
     + ", ".join(f"{AIM * decode_ms(model):.0f} ms on {name}" for model, name in MODELS.items())
-    + ".",
+    + ").\n\nLoad is the rate of requests ÷ what `mixed` with a token budget of 256 completes of a "
+    "burst. Prompts have about ten tokens more than stated.",
     tables=[
         Table(
-            ("model", "prompt", "load", "budget", "variant"),
-            list(OF_TRACE),
-            VS_MIXED,
-            {"table": "grid"},
-            "By prompt length, load and token budget",
+            ("model", "prompt", "load", "budget", "variant"), list(OF_TRACE), VS_MIXED,
+            {"table": "grid"}, "By prompt length, load and token budget",
         ),
         Table(
-            ("model", "limit", "server"),
-            ["rate"],
-            [Against({"server": "first, 2048"}, ratios=["rate"])],
-            {"table": "capacity"},
-            "Capacity under a limit of the p99 gap",
-            "The highest rate, up to a burst's, at which the p99 gap is within so many decode "
-            f"iterations of all rows; `adaptive` aims at {MARGIN} of that. With a budget that "
-            "holds any prompt, `first` is vLLM V0's rule, the paper's baseline.",
+            ("model", "limit", "server"), ["rate"],
+            [Against({"server": "first, 2048"}, ratios=["rate"])], {"table": "capacity"},
+            "Capacity under a limit of the p99 gap between tokens",
+            "Capacity is the highest rate at which the p99 gap is at most `limit` decode "
+            f"iterations of all rows. `adaptive` aims at {MARGIN} of that. A server is its "
+            "`--prefill` and its token budget. `first, 2048` is the rule of vLLM V0, the baseline "
+            "of Sarathi-Serve.",
         ),
         Table(
-            ("model", "variant"),
-            list(OF_TRACE),
-            VS_MIXED,
-            CLOSED_LOOP,
+            ("model", "variant"), list(OF_TRACE), VS_MIXED, CLOSED_LOOP,
             "A closed loop of equal requests",
-            f"{ROWS} users, prompts of {CLOSED['prompt']} tokens and as many to generate, a budget "
-            "of two prompts. With `first` all requests begin and end together, in waves.",
+            f"{ROWS} users send a request when their last one is answered. A request has "
+            f"{CLOSED['prompt']} prompt tokens and as many completion tokens; the token budget "
+            "holds two prompts. With `first` all requests begin and end together, in waves.",
         ),
     ],
-    figure="Gaps and first tokens over the token budget, prompts of 512 at a load of 0.8, and in a "
-    "closed loop",
+    figure="p99 gap between tokens and mean TTFT by token budget, and in a closed loop",
     panels=[panel for measure, label in SHOWN.items() for panel in panels(measure, label)],
     looks=dict(zip(VARIANTS, LOOKS)),
     settings={"variants": VARIANTS, "lengths": LENGTHS, "closed": CLOSED},
-)
+)  # fmt: skip

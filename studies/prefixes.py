@@ -202,17 +202,18 @@ def without_caching(case: Case) -> Case:
 
 
 GAIN = ("throughput",)
-WITHOUT = Against(without_caching, ("ttft_ms", "mean_ms"), GAIN, "the same mode without")
+WITHOUT = Against(without_caching, ("ttft_ms", "mean_ms"), GAIN, "that without caching")
 ON_POOL = Against({"variant": FCFS}, ("ttft_ms", "wait_ms"), GAIN)
-HITS = ("hits, % of an unlimited pool's", "{:.1f}")
+HITS = ("hits, % of those of an unlimited pool", "{:.1f}")
 CACHED = {"table": "caching", "load": LOADS, "variant": ("dynamic", FCFS)}
 STUDY = Study(
     name="prefixes",
     title="Prefix caching",
-    question="What does prefix caching save, on what, and what does a small pool leave of it?",
-    source="the longest cached prefix first serves sooner (SGLang); grouping by prefix completes "
-    "more (BatchLLM, arXiv 2412.03594)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, {{seeds}} seeds, at most 32 rows; {VIRTUAL}",
+    question="How much does prefix caching save, on which traces, and how much of it with few KV "
+    "blocks?",
+    source="serving the request with the longest cached prefix first lowers latency (SGLang); "
+    "grouping requests by prefix raises throughput (BatchLLM, arXiv 2412.03594)",
+    workload=f"{{n}} requests, `--lengths {LENGTHS}`, {{seeds}} seeds, at most 32 rows, {VIRTUAL}",
     cases=cases,
     run=run,
     measures={
@@ -221,46 +222,39 @@ STUDY = Study(
         "prefill": ("time in prefill, %", "{:.1f}"),
         "ttft_ms": ("TTFT mean, ms", "{:,.1f}"),
         "ttft_p99_ms": ("TTFT p99, ms", "{:,.1f}"),
-        "wait_ms": ("longest wait, ms", "{:,.0f}"),
-        "rare_ms": ("TTFT mean of the rarest quarter, ms", "{:,.1f}"),
+        "wait_ms": ("longest time queued, ms", "{:,.0f}"),
+        "rare_ms": ("rarest prefixes: TTFT mean, ms", "{:,.1f}"),
         "mean_ms": ("latency mean, ms", "{:,.0f}"),
-        "throughput": ("tok/s", "{:,.0f}"),
+        "throughput": ("throughput, tok/s", "{:,.0f}"),
         "hits_to_oracle": HITS,
     },
-    text="A turn whose conversation has outgrown the context is not sent. Traces are "
-    + "; ".join(
-        f"{name}: {', '.join(f'`--{key} {value}`' for key, value in drawn.items())}"
+    text="Traces, as arguments of `./compare.sh`:\n\n"
+    + "\n".join(
+        f"- {name}: {', '.join(f'`--{key} {value}`' for key, value in drawn.items())}"
         for name, drawn in TRACES.items()
     )
-    + ".",
+    + "\n\nA turn whose conversation no longer fits into the context is not sent.",
     tables=[
         Table(
-            BY,
-            (*COMMON, "hits", "prefill"),
-            [WITHOUT],
-            {"table": "caching"},
-            "With and without, where all prefixes fit",
-            "Load: of what `dynamic` without caching completes.",
+            BY, (*COMMON, "hits", "prefill"), [WITHOUT], {"table": "caching"},
+            "With and without caching, where all prefixes fit",
+            "Load is the rate of requests ÷ what `dynamic` without caching completes.",
         ),
         Table(
-            (*BY, "kv_blocks"),
-            (*COMMON, "wait_ms", "rare_ms"),
-            [ON_POOL],
-            {"table": "order"},
+            (*BY, "kv_blocks"), (*COMMON, "wait_ms", "rare_ms"), [ON_POOL], {"table": "order"},
             "Orders on a small pool",
-            "KV blocks of eight mean requests and a third of the 64 prefixes. Load: of what `fcfs` "
-            "with caching completes there.",
+            "The pool has the KV blocks of eight requests of mean length and of a third of the 64 "
+            "prefixes. `prefix order` serves the request with the longest cached prefix first, the "
+            "other variants by arrival. Load is the rate of requests ÷ what the latter complete "
+            "with caching. Rarest prefixes: those of a quarter of the requests.",
         ),
         Table(
-            ("trace", "variant", "pool", "kv_blocks"),
-            ["hits_to_oracle"],
-            [],
-            {"table": "pool"},
-            "What the size of the pool costs",
-            "Pools: times the KV blocks that are in use without caching, at a load of 0.8.",
+            ("trace", "variant", "pool", "kv_blocks"), ["hits_to_oracle"], [], {"table": "pool"},
+            "Hits by the size of the pool",
+            "Pool: its KV blocks ÷ those in use without caching, at a load of 0.8.",
         ),
     ],
-    figure="Time to the first token over load, throughput, and hits over pool size",
+    figure="TTFT by load, throughput of a burst, and hits by the size of the pool",
     panels=[
         *(
             Panel(trace, "TTFT mean, ms", "ttft_ms", load_of, "load", where=where, log=True)
@@ -268,24 +262,17 @@ STUDY = Study(
             for where in [CACHED | {"trace": trace}]
         ),
         *(
-            Panel(title, "tok/s", "throughput", "trace", where={"table": table, "load": "burst"})
-            for table, title in {"caching": "a burst", "order": "a burst, small pool"}.items()
+            Panel(title, "throughput, tok/s", "throughput", "trace",
+                  where={"table": table, "load": "burst"})
+            for table, title in {"caching": "burst", "order": "burst on a small pool"}.items()
         ),
-        Panel(
-            "hit rate by pool size",
-            HITS[0],
-            "hits_to_oracle",
-            "pool",
-            "KV blocks ÷ those in use",
-            "trace",
-            {"table": "pool", "variant": FCFS},
-        ),
+        Panel("hits by pool size", HITS[0], "hits_to_oracle", "pool", "KV blocks ÷ those in use",
+              "trace", {"table": "pool", "variant": FCFS}),
     ],
     looks={
         name: Look(colour, "-" if "caching" in name else "--", "o")
         for name, colour in zip(
-            VARIANTS, ("#f0c4a0", PALETTE[1], "#a3d4c5", PALETTE[3], PALETTE[5])
-        )
+            VARIANTS, ("#f0c4a0", PALETTE[1], "#a3d4c5", PALETTE[3], PALETTE[5]))
     },
     settings={"traces": TRACES, "variants": VARIANTS, "lengths": LENGTHS},
-)
+)  # fmt: skip

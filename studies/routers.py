@@ -95,32 +95,35 @@ def name_of(case: Case) -> str:
 
 BY = ("router", "stale_s", "replicas")
 RANDOM = [Against({"router": "random", "stale_s": 0.0}, ["p99_s"])]
-LABELS = {"p99_s": "latency, p99, s", "ttft_p99_s": "first token, p99, s"}
+LABELS = {"p99_s": "latency p99, s", "ttft_p99_s": "TTFT p99, s"}
 OLD = {f"{name}, {STALE_S:g} s old": look._replace(line=":") for name, look in zip(ROUTERS, LOOKS)}
 STUDY = Study(
     name="routers",
-    title="What a router is worth",
-    question="How much does it matter which router sends requests to replicas?",
-    workload=f"simulated, costs {{costs}}: dynamic, {ROWS} rows and {BLOCKS} KV blocks a replica; "
-    f"{{n}} requests a replica, {LEAST} at least, {{seeds}} seeds",
+    title="Routers",
+    question="How much does latency depend on the rule by which a router chooses a replica?",
+    workload=f"{{n}} requests per replica, at least {LEAST}, {{seeds}} seeds, `dynamic` in virtual "
+    f"time with `--costs {{costs}}`, {ROWS} rows and {BLOCKS} KV blocks per replica",
     requests=600,
-    options={"costs": ("fake", "of iterations, as simulate.sh's")},
+    options={"costs": ("fake", "iteration times, as simulate.sh's")},
     cases=cases,
     run=run,
     measures={
-        "p99_s": ("p99, s", "{:.3f}"),
+        "p99_s": ("latency p99, s", "{:.3f}"),
         "mean_s": ("latency mean, s", "{:.3f}"),
-        "ttft_p99_s": ("first token p99, s", "{:.3f}"),
-        "cached": ("prompt tokens found cached, %", "{:.0f}"),
-        "uneven": ("most requests ÷ fewest", "{:.2f}"),
+        "ttft_p99_s": ("TTFT p99, s", "{:.3f}"),
+        "cached": ("cached prompt tokens, %", "{:.0f}"),
+        "uneven": ("most requests of a replica ÷ fewest", "{:.2f}"),
     },
-    text="Rate: requests a second and replica. stale s: age of what the router knows, which then "
-    "does not count what it sent itself.",
+    text="Rates are requests a second per replica. A router knows the load of each replica as it "
+    "was `stale s` seconds ago, without the requests that it has sent since. With 0 it knows the "
+    "load of the moment.",
     tables=[
-        Table(BY, (), RANDOM, {"trace": name}, f"{trace.words}, rate {trace.rate:g}")
+        Table(
+            BY, (), RANDOM, {"trace": name}, f"{trace.words}, {trace.rate:g} requests/s per replica"
+        )
         for name, trace in TRACES.items()
     ],
-    figure="p99 of latency and of the first token against replicas, by router and kind of trace",
+    figure="p99 of latency and of TTFT against the number of replicas, by router and kind of trace",
     panels=[
         Panel(trace.words, label, measure, "replicas", "replicas", name_of, where, log=True)
         for measure, label in LABELS.items()

@@ -24,6 +24,10 @@ CODE = (
     "scheduling",
 )  # fmt: skip
 SUFFIXES = (".py", ".cpp", ".h")
+NUMBERS = (
+    "Numbers are means over seeds ± half of their 95% interval. Differences and ratios are paired "
+    'by seed, and "none shown" means that the interval of a difference holds 0.\n\n'
+)
 Run = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
 
 
@@ -129,10 +133,11 @@ def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = 
         command = command_line("python", ["-m", program, *sys.argv[1:]])
         result = {**study.settings, **result, **stamp(), "command": command}
     caption = study.workload.format(**{"n": result["requests"], **result})
+    caption = caption[0].upper() + caption[1:]
     claim = f"Claim: {study.source}.\n\n" if study.source else ""
-    body = claim + tables(study, result["cases"])
+    body = claim + (NUMBERS if study.tables else "") + tables(study, result["cases"])
     made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
-    page = f"# {study.title}\n\n{caption}; {made}.\n\n{body}\n"
+    page = f"# {study.title}\n\n{study.question}\n\n{caption}. Made by {made}.\n\n{body}\n"
     folder.mkdir(parents=True, exist_ok=True)
     has_panels = any(only(result["cases"], panel.where) for panel in study.panels)
     draws = study.drawn or (functools.partial(draw, study) if has_panels else None)

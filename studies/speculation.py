@@ -199,7 +199,7 @@ def capacity(n: int) -> float:
 
 
 OF_LIVE = {
-    "output_throughput": ("tok/s", "{:,.0f}"),
+    "output_throughput": ("throughput, tok/s", "{:,.0f}"),
     "mean_e2el_ms": ("latency mean, ms", "{:,.1f}"),
     "p99_e2el_ms": ("latency p99, ms", "{:,.0f}"),
 }
@@ -259,12 +259,12 @@ def break_even(cases: Cases, model: str, rate: float, k: int) -> str:
 
 
 def verdict(cases: Cases) -> str:
-    rows = [["", "drafts", *(f"{rate:.0%}" for rate in RATES[1:])]]
+    rows = [["model", "draft tokens", *(f"{rate:.0%} accepted" for rate in RATES[1:])]]
     for (model, (name, _)), k in itertools.product(MODELS.items(), DRAFTS):
         rows.append([name, str(k), *(break_even(cases, model, rate, k) for rate in RATES[1:])])
     return (
-        "Rows up to which draft tokens raise the tokens a second, by the share of them that is "
-        "accepted, with the interval of the gains' own:\n\n"
+        "The number of rows up to which draft tokens raise throughput, by the share of them that "
+        "is accepted (with its 95% interval):\n\n"
         f"{markdown(rows, left=1)}\n\n{_worst(cases)}"
     )
 
@@ -281,8 +281,8 @@ def _worst(cases: Cases) -> str:
         found.append((worst.mean, load, worst))
     _, load, worst = max(found)
     return (
-        f"Live, auto's mean latency is at most {worst.mean:.2f} ± {worst.half or 0:.2f} of "
-        f"that of the better of 0 and 4, at a load of {load}."
+        f"Over HTTP, mean latency with `auto` is at most {worst.mean:.2f} ± {worst.half or 0:.2f} "
+        f"times that of the better one of 0 and 4 draft tokens (at a load of {load})."
     )
 
 
@@ -293,7 +293,7 @@ def name_of(case: Case) -> str:
 def gain_panel(model: str, rate: float) -> Panel:
     return Panel(
         f"{MODELS[model][0]}, {rate:.0%} accepted",
-        "tok/s ÷ without drafts",
+        "throughput ÷ without drafts",
         "gain",
         "rows",
         "rows",
@@ -307,12 +307,14 @@ def gain_panel(model: str, rate: float) -> Panel:
 OF_PLAIN = {"speculate": "0"}
 STUDY = Study(
     name="speculation",
-    title="Speculative decoding, by rows",
-    question="Up to how many rows do draft tokens pay, and does --speculate auto know it?",
-    source="tokens a row and iteration are (1 − a^(K+1)) ÷ (1 − a) (Leviathan et al., ICML 2023); "
-    "up to 2.8 times as fast at low load, 1.4 to 1.8 times as slow at high load (vLLM, 2024)",
-    workload="{seeds} seeds on 2 cores; random weights and bfloat16 but for demo, prompts of "
-    f"{PROMPT} tokens where acceptance is forced; live: {{n}} requests",
+    title="Speculative decoding by the number of rows",
+    question="Up to how many rows do draft tokens raise throughput, and does `--speculate auto` "
+    "choose well?",
+    source="with K draft tokens, each accepted with probability a, a row has (1 − a^(K+1)) ÷ (1 − "
+    "a) tokens per iteration (Leviathan et al., ICML 2023); a server is up to 2.8 times as fast at "
+    "low load, and 1.4 to 1.8 times as slow at high load (vLLM, 2024)",
+    workload="{seeds} seeds, real engines on 2 cores; GPT-2 with random weights in bfloat16; over "
+    "HTTP {n} requests",
     requests=150,
     seeds=3,
     cases=cases,
@@ -321,35 +323,35 @@ STUDY = Study(
     summarized=with_closed_form,
     measures={
         **OF_LIVE,
-        "gain": ("gain", "{:.2f}"),
-        "closed_form": ("closed form", "{:.2f}"),
-        "acceptance": ("accepted, %", "{:.0%}"),
+        "gain": ("throughput ÷ without drafts", "{:.2f}"),
+        "closed_form": ("expected", "{:.2f}"),
+        "acceptance": ("accepted draft tokens", "{:.0%}"),
     },
     text=verdict,
     tables=[
         Table(
-            ("load", "speculate"),
-            list(OF_LIVE),
-            [Against(OF_PLAIN, ratios=[*OF_LIVE])],
-            {"table": "live"},
-            "demo over HTTP, by load",
-            "Load: of what is completed without speculation; 8 rows, completions of documentation.",
+            ("load", "speculate"), list(OF_LIVE), [Against(OF_PLAIN, ratios=[*OF_LIVE])],
+            {"table": "live"}, "demo over HTTP, by load",
+            "Load is the rate of requests ÷ what the server completes of a burst without draft "
+            "tokens. 8 rows; prompts are documentation.",
         ),
         Table(
-            ("text", "rows", "draft", "speculate"),
-            ["output_throughput", "acceptance"],
+            ("text", "rows", "draft", "speculate"), ["output_throughput", "acceptance"],
             [Against({"draft": "none", **OF_PLAIN}, ratios=["output_throughput"])],
-            {"table": "texts"},
-            "demo with draft tokens of its own",
+            {"table": "texts"}, "demo with its own draft tokens, by text",
+            "quoted: a prompt that repeats a part of itself. Drafts: `ngram` copies what followed "
+            "the same tokens earlier, `model:demo-draft` is a smaller model. A burst, without "
+            "HTTP.",
         ),
         Table(
-            ("model", "rows", "speculate", "rate"),
-            ["gain", "closed_form"],
-            [],
+            ("model", "rows", "speculate", "rate"), ["gain", "closed_form"], [],
             {"table": "forced", "speculate": tuple(map(str, DRAFTS))},
-            "Gain where so many draft tokens are accepted",
+            "Throughput where a set share of draft tokens is accepted",
+            "Real iterations verify draft tokens, of which the share `rate` is accepted by force. "
+            "Expected: the formula of the claim, with the measured times of iterations.",
         ),
     ],
-    figure="Gain over rows by draft tokens and acceptance, beside the closed form (dotted)",
+    figure="Throughput ÷ that without draft tokens against rows, by the number of draft tokens and "
+    "their acceptance (dotted: expected)",
     panels=[gain_panel(model, rate) for rate in RATES[2:] for model in MODELS],
-)
+)  # fmt: skip

@@ -29,12 +29,14 @@ class Against:
     base: Keys | Callable[[Case], Keys]
     gaps: Sequence[str] = ()  # measures whose difference is shown
     ratios: Sequence[str] = ()  # measures whose ratio is shown
-    words: str = ""  # for the base, in headings; needed if it is a function
+    words: str = ""  # for the base's measure, in headings; none: its first value's
 
     @property
     def name(self) -> str:
-        """The base in words."""
-        return self.words if callable(self.base) else str(next(iter(self.base.values())))
+        """The base's measure in words."""
+        if callable(self.base) or self.words:
+            return self.words
+        return f"{next(iter(self.base.values()))}'s"
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of the figure: lines over a key with numbers, or bars by a key with names or by
-    measure.
+    """One part of the figure: lines over a key with numbers; bars by a key with names or by
+    measure; or series over time as areas, one on another.
     """
 
     title: str
@@ -65,6 +67,7 @@ class Panel:
     base: Keys | Callable[[Case], Keys] | None = None  # given: the ratio to it is drawn
     expected: str = ""  # measure that theory gives: a dotted line, or a tick across a bar
     log: bool = False
+    step: float = 0.0  # given: the measure is {name: series}, with a value for each step of x
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def _heading(study: Study, measure: str, sign: str, base: str) -> str:
     """Return "latency mean − fcfs's, s" for "latency mean, s"; a ratio has no unit."""
     label, comma, unit = study.measures[measure][0].rpartition(", ")
     label, unit = (label, comma + unit) if comma else (unit, "")
-    return f"{label} {sign} {base}'s{unit if sign == '−' else ''}"
+    return f"{label} {sign} {base}{unit if sign == '−' else ''}"
 
 
 def _compared(study: Study, against: Against, case: Case, base: Case | None) -> list[str]:

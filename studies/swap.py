@@ -103,33 +103,34 @@ def verdict(cases: Cases) -> str:
         first = f"from {min(sooner)} tokens on" if sooner else "at no length"
         least = min(of_model, key=lambda case: mean(case, "times").mean)
         parts.append(
-            f"{model}: swapping takes less {first}; recomputing takes at least "
-            f"{formatted(mean(least, 'times'), '{:.1f}')} times as long"
+            f"- {model}: swapping takes less time {first}. Recomputing takes at least "
+            f"{formatted(mean(least, 'times'), '{:.1f}')} times as long."
         )
-    return "; ".join(parts) + "."
+    return "\n".join(parts)
 
 
 STUDY = Study(
     name="swap",
-    title="Swapping beside recomputing",
-    question="From which length on is a preempted request copied sooner than computed again?",
-    source="recomputation is better where blocks are small and swapping where they are large, and "
-    "recomputing never takes more than 20% longer than swapping (Kwon et al., SOSP 2023, section "
-    "7.3, on a GPU)",
-    workload="one request, {seeds} runs, blocks of 16 tokens; the device is the CPU, so that both "
-    "copies, to the host and back, are within one memory",
+    title="Preemption: swapping or recomputing",
+    question="From which length on does copying a preempted request to the host and back take less "
+    "time than computing it again?",
+    source="recomputing is better with small blocks, swapping with large ones, and recomputing "
+    "never takes more than 20% longer than swapping (Kwon et al., SOSP 2023, section 7.3, on a "
+    "GPU)",
+    workload="one request at a time, {seeds} runs, blocks of 16 tokens, real engine; the device is "
+    "a CPU, so both copies are made within one memory",
     requests=1,
     seeds=5,
     cases=grid(model=MODELS, tokens=TOKENS),
     run=run,
     servers=True,
     measures={
-        "swapped": ("swapped out and in, ms", "{:.3f}"),
+        "swapped": ("copied out and in, ms", "{:.3f}"),
         "recomputed": ("recomputed, ms", "{:.2f}"),
-        "by_costs": ("recomputed by results/costs, ms", "{:.2f}"),
-        "times": ("recomputed ÷ swapped", "{:.1f}"),
-        "copied": ("copies, GB/s", "{:.1f}"),
-        "even": ("equal at, GB/s", "{:.2f}"),
+        "by_costs": ("recomputed in the simulator, ms", "{:.2f}"),
+        "times": ("recomputed ÷ copied", "{:.1f}"),
+        "copied": ("speed of copies, GB/s", "{:.1f}"),
+        "even": ("speed at which both take as long, GB/s", "{:.2f}"),
     },
     text=verdict,
     tables=[Table(("model", "tokens"))],

@@ -63,11 +63,11 @@ GAPS = ("urgent_mean_s", "others_mean_s", "wait_s")
 STUDY = Study(
     name="urgent",
     title="Urgent requests",
-    question="What is a priority worth, and what do the other requests pay?",
-    source="urgent requests do not wait (Triton's levels), and preemption makes them faster "
-    "(vLLM's priorities); delayed ones may starve (Triton's queue policies)",
-    workload=f"{{n}} requests of lengths {LENGTHS}, a tenth urgent, a pool of {POOL} mean "
-    f"requests, {{seeds}} seeds; {VIRTUAL}",
+    question="How much faster are urgent requests with a priority, and how much slower the others?",
+    source="urgent requests do not wait (Triton's levels), preemption makes them faster (vLLM's "
+    "priorities), and delayed requests may starve (Triton's queue policies)",
+    workload=f"{{n}} requests, `--lengths {LENGTHS}`, a tenth urgent, {{seeds}} seeds, KV blocks "
+    f"of {POOL} requests of mean length, {VIRTUAL}",
     cases=grid(load=LOADS, variant=VARIANTS),
     run=run,
     measures={
@@ -79,19 +79,18 @@ STUDY = Study(
         "refused": ("refused, %", "{:.1f}"),
         "preempted_urgent": ("preemptions per urgent request", "{:.2f}"),
         "preempted_others": ("preemptions per other request", "{:.2f}"),
-        "throughput": ("tok/s", "{:,.0f}"),
+        "throughput": ("throughput, tok/s", "{:,.0f}"),
     },
-    text=f"A tenth of the requests is urgent (level 1 of 2). The pool holds {POOL} mean requests; "
-    "load: of what `fcfs` with `whole` completes on it. `demand` takes KV blocks as they fill. "
-    f"Late: a request of level 2 that has waited {TIMEOUT_MS} ms goes behind all others, or is "
-    "refused; latencies are of those that were answered.",
+    text="Urgent requests have level 1 of `--order priority`, the others level 2. Load is the rate "
+    "of requests ÷ what `fcfs` completes while requests always wait. With `demand`, requests take "
+    "KV blocks as they fill; without it, all of their blocks before they run. A request of level 2 "
+    f"is late once it has waited {TIMEOUT_MS} ms: it goes behind all others (`delayed`), or is "
+    "refused (`rejected`). Latencies are of the requests that were answered.",
     tables=[Table(("load", "variant"), against=[Against({"variant": "fcfs"}, GAPS)])],
-    figure="Latency of urgent requests and of the others over load",
+    figure="Latency of urgent requests and of the others by load",
     panels=[
-        Panel(title, "latency, s", measure, "load", "load, of what fcfs completes", log=True)
-        for title, measure in zip(
-            ("urgent requests, mean", "other requests, mean", "longest"), GAPS
-        )
+        Panel(title, "latency, s", measure, "load", "load", log=True)
+        for title, measure in zip(("urgent: mean", "others: mean", "all requests: longest"), GAPS)
     ],
     looks={
         name: Look(PALETTE[i], "--" if "fcfs" in name else "-", "o")

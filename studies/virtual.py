@@ -20,7 +20,7 @@ from scheduling.sampling import Sampling
 from simulate import drive
 from stats import times_of
 
-VIRTUAL = "virtual time at the cost of --model fake"
+VIRTUAL = "virtual time, with the iteration times of `--model fake`"
 BURST = 2000  # requests that show a capacity
 BLOCK = 16  # tokens of a KV block
 LONGEST = 1024  # tokens of a request

@@ -297,10 +297,18 @@ def counted(step: Step) -> tuple[int, ...]:
     return 1, len(step.admitted), len(step.later), len(step.preempted), cached
 
 
+HOW = """\
+Both schedulers get the same traces and limits. Counts are sums over a case's traces: vLLM's
+iterations, requests admitted, chunks of prompts after the first, preemptions, and tokens found in
+the prefix cache. *Equal* counts the iterations before the first difference of a trace; the column
+after it names the kind of difference, with the number of traces. `--budget-counts all` is vLLM's
+rule for the token budget, `prefill` is the default here."""
+
+
 def table(cases: Cases) -> str:
     """Return the table of sums over traces."""
     limits = ("rows", "token_budget", "kv_blocks", "watermark")
-    ends = [(f"--budget-counts {rule}: equal", "first difference in traces") for rule in RULES]
+    ends = [(f"--budget-counts {rule}: equal", "first differences: traces") for rule in RULES]
     rows = [["case", *limits, *COUNTS, *sum(ends, ())]]
     for case in cases:
         cells = [f"{case[name]:g}" for name in limits]
@@ -310,14 +318,14 @@ def table(cases: Cases) -> str:
             cells.append(f"{sum(values(case, f'equal, {rule}')):,}")
             cells.append(", ".join(f"{kind} {n}" for kind, n in kinds.items()) or "none")
         rows.append([case["name"], *cells])
-    return markdown(rows, left=1)
+    return f"{HOW}\n\n{markdown(rows, left=1)}"
 
 
 STUDY = Study(
     name="vllm_schedule",
-    title="Our schedules and vLLM's",
-    question="Are our schedules those of vLLM's scheduler, iteration by iteration?",
-    workload="{seeds} traces of {n} requests a case, blocks of 16 tokens",
+    title="Schedules of this server and of vLLM",
+    question="Does this server's scheduler plan the same iterations as vLLM's?",
+    workload="each case: {seeds} traces of {n} requests, KV blocks of 16 tokens, virtual time",
     requests=120,
     seeds=12,
     cases=lambda n: [asdict(limits) for limits in LIMITS],

@@ -105,7 +105,7 @@ SENTENCES = {
     "dynamic --lora-policy skip": "--lora-policy has no meaning without --lora or --lora-random;",
     "dynamic --prefill-only --prefill-url http://a:1": "and --prefill-url sends them away; leave",
     **{
-        f"dynamic --prefill-only {line}": f"prefill and decode apart exclude {line.split()[0]}"
+        f"dynamic --prefill-only {line}": f"disaggregated prefill excludes {line.split()[0]}"
         "; leave it or --prefill-only (--prefill-url) out"
         for line in ("--prefill first", "--shed", "--record x", "--preserve-ordering")
     },

@@ -188,7 +188,7 @@ def test_a_trace_is_drawn_as_it_comes() -> None:
     assert seen[0] == 2, "the first, and the one that is waited for"
 
 
-# ---- prefill and decode apart: the worked example of docs/scaling.md, and jumping, too
+# ---- disaggregated prefill: the worked example of docs/scaling.md, and jumping, too
 
 
 def served_apart(

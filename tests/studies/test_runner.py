@@ -91,7 +91,7 @@ def test_a_study_is_run_and_its_page_figure_and_numbers_are_written_and_shown_ag
     assert [seed["s"] for seed in kept["cases"][0]["seeds"]] == [20.0, 40.0, 60.0]
     page = (tmp_path / "one" / "made.md").read_text()
     assert page.startswith(
-        "# A made study\n\n7 requests, 3 seeds, scale 2; `python -m studies made"
+        "# A made study\n\nIs slow slower?\n\n7 requests, 3 seeds, scale 2. Made by `python -m"
     )
     assert f"commit {kept['commit']}, {kept['date']}" in page and "\n\n4 cases.\n\n## All" in page
     assert page.endswith("![Latency over load](made.png)\n")
