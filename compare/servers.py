@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,16 +17,11 @@ import psutil
 
 from client.calls import ServerError, get
 from config import flag, meaningful
+from config.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
 ALONE: Sequence[str] = (str(ROOT / "launch.py"),)  # Python's arguments to start a single server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -83,7 +77,7 @@ class Launched(NamedTuple):
 @contextlib.contextmanager
 def launched(words: Sequence[str], key: str | None = None) -> Iterator[Launched]:
     """Start Python with these arguments and a free port; stop it whatever happens."""
-    port = free_port()
+    [port] = free_ports(1)
     command = [sys.executable, *words, "--host", "127.0.0.1", "--port", str(port)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ours = {"EB_API_KEY": key or "none", "EB_API_KEYS": "none", "PYTHONPATH": path}

@@ -1,7 +1,8 @@
-"""A check of the address before anything is started."""
+"""Free ports, and a check of the address before anything is started."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 from config.config import Config
@@ -20,3 +21,12 @@ def check_port(config: Config) -> None:
                 f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
                 "--port or --host"
             ) from None
+
+
+def free_ports(n: int) -> list[int]:
+    """Return n different free ports of this machine."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,20 +43,11 @@ class Ingress:
         self.counted = Run()  # requests that the ingress itself refused
         reader = RequestReader(config, load_tokenizer(config.tokenizer))
         self._readers, self._shared = reader.readers(), own.handlers(config, reader)
-        self._merged: dict[str, Callable[[Call], Awaitable[Answer]]] = {
-            "GET /": self._about,
-            "GET /live": self._live,
-            "GET /ready": self._ready,
-            "GET /stats": self._stats,
-            "GET /metrics": self._metrics,
-            "POST /stats/reset": self._reset,
-            "POST /reset_prefix_cache": self._forget_prefixes,
-        }
 
     async def handle(self, route: str, http: Http) -> Response:
         """Answer a request to a route by its name in ROUTES. Raises ServingError."""
         to: str | None = http.scope.get("replica")
-        if not to and route in OF_ONE and route not in self._merged:
+        if not to and route in OF_PAGE[1:]:  # all but the page itself
             raise InvalidRequest(
                 f"{route} belongs to one replica: ask /replicas/NAME{route.split()[1]}; GET /stats "
                 "lists the names"
@@ -70,7 +61,7 @@ class Ingress:
             return respond(shared(call))
         if to and route in OF_ONE:
             return respond(await self._replicas.own(route, call, to))
-        return respond(await self._merged[route](call))
+        return respond(await self._of_all(route, call))
 
     async def _complete(self, request: Request, to: str | None) -> Response:
         if not request.stream:
@@ -81,37 +72,32 @@ class Ingress:
             return respond(first)
         return StreamingResponse(_from(first, events), media_type=STREAM, headers=STREAM_HEADERS)
 
-    async def _about(self, call: Call) -> Answer:
-        return own.description(self._config, self._pids)
-
-    async def _live(self, call: Call) -> Answer:
-        names = sorted(each.name for each in await self._replicas.all("report"))
-        return own.to_page(f"/replicas/{names[0]}") if names else await self._ready(call)
-
-    async def _ready(self, call: Call) -> Answer:
-        reports = await self._replicas.all("report")
-        return own.readiness(merging.not_ready_because(reports, self._replicas.wanted))
-
-    async def _stats(self, call: Call) -> Answer:
-        if call.query:
+    async def _of_all(self, route: str, call: Call) -> Answer:
+        """Answer a route about all replicas together."""
+        replicas = self._replicas
+        if route == "GET /":
+            return own.description(self._config, self._pids)
+        if route == "GET /metrics":
+            text = merging.metrics(await replicas.all("metrics"))
+            return Answer(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        if route == "POST /stats/reset":
+            self.counted.counts.clear()
+            await replicas.all("reset")
+            return answer({"reset": True})
+        if route == "POST /reset_prefix_cache":
+            await replicas.all("forget_prefixes")
+            return answer({})
+        if route == "GET /stats" and call.query:
             raise InvalidRequest(
                 "iterations belong to one replica: ask GET /replicas/NAME/stats", param="iterations"
             )
-        reports, ages = await self._replicas.all("report"), routers.report_ages_s
-        return answer(merging.stats(self._config, reports, self.counted, ages))
-
-    async def _metrics(self, call: Call) -> Answer:
-        text = merging.metrics(await self._replicas.all("metrics"))
-        return Answer(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-    async def _reset(self, call: Call) -> Answer:
-        self.counted.counts.clear()
-        await self._replicas.all("reset")
-        return answer({"reset": True})
-
-    async def _forget_prefixes(self, call: Call) -> Answer:
-        await self._replicas.all("forget_prefixes")
-        return answer({})
+        reports = await replicas.all("report")
+        if route == "GET /stats":
+            ages = routers.report_ages_s
+            return answer(merging.stats(self._config, reports, self.counted, ages))
+        if route == "GET /live" and reports:
+            return own.to_page(f"/replicas/{min(each.name for each in reports)}")
+        return own.readiness(merging.not_ready_because(reports, replicas.wanted))
 
 
 def create_app(config: Config, replicas: Handles, pids: Sequence[int] = ()) -> FastAPI:

@@ -25,15 +25,12 @@ class Kind(NamedTuple):
 
 KINDS = {
     "ray": Kind(
-        "deploy.serve",
-        "Ray Serve's HTTP proxy and our ingress",
-        ("power_of_two", "least_tokens", "prefix", "session"),
-        merges=True,
-        package="ray",
+        "deploy.serve", "Ray Serve's HTTP proxy and our ingress",
+        ("power_of_two", "least_tokens", "prefix", "session"), merges=True, package="ray",
         install=".venv/bin/python -m pip install -r requirements-ray.txt",
     ),
     "proxy": Kind("deploy.proxy", "HAProxy", ("leastconn",), merges=False),
-}
+}  # fmt: skip
 
 
 def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

@@ -16,7 +16,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import NoReturn
 
 from config import Config, ConfigError, Parser, flag, parse
+from config.ports import free_ports
 from deploy import haproxy
 from deploy.kinds import APPENDED, sharing_cores
 
@@ -93,8 +93,7 @@ class Proxy:
         program: str,
         folder: Path,
     ):
-        self.config = config
-        self.listen = haproxy.address(config)
+        self.config, self.listen = config, haproxy.address(config)
         self.settings, (self.prefill, _) = settings, replicas
         self.prefill_port, *self.ports = free_ports(1 + sum(replicas))
         self.servers: list[ServerProcess] = []
@@ -105,10 +104,9 @@ class Proxy:
         text = haproxy.listing(self.ports, self._admin.path, self.prefill, self.prefill_port)
         listed.write_text(text)
         configs = ["-f", str(ROOT / "deploy" / "haproxy.cfg"), "-f", str(listed)]
+        environment = os.environ | haproxy.environment(config)
         self._haproxy = subprocess.Popen(
-            [program, "-db", *configs],
-            env=os.environ | haproxy.environment(config),
-            start_new_session=True,
+            [program, "-db", *configs], env=environment, start_new_session=True
         )
         self._draining = self._to_replace = False
         self._gone: set[int] = set()  # servers whose end was reported
@@ -181,8 +179,6 @@ class Proxy:
                 self._to_replace = False
                 self._replace_all()
 
-    # ---- waiting
-
     def _take_signal(self) -> None:
         """Wait a moment for a signal. Raises Stopped."""
         try:
@@ -199,8 +195,6 @@ class Proxy:
         deadline = time.monotonic() + patience_s
         while not until() and time.monotonic() < deadline:
             self._take_signal()
-
-    # ---- replacing
 
     def _replace_all(self) -> None:
         try:
@@ -224,8 +218,6 @@ class Proxy:
         self._wait(server.is_ready)
         self._gone.remove(server.number)
         self._admin.let_in(server.name)
-
-    # ---- ending
 
     def _drain(self) -> None:
         """Finish requests in flight, within --drain-timeout-s. Raises Stopped on Ctrl-C."""
@@ -253,15 +245,6 @@ class Proxy:
 
     def _all_ended(self) -> bool:
         return all(server.process.poll() is not None for server in self.servers)
-
-
-def free_ports(n: int) -> list[int]:
-    """Return n different free ports of this machine."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def command(config: Config, settings: Sequence[str], number: int, port: int) -> list[str]:

@@ -93,40 +93,27 @@ def application(
     text = config.model_copy(update={"api_key": None, "api_keys": None}).handoff()
     # Ray's default is 5. The server's own limit decides, which counts completions, not requests.
     most = config.max_in_flight + SPARE
-    one = (
-        serve.deployment(Replica)
-        .options(
-            name="Replica",
-            num_replicas=None if rule else replicas,
-            autoscaling_config=autoscaling(rule, replicas) if rule else None,
-            max_ongoing_requests=most,
-            graceful_shutdown_timeout_s=ceil(config.drain_timeout_s + END_S),
-            graceful_shutdown_wait_loop_s=0.1,
-            health_check_period_s=2,
-            health_check_timeout_s=HANGS_S,
-            request_router_config=RequestRouterConfig(
-                request_router_class=OurRouter,
-                request_router_kwargs={"name": router, "block_size": config.block_size},
-                request_routing_stats_period_s=REPORT_S,
-            ),
-            ray_actor_options={f"num_{what.lower()}s": n for what, n in needs(config).items()},
-        )
-        .bind(text)
+    routing = RequestRouterConfig(
+        request_router_class=OurRouter,
+        request_router_kwargs={"name": router, "block_size": config.block_size},
+        request_routing_stats_period_s=REPORT_S,
     )
+    drain_s = ceil(config.drain_timeout_s + END_S)
+    one = serve.deployment(Replica).options(
+        name="Replica", num_replicas=None if rule else replicas, max_ongoing_requests=most,
+        autoscaling_config=autoscaling(rule, replicas) if rule else None,
+        graceful_shutdown_timeout_s=drain_s, graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=2, health_check_timeout_s=HANGS_S, request_router_config=routing,
+        ray_actor_options={f"num_{what.lower()}s": n for what, n in needs(config).items()},
+    ).bind(text)  # fmt: skip
 
     def build() -> FastAPI:
         handle = serve.get_deployment_handle("Replica", app_name=APP)
         least = rule.min_replicas if rule else replicas
         return create_app(config, Handles(handle, least, most_replicas), [launcher])
 
-    return (
-        serve.deployment(serve.ingress(build)())
-        .options(
-            name="Ingress",
-            max_ongoing_requests=most_replicas * most,
-            graceful_shutdown_timeout_s=ceil(config.drain_timeout_s + END_S) + 5,
-            graceful_shutdown_wait_loop_s=0.1,
-            ray_actor_options={"num_cpus": 0},
-        )
-        .bind(one)
-    )
+    return serve.deployment(serve.ingress(build)()).options(
+        name="Ingress", max_ongoing_requests=most_replicas * most,
+        graceful_shutdown_timeout_s=drain_s + 5, graceful_shutdown_wait_loop_s=0.1,
+        ray_actor_options={"num_cpus": 0},
+    ).bind(one)  # fmt: skip

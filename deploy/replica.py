@@ -166,8 +166,6 @@ class Replica:
         except ServingError as error:
             return self._failed(error)
 
-    # ---- called on all replicas
-
     async def report(self) -> Report:
         manager = self.manager
         run = self.server.stats.run().later(manager.epoch_offset)
@@ -184,13 +182,10 @@ class Replica:
     async def forget_prefixes(self) -> None:
         self.manager.forget_prefixes()
 
-    # ---- on the way
-
     def _check(self, to: str | None) -> None:
         if to not in (None, self.name):
-            raise Refused(
-                "replica_not_found", f"There is no replica {to} here; GET /stats lists all."
-            )
+            message = f"There is no replica {to} here; GET /stats lists all."
+            raise Refused("replica_not_found", message)
 
     def _failed(self, error: ServingError) -> Answer:
         if isinstance(error, InvalidRequest):

@@ -196,14 +196,10 @@ _requests, _tokens = attrgetter("requests"), attrgetter("tokens")
 
 
 ROUTERS: dict[str, type[Router]] = {
-    "random": Random,
-    "round_robin": RoundRobin,
-    "least_requests": LeastRequests,
-    "power_of_two": PowerOfTwo,
-    "least_tokens": LeastTokens,
-    "prefix": PrefixAffinity,
+    "random": Random, "round_robin": RoundRobin, "least_requests": LeastRequests,
+    "power_of_two": PowerOfTwo, "least_tokens": LeastTokens, "prefix": PrefixAffinity,
     "session": SessionAffinity,
-}
+}  # fmt: skip
 
 
 def router(name: str, seed: int = 0) -> Router:
@@ -273,9 +269,8 @@ class Gateway:
             self._reported = {each.id: ReportedLoad(each.id) for each in replicas}
             for each in replicas:
                 self._reported[each.id].report(now, each.requests, each.tokens)
-        known = [
-            self._reported.setdefault(each.id, ReportedLoad(each.id)).known for each in replicas
-        ]
+        new = self._reported.setdefault
+        known = [new(each.id, ReportedLoad(each.id)).known for each in replicas]
         chosen = self.router.choose(request, known)
         if self.counts_own:
             self._reported[chosen].sent(now, request.prompt_tokens + request.num_tokens)

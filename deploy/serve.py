@@ -52,20 +52,15 @@ class Fleet(NamedTuple):
 def read(argv: Sequence[str]) -> Fleet:
     """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
     parser = Parser(prog="./deploy/serve.sh", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
-    parser.add_argument(
-        "--router",
-        choices=KINDS["ray"].routers,
-        default=KINDS["ray"].routers[0],
-        help="policy that chooses a replica for each request (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--autoscale",
-        nargs="+",
-        metavar="NAME=VALUE",
+    add, routers = parser.add_argument, KINDS["ray"].routers
+    # fmt: off
+    add("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
+    add("--router", choices=routers, default=routers[0],
+        help="policy that chooses a replica for each request (default: %(default)s)")
+    add("--autoscale", nargs="+", metavar="NAME=VALUE",
         help="begin with --replicas and follow the load by Ray Serve's rule, such as "
-        "max_replicas=4 target_ongoing_requests=24, or by tokens: target_tokens=4000",
-    )
+        "max_replicas=4 target_ongoing_requests=24, or by tokens: target_tokens=4000")
+    # fmt: on
     known, settings = parser.parse_known_args(argv)
     if known.replicas < 1:
         raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
@@ -111,13 +106,10 @@ def serve(argv: Sequence[str]) -> None:
     # a replica that hangs finishes nothing, however long Ray waits; its controller inherits this
     os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
     ray.init(
-        address=os.environ.get("RAY_ADDRESS", "local"),
-        namespace=APP,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
+        os.environ.get("RAY_ADDRESS", "local"), namespace=APP, include_dashboard=False,
+        logging_level=logging.ERROR, log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
-    )
+    )  # fmt: skip
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # ray.init has set its own
         signal.signal(number, lambda number, frame: signals.put(number))

@@ -2,7 +2,7 @@
 
 Knows the scheduler's nouns, and no HTTP server.
 
-history    rows × iterations in the page's format (docs/live.md); `reading` parses it
+history    rows × iterations in the page's format (docs/live.md), written and parsed
 observer   history of a server while its page is open, or of a whole run
 panel      routes of the page; `made_load` makes the load that a page starts
 page       one HTML file, served by a server or with saved runs in it

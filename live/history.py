@@ -1,5 +1,5 @@
 """Rows × iterations in the page's format (docs/live.md): each running request has a line of its
-own, and an iteration is stored as the changes of lines.
+own, and an iteration is stored as the changes of lines. `iterations` parses it.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ import heapq
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from live.snapshot import QueueSnapshot
 from scheduling.inference import Inference, Iteration, Row, State
 from stats import times_of
 
 KEPT = 2000  # iterations that a page can go back to
 QUEUE = 64  # waiting requests of a snapshot
+STEP = 6  # values of a change
 # kinds of content of a line; PAUSED: its KV is kept and nothing is computed; NO_BUDGET: admitted,
 # and no token budget is left; UNKNOWN: in flight, and another engine's log says no more
 DECODE, PREFILL, RECOMPUTE, IDLE, PAUSED, NO_BUDGET, FREE = "d", "p", "r", "i", "s", "w", ""
@@ -149,6 +149,16 @@ def _follows(before: Cell, cell: Cell) -> bool:
     if cell.kind == UNKNOWN:
         return cell.start == before.start
     return cell.kind != DECODE or cell == before.at(cell.since)
+
+
+class QueueSnapshot(NamedTuple):
+    """Blocks of the pool, and the first waiting requests in the order."""
+
+    free_blocks: int  # with those whose content can still be found
+    shared_blocks: int  # that several requests have
+    cached_blocks: int  # of the free ones, those whose content can still be found
+    queue: list[Inference]
+    n_blocks: int  # in the pool
 
 
 class Note(NamedTuple):
@@ -300,3 +310,32 @@ class History:
                 self._cells.pop(line, None)
             else:
                 self._cells[line] = cell
+
+
+class ReadIteration(NamedTuple):
+    """An iteration of a history. at, seconds: on its clock. cells: by line, without free ones."""
+
+    number: int
+    at: float
+    seconds: float
+    waiting: int
+    running: int
+    blocks_used: int
+    padding: int
+    cells: dict[int, Cell]
+
+
+def iterations(history: Mapping[str, Any]) -> Iterator[ReadIteration]:
+    """Return each iteration of a history (its JSON, parsed) with all of its lines; `cells` is the
+    same mapping each time, and valid until the next one.
+    """
+    first: int = history["first"]
+    cells = {line: Cell._make([*cell, first]) for line, *cell in history.get("lines", ())}
+    for number, (*values, changes) in enumerate(history["iterations"], first):
+        cells = {line: cell.at(number) for line, cell in cells.items()}
+        for i in range(0, len(changes), STEP):
+            line, *cell = changes[i : i + STEP]
+            cells[line] = Cell._make([*cell, number])
+            if cells[line].kind == FREE:
+                del cells[line]
+        yield ReadIteration._make([number, *values, cells])

@@ -8,11 +8,11 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from batching import BatchingManager
-from live.history import QUEUE, History, SkipFinder
-from live.snapshot import snapshot_of
+from live.history import QUEUE, History, QueueSnapshot, SkipFinder
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
@@ -28,6 +28,13 @@ def about(settings: Any, model: str) -> dict[str, Any]:
     values = {name: getattr(settings, name) for name in names}
     facts = {"name": settings.mode, "model": model, **values}
     return facts | {"n_blocks": settings.n_blocks, "simulated": None}
+
+
+def snapshot_of(scheduler: Scheduler, n: int, now: float) -> QueueSnapshot:
+    """Return the blocks and the first n waiting requests. Changes nothing."""
+    pool, queue = scheduler.pool, list(islice(scheduler.view(now).waiting, n))
+    blocks = pool.free_blocks, pool.shared_blocks, pool.cached_blocks
+    return QueueSnapshot(*blocks, queue, pool.n_blocks)
 
 
 class Live:
@@ -52,9 +59,8 @@ class Live:
         self._history = History(about, prompt=prompt, begin=secrets.randbelow(2**50))
         self._lock = threading.Lock()
 
-    # ---- called by the handler thread
-
     def iteration(self, record: IterationRecord) -> None:
+        """Called by the handler thread, as `answered` is."""
         if record.started_at > self._until:
             self._missed = True
             self._skips.forget()
@@ -75,8 +81,6 @@ class Live:
             self._pending.append(event)
         else:
             self._missed = True
-
-    # ---- called by pages
 
     def events(self, cursor: int | None, **more: Any) -> str:
         """Return the events since a cursor, as JSON; without a known one, all that are kept."""

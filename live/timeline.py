@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from live.history import DECODE, IDLE, NO_BUDGET, PAUSED, PREFILL, RECOMPUTE, UNKNOWN
-from live.reading import iterations
+from live.history import DECODE, IDLE, NO_BUDGET, PAUSED, PREFILL, RECOMPUTE, UNKNOWN, iterations
 
 MOST_BYTES = 100_000_000  # of a file that browsers still open
 NAMES = {

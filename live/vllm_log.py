@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.runs import RunError
-from live.history import PAUSED, UNKNOWN, History, Skipped
-from live.snapshot import QueueSnapshot
+from live.history import PAUSED, UNKNOWN, History, QueueSnapshot, Skipped
 from scheduling.inference import Inference, Iteration, Row, State
 
 FORMAT = 1  # of a recording

@@ -50,13 +50,9 @@ class LineWriter(Generic[T]):
         backlog: int,
         gap: Callable[[str], T] | None = None,
     ):
-        self._file = open_log(path)
-        self._name = name
-        self._line_of = line_of
-        self._backlog = backlog
-        self._gap = gap
-        self._lost = 0
-        self._why = ""
+        self._file, self._name, self._line_of = open_log(path), name, line_of
+        self._backlog, self._gap = backlog, gap
+        self._lost, self._why = 0, ""
         self._rest = b""  # of a line, of which a pipe took the beginning before its reader went
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._closing = threading.Event()

@@ -134,10 +134,8 @@ OF_TALLIES = (
              lambda tally: (tally.counts["finished"], tally.seconds["queue_time"])),
 )  # fmt: skip
 TOKENS_OF_ITERATION = "vllm:iteration_tokens_total", "tokens of an iteration's live rows"
-ADAPTERS = (
-    "vllm:lora_requests_info",
-    "adapters of requests that run and wait; its value is the time",
-)
+MEANS_ADAPTERS = "adapters of requests that run and wait; its value is the time"
+ADAPTERS = "vllm:lora_requests_info", MEANS_ADAPTERS
 OF_ADAPTERS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")  # labels
 
 

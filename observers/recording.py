@@ -24,14 +24,10 @@ VERSION = 1  # of the entries; a replay takes no other
 END: Entry = {"end": True}  # the last one of a server that was not killed
 # fields of each row, in this order; its KV blocks are those that it begins to fill
 ROW: Entry = {
-    "id": None,
-    "start": None,
-    "n_tokens": 1,  # a row of two numbers has these
-    "samples": 1,
-    "idle": 0,
-    "recomputed": 0,
-    "blocks": [],
-}
+    "id": None, "start": None,
+    # a row of two numbers has these
+    "n_tokens": 1, "samples": 1, "idle": 0, "recomputed": 0, "blocks": [],
+}  # fmt: skip
 # fields of a request's inferences, recorded where they are not the default
 OPTIONAL = {
     each.name: each.default
@@ -66,19 +62,9 @@ def line_of(entry: Entry) -> str:
     line = dict(entry)
     iteration: Iteration | None = line.pop("iteration", None)
     if iteration is not None:
-        blocks = line.pop("blocks")
-        line |= {
-            "running": iteration.running,
-            "waiting": iteration.waiting,
-            "blocks_used": iteration.blocks_used,
-            "reason": iteration.reason,
-            "padding": iteration.padding,
-            "preempted": iteration.preempted,
-            "loads": iteration.loads,
-            "swap_out": iteration.swap_out,
-            "swap_in": iteration.swap_in,
-            "rows": [_row(row, blocks.get(i)) for i, row in enumerate(iteration.rows)],
-        }
+        blocks, values = line.pop("blocks"), iteration._asdict()
+        rows = [_row(row, blocks.get(i)) for i, row in enumerate(values.pop("rows"))]
+        line |= values | {"rows": rows}
     return _to_json({name: value for name, value in line.items() if value})
 
 

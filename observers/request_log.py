@@ -6,7 +6,6 @@ Those of a batch come in the order of its rows.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from observers.line_writer import LineWriter
 from scheduling.inference import Inference, State
@@ -21,8 +20,7 @@ class RequestLog:
     """
 
     def __init__(self, path: str, mode: str, epoch_offset: float, backlog: int = 100_000):
-        self._mode = mode
-        self._epoch_offset = epoch_offset
+        self._mode, self._epoch_offset = mode, epoch_offset
         self._lines = LineWriter(path, "request log", self._line, backlog)
 
     def iteration(self, record: IterationRecord) -> None:
@@ -35,41 +33,31 @@ class RequestLog:
         """Write waiting lines, for 10 s at most."""
         self._lines.close()
 
-    def _line(self, inference: Inference) -> str:
-        return json.dumps(self._entry(inference))
-
-    def _entry(self, i: Inference) -> dict[str, Any]:
+    def _line(self, i: Inference) -> str:
         def epoch(seconds: float | None) -> float | None:
             return None if seconds is None else round(seconds + self._epoch_offset, 6)
 
-        admitted = i.admitted_at is not None
-        return {
-            "id": i.id,
-            "group": i.group,
+        admitted, interruptions = i.admitted_at is not None, i.interruptions
+        entry = {
+            "id": i.id, "group": i.group,
             "leader": i.leader.id if i.leader else None,  # whose prompt this one shares
-            "request_id": i.request_id or None,
-            "user": i.user,
-            "adapter": i.adapter or None,
-            "priority": i.priority,
-            "predicted_tokens": i.standing.predicted_tokens,
-            "mode": self._mode,
-            "state": i.state.value,
+            "request_id": i.request_id or None, "user": i.user, "adapter": i.adapter or None,
+            "priority": i.priority, "predicted_tokens": i.standing.predicted_tokens,
+            "mode": self._mode, "state": i.state.value,
             "finish_reason": i.finish_reason if i.state is State.FINISHED else None,
             "error": i.error.code if i.error else None,
             "batch_id": i.standing.batch if admitted else None,
             "position": i.standing.position if admitted else None,
             "prompt_tokens": len(i.prompt_ids) if i.leader is None else 0,  # it counts once
             "cached_tokens": i.cached_tokens if i.leader is None else 0,
-            "num_tokens": i.num_tokens,
-            "completion_tokens": len(i.tokens),
-            "preemptions": i.interruptions.preemptions,
-            "preempted_s": round(i.interruptions.preempted_s, 6),
-            "paused_s": round(i.interruptions.paused_s, 6),
-            "recomputed_tokens": i.interruptions.recomputed_tokens,
-            "draft_tokens": i.drafts.verified,
-            "accepted_tokens": i.drafts.accepted,
-            "arrived_at": epoch(i.arrived_at),
-            "admitted_at": epoch(i.admitted_at),
+            "num_tokens": i.num_tokens, "completion_tokens": len(i.tokens),
+            "preemptions": interruptions.preemptions,
+            "preempted_s": round(interruptions.preempted_s, 6),
+            "paused_s": round(interruptions.paused_s, 6),
+            "recomputed_tokens": interruptions.recomputed_tokens,
+            "draft_tokens": i.drafts.verified, "accepted_tokens": i.drafts.accepted,
+            "arrived_at": epoch(i.arrived_at), "admitted_at": epoch(i.admitted_at),
             "token_times": [epoch(seconds) for seconds in i.token_times],
             "answered_at": epoch(i.answered_at),
-        }
+        }  # fmt: skip
+        return json.dumps(entry)

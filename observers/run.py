@@ -49,27 +49,20 @@ class Run:
         lengths = report["latency-by-requested-tokens"]
         rows = [f"{kind}_rows" for kind in ROW_KINDS]
         counts = {name: report[name] for name in (*ENDINGS[1:], "invalid", *REPORTED, *rows)}
-        counts |= {
-            "finished": n,
-            "prompt_tokens": report["total_input_tokens"],
-            "completion_tokens": report["total_output_tokens"],
-        }
+        tokens = report["total_input_tokens"], report["total_output_tokens"]
+        counts |= {"finished": n, "prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
         seconds = {
-            "busy": busy_s,
-            "occupied": report["occupancy"] * busy_s,
-            "preempted": report["preempted_s"],
-            "paused": report["paused_s"],
+            "busy": busy_s, "occupied": report["occupancy"] * busy_s,
+            "preempted": report["preempted_s"], "paused": report["paused_s"],
             "normalized": report["latency-per-token"] * n,
-        }
+        }  # fmt: skip
         sums = {int(t): each["requests"] * each["mean_latency_s"] for t, each in lengths.items()}
+        answers = {int(t): each["requests"] for t, each in lengths.items()}
         return cls(
-            counts=Counter(counts),
-            seconds=Counter(seconds),
-            reasons=Counter(report["batches_formed"]),
-            by_tokens=Counter({int(t): each["requests"] for t, each in lengths.items()}),
-            latency_by_tokens=Counter(sums),
-            largest_batch=report["largest_batch"],
-        )
+            counts=Counter(counts), seconds=Counter(seconds),
+            reasons=Counter(report["batches_formed"]), by_tokens=Counter(answers),
+            latency_by_tokens=Counter(sums), largest_batch=report["largest_batch"],
+        )  # fmt: skip
 
     def iteration(self, record: IterationRecord, max_batch_size: int) -> None:
         iteration, rows = record.iteration, record.rows
@@ -123,21 +116,14 @@ class Run:
         a, b = self, other
         names = {**a.samples, **b.samples}
         return Run(
-            min(a.first_arrival, b.first_arrival),
-            max(a.last_ending, b.last_ending),
-            a.counts + b.counts,
-            a.seconds + b.seconds,
-            a.reasons + b.reasons,
-            a.finish_reasons + b.finish_reasons,
-            a.by_tokens + b.by_tokens,
-            a.latency_by_tokens + b.latency_by_tokens,
-            max(a.largest_batch, b.largest_batch),
+            min(a.first_arrival, b.first_arrival), max(a.last_ending, b.last_ending),
+            a.counts + b.counts, a.seconds + b.seconds, a.reasons + b.reasons,
+            a.finish_reasons + b.finish_reasons, a.by_tokens + b.by_tokens,
+            a.latency_by_tokens + b.latency_by_tokens, max(a.largest_batch, b.largest_batch),
             a.accepted_at + b.accepted_at,
             {n: np.concatenate([r.samples[n] for r in (a, b) if n in r.samples]) for n in names},
-            _together(a.users, b.users),
-            _together(a.priorities, b.priorities),
-            _together(a.adapters, b.adapters),
-        )
+            *(_together(getattr(a, kind), getattr(b, kind)) for kind in Tallies._fields),
+        )  # fmt: skip
 
     def report(self) -> dict[str, Any]:
         """The answer of /stats."""

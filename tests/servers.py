@@ -17,7 +17,8 @@ from flask.testing import FlaskClient
 from client.calls import get_text
 from client.outcomes import Outcome
 from client.traces import Request
-from compare.servers import free_port, server, wait_until_ready
+from compare.servers import server, wait_until_ready
+from config.ports import free_ports
 from generate.fake import token
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +94,10 @@ def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from live.reading import iterations
+from live.history import iterations
 from stats import ROW_KINDS
 
 # kinds of rows by the page's letters, and by the timeline's words

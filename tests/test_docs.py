@@ -15,8 +15,7 @@ import pytest
 from course import test_mine as course
 from docs.site.__main__ import BUILT, ROOT, Pages, tracked
 from docs.site.__main__ import PAGES as COPIED
-from live.history import Cell
-from live.reading import iterations
+from live.history import Cell, iterations
 from live.saved import histories
 from scheduling.policies import Dynamic, Fair, NoBatching, Order, Policy, Sjf, Static, Windowed, own
 from tests.counts import nightly_but

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, TIMINGS
 from wire.bodies import with_fields
@@ -50,9 +50,6 @@ class Usage(_Answer):
     prompt_tokens_details: PromptTokensDetails
 
 
-# ---- /inference
-
-
 @with_fields({each.field: (float, Field(description=each.formula_at_server)) for each in TIMINGS})
 class Timings(_Answer):
     """Times and counts of one completion, by the server's clock."""
@@ -84,9 +81,6 @@ class InferencePiece(_Answer):
     index: int = Field(description=INDEX)
     text: str = Field(description="the text of these tokens")
     tokens: int = Field(description="their number")
-
-
-# ---- OpenAI's
 
 
 class CompletionLogprobs(_Answer):
@@ -202,9 +196,6 @@ class Tokens(_Answer):
     token_strs: None = Field(description="always null")
 
 
-# ---- the server's own
-
-
 class OfLength(_Answer):
     requests: int
     mean_latency_s: float
@@ -269,25 +260,12 @@ class Stats(_Answer):
     )
 
 
-class Reset(_Answer):
-    reset: Literal[True]
-
-
-class Forgotten(_Answer):
-    """An empty answer."""
-
-
-class Health(_Answer):
-    status: Literal["ok"]
-
-
-class Ready(_Answer):
-    status: Literal["ready"]
-
-
-class NotReady(_Answer):
-    status: Literal["not ready"]
-    reason: str
+Reset = create_model("Reset", __base__=_Answer, **_all(Literal[True], "reset"))
+Forgotten = create_model("Forgotten", __base__=_Answer, __doc__="An empty answer.")
+Health = create_model("Health", __base__=_Answer, **_all(Literal["ok"], "status"))
+Ready = create_model("Ready", __base__=_Answer, **_all(Literal["ready"], "status"))
+_NOT_READY = _all(Literal["not ready"], "status") | _all(str, "reason")
+NotReady = create_model("NotReady", __base__=_Answer, **_NOT_READY)
 
 
 class Description(_Answer):
@@ -298,9 +276,6 @@ class Description(_Answer):
     routes: dict[str, str]
     definitions: dict[str, str]
     pids: list[int]
-
-
-# ---- the page
 
 
 class LoadStarted(_Answer):

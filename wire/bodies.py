@@ -288,11 +288,8 @@ class _Message(_Lenient):
 
     @property
     def text(self) -> str:
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content or [])
-        )
+        content = self.content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 Messages = Annotated[list[_Message], Field(min_length=1, fail_fast=True)]

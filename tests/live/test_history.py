@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from live import page, timeline
-from live.history import KEPT, Cell, History
-from live.observer import BACKLOG, LEASE_S, Live, RunObserver
-from live.reading import iterations
-from live.snapshot import QueueSnapshot, snapshot_of
+from live.history import KEPT, Cell, History, QueueSnapshot, iterations
+from live.observer import BACKLOG, LEASE_S, Live, RunObserver, snapshot_of
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import ORDERS, Dynamic, MultiBin, Srpt, Static

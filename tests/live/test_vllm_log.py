@@ -14,7 +14,7 @@ import pytest
 from compare.runs import RunError
 from live import vllm_log
 from live.__main__ import beside
-from live.reading import iterations
+from live.history import iterations
 from live.timeline import events
 from tests.servers import ROOT
 
