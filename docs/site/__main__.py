@@ -23,6 +23,7 @@ PAGES, BUILT = OUT / "pages", OUT / "html"  # as in mkdocs.yml
 LEFT_OUT = ("tests/", "docs/site/", ".")
 FIGURES = (".png", ".gif", ".svg")
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+FENCE = re.compile(r"^(```\w+) .+$", re.MULTILINE)  # that names a run, which MkDocs does not read
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
 LANGUAGES = {"py": "python", "sh": "bash", "cpp": "cpp"}
 CLAIMS = """---
@@ -52,7 +53,7 @@ class Pages:
             if path.startswith(LEFT_OUT):
                 continue
             if path.endswith(".md"):
-                text = COMMENT.sub("", (ROOT / path).read_text())
+                text = FENCE.sub(r"\1", COMMENT.sub("", (ROOT / path).read_text()))
                 text = LINK.sub(lambda link, page=path: self._target(page, link[1]), text)  # type: ignore[misc]
                 self._write("index.md" if path == "README.md" else path, text)
                 if path == "docs/field.md":
