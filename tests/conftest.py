@@ -29,7 +29,6 @@ from compare.report import drawing
 from config import build
 from generate import load_generator
 from serving import Server
-from tests.browser import PATIENCE_S
 from tests.servers import ClientOf, Serve, server, wait_until_free
 
 # on a busy machine drawing an example may take long, which says nothing of what is tested
@@ -56,26 +55,19 @@ for process in psutil.process_iter(["environ"]):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--all",
-        action="store_true",
-        help="also the tests marked nightly or extra, and all examples of properties",
-    )
+    what = "also the tests marked nightly or extra, and all examples of properties"
+    parser.addoption("--all", action="store_true", help=what)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Servers live in sessions of their own: those of tests that were killed are ended by a process
-    that outlives the tests.
-    """
+    """Start a process that outlives the tests, and ends the servers of those that were killed."""
     if config.getoption("--all"):
         os.environ["ALL_TESTS"] = "yes"  # for tests/counts.py, in the workers of xdist too
     elif not config.option.markexpr and not config.option.file_or_dir:
         config.option.markexpr = "not nightly and not extra"
     if "STARTED_BY_TESTS" not in os.environ:  # not in a worker of xdist
-        command = [sys.executable, "-c", REAPER, str(os.getpid())]
-        config.stash[REAPED] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, start_new_session=True
-        )
+        command, pipe = [sys.executable, "-c", REAPER, str(os.getpid())], subprocess.PIPE
+        config.stash[REAPED] = subprocess.Popen(command, stdin=pipe, start_new_session=True)
         os.environ["STARTED_BY_TESTS"] = str(os.getpid())
         kernels.why_unavailable()  # built here, and not by each worker
 
@@ -122,16 +114,12 @@ def no_handler_thread_lives_on() -> Iterator[None]:
     handlers = [thread for thread in threading.enumerate() if thread.name == "handler"]
     for thread in handlers:
         thread.join(timeout=5)
-    assert not [thread for thread in handlers if thread.is_alive()], (
-        "a test did not close its BatchingManager"
-    )
+        assert not thread.is_alive(), "a test did not close its BatchingManager"
 
 
 @pytest.fixture
 def client_of() -> Iterator[ClientOf]:
-    """Clients of apps in this process, on the fake model unless another is named, by mode and
-    settings.
-    """
+    """Clients of apps in this process, on the fake model unless settings name another."""
     managers: list[BatchingManager] = []
 
     def make(
@@ -150,9 +138,7 @@ def client_of() -> Iterator[ClientOf]:
 
 
 def undraw(patch: pytest.MonkeyPatch) -> None:
-    """Reports have empty figures: drawing takes longer than all else, and tests of figures draw
-    them.
-    """
+    """Reports have empty figures, whose drawing takes longer than all else."""
     patch.setattr(drawing, "save", lambda figure, *paths: [path.touch() for path in paths])
 
 
@@ -163,9 +149,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[Serve]:
-    """Servers as of `server`, each mode with its settings started once; a server is idle again
-    before the next test has it.
-    """
+    """As `server`, but each mode with its settings starts once, and is idle before each test."""
     urls: dict[str, str] = {}
     with contextlib.ExitStack() as running:
 
@@ -209,7 +193,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens pages in which nothing may go wrong: no error, no dialog of a script."""
     wrong: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(1e3 * PATIENCE_S)
+    context.set_default_timeout(30e3)
 
     def refuse(dialog: Any) -> None:
         wrong.append(f"dialog: {dialog.message}")

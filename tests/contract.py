@@ -11,9 +11,9 @@ import logging
 import math
 import sys
 import tempfile
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from textwrap import indent
 from typing import Any
@@ -61,16 +61,9 @@ LIMITS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def serve_within_limits(
-    policy: Policy,
-    order: Order,
-    asks: Sequence[Ask],
-    *,
-    rows: int,
-    budget: int,
-    spare_blocks: int,
-    preserve_ordering: bool = False,
-    **options: Any,
-) -> None:
+    policy: Policy, order: Order, asks: Sequence[Ask], *, rows: int, budget: int, spare_blocks: int,
+    preserve_ordering: bool = False, **options: Any,
+) -> None:  # fmt: skip
     """Serve `asks` in virtual time, an iteration a second. Raises AssertionError with the sentence
     that is violated, and what the scheduler raises of an impossible plan.
     """
@@ -121,17 +114,10 @@ def serve_within_limits(
         seen_running.clear()
         seen_running.update(running)
 
-    served = run(
-        policy,
-        asks,
-        check,
-        order=order,
-        max_batch_size=rows,
-        token_budget=budget,
-        n_blocks=(12 * LONGEST if policy.request_level else LONGEST) + spare_blocks,
-        preserve_ordering=preserve_ordering,
-        **options,
-    )
+    n_blocks = (12 * LONGEST if policy.request_level else LONGEST) + spare_blocks
+    options |= {"order": order, "max_batch_size": rows, "token_budget": budget}
+    options |= {"n_blocks": n_blocks, "preserve_ordering": preserve_ordering}
+    served = run(policy, asks, check, **options)
     groups = []
     for group in served.groups:
         too_many = policy.request_level and len(group) > policy.max_rows(rows)
@@ -229,9 +215,7 @@ def texts(policy: Policy, order: Order) -> None:
 
 
 def live(mode: str, order: str) -> None:
-    """Serve requests of four threads by a recorded server. Raises Violation if virtual time does
-    not come to the same iterations.
-    """
+    """Raise Violation if virtual time does not come to the iterations of a recorded server."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/calls.jsonl"
         flags = {"model": "fake", "order": order, "max_batch_size": 4, "record": path}
@@ -248,11 +232,8 @@ def live(mode: str, order: str) -> None:
                 for inference in group if i % 2 else ():
                     inference.done.wait(10)
 
-        threads = [threading.Thread(target=ask, args=[number]) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(ask, range(4)))
         server.close()
         result = replay_file(path)
     if result.first_difference is not None:

@@ -30,13 +30,13 @@ def examples(n: int) -> Callable[[Any], Any]:
 
 def nightly_but(kept: Collection[Any], every: Iterable[Any]) -> list[Any]:
     """Parameters of a test, of which `./test.sh` tries those that are kept, and --all every one."""
-    nightly = pytest.mark.nightly
-    return [
-        each
-        if each in kept
-        else pytest.param(*(each if isinstance(each, tuple) else [each]), marks=nightly)
-        for each in every
-    ]
+
+    def nightly(each: Any) -> Any:
+        return pytest.param(
+            *(each if isinstance(each, tuple) else [each]), marks=pytest.mark.nightly
+        )
+
+    return [each if each in kept else nightly(each) for each in every]
 
 
 SOME_MODES = nightly_but(("static", "dynamic"), MODES)

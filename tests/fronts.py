@@ -1,6 +1,4 @@
-"""Every way to put a server behind a URL. test_conformance.py asks the same of all of them; a new
-one is a line of FRONTS.
-"""
+"""Every way to put a server behind a URL, all of which test_conformance.py asks the same."""
 
 from __future__ import annotations
 
@@ -73,8 +71,6 @@ def servers_of(url: str, key: str | None = None) -> list[str]:
     return found or [url]
 
 
-# ---- requests
-
 JSON = {"Content-Type": "application/json"}
 COMPARED = (
     "Content-Type", "Allow", "Retry-After", "WWW-Authenticate", "Cache-Control",
@@ -115,6 +111,5 @@ def fetch(url: str, method: str, path: str, body: Any = None, headers: Any = JSO
     with contextlib.closing(connected(url)) as connection:
         send(connection, method, path, body, headers)
         response = connection.getresponse()
-        return Response(
-            response.status, {name: response.getheader(name) for name in COMPARED}, response.read()
-        )
+        headers = {name: response.getheader(name) for name in COMPARED}
+        return Response(response.status, headers, response.read())

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import os
 import random
 import subprocess
 import sys
@@ -68,19 +67,12 @@ def changes(node: ast.AST) -> Iterator[str]:
 
 def places(tree: ast.Module) -> list[tuple[int, int]]:
     """Index (in `ast.walk`) and change of each mutant, of code that runs in a function."""
-    runs = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        for line in function.body
-        for node in ast.walk(line)
-    }
-    walked = enumerate(ast.walk(tree))
+    functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+    lines = (line for function in functions for line in function.body)
+    runs = {id(node) for line in lines for node in ast.walk(line)}
+    walked = [(at, node) for at, node in enumerate(ast.walk(tree)) if id(node) in runs]
     return [
-        (at, which)
-        for at, node in walked
-        if id(node) in runs
-        for which, _ in enumerate(changes(copy.deepcopy(node)))
+        (at, which) for at, node in walked for which, _ in enumerate(changes(copy.deepcopy(node)))
     ]
 
 
@@ -98,12 +90,9 @@ def chosen(n: int, seed: int, folder: Path) -> list[tuple[str, str, int, int]]:
     for area, (rooms, _) in AREAS.items():
         files = [file for room in rooms for file in sorted((folder / room).rglob("*.py"))]
         files += [folder / room for room in rooms if room.endswith(".py")]
-        all_places = [
-            (area, str(file.relative_to(folder)), at, which)
-            for file in files
-            if str(file.relative_to(folder)) not in SKIPPED
-            for at, which in places(ast.parse(file.read_text()))
-        ]
+        names = [name for file in files if (name := str(file.relative_to(folder))) not in SKIPPED]
+        trees = ((name, ast.parse((folder / name).read_text())) for name in names)
+        all_places = [(area, name, *place) for name, tree in trees for place in places(tree)]
         picked += draw.sample(all_places, n // len(AREAS))
     return picked
 
@@ -118,9 +107,7 @@ def noticed(folder: Path, area: str, file: str, at: int, which: int) -> tuple[bo
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout=120", *tests]
     command += ["-m", "not nightly and not extra and not alone"]
     try:
-        done = subprocess.run(
-            command, cwd=folder, timeout=TIMEOUT_S, capture_output=True, env=os.environ
-        )
+        done = subprocess.run(command, cwd=folder, timeout=TIMEOUT_S, capture_output=True)
         return done.returncode != PASSED, f"{file}:{what}"
     except subprocess.TimeoutExpired:
         return True, f"{file}:{what} (time)"

@@ -75,14 +75,9 @@ def row(start: int, n_tokens: int, blocks: list[int], samples: bool = True) -> R
 
 
 def engine(
-    model: GPT2,
-    n_blocks: int,
-    block_size: int,
-    path: str = "kernels in one call",
-    adapters: Sequence[Adapter] = (),
-    slots: int = 8,
-    sampled: SampledIds | None = None,
-) -> CachedGenerator:
+    model: GPT2, n_blocks: int, block_size: int, path: str = "kernels in one call",
+    adapters: Sequence[Adapter] = (), slots: int = 8, sampled: SampledIds | None = None,
+) -> CachedGenerator:  # fmt: skip
     attend, sampler, linear = PATHS[path]
     if linear != "plain" or adapters:
         model = copy.deepcopy(model)
@@ -132,14 +127,13 @@ class Guesses(Drafter):
         self._texts = dict(zip(map(id, inferences), texts))
 
     def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
-        return [
-            [
-                token + (17 * at % 5 == 4)
-                for at, token in enumerate(self._texts[id(each)])
-                if len(each.tokens) <= at < len(each.tokens) + k
-            ]
-            for each, k in wanted
-        ]
+        proposed = []
+        for each, k in wanted:
+            n, text = len(each.tokens), self._texts[id(each)]
+            proposed.append(
+                [token + (17 * at % 5 == 4) for at, token in enumerate(text[n : n + k], n)]
+            )
+        return proposed
 
 
 class Oracle(NaiveGenerator):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +16,7 @@ from tests.servers import ROOT
 
 
 def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m module arguments` from the root to its end; return the exit code and the
-    output. Raises the program's exceptions.
-    """
+    """Run `python -m module arguments` from the root. Raises the program's exceptions."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         contextlib.redirect_stdout(out),
@@ -37,3 +36,10 @@ def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             if isinstance(ended.code, str):
                 print(ended.code, file=err)
     return subprocess.CompletedProcess([module, *arguments], code, out.getvalue(), err.getvalue())
+
+
+def output(module: str, words: str, *more: str) -> str:
+    """Return what a program prints that succeeds; words: as in a shell, and more that are whole."""
+    done = ran(module, *shlex.split(words), *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,34 +1,33 @@
-"""Real servers for the tests: gunicorn on a free port, stopped whatever happens."""
+"""Servers for the tests, stopped whatever happens; engines and readers of streams for them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
+import psutil
 from flask.testing import FlaskClient
 
 from client.calls import get_text
 from client.outcomes import Outcome
 from client.traces import Request
-from compare.servers import server, wait_until_ready
+from compare.servers import server as server
+from compare.servers import wait_until_ready
 from config.ports import free_ports
 from generate.fake import token
+from scheduling.inference import Generator, Iteration
 
 ROOT = Path(__file__).resolve().parents[1]
-
-__all__ = [
-    "PATIENCE_S", "ROOT", "ClientOf", "Serve", "asks", "assert_all_answered", "fake_text",
-    "free_port", "has_traceback", "launched", "metric", "scrape", "server", "started",
-    "wait_until", "wait_until_free",
-]  # fmt: skip
-
 PATIENCE_S = 60
 # server, and the fixture shared_server
 Serve = Callable[[str, Mapping[str, Any]], contextlib.AbstractContextManager[str]]
@@ -66,9 +65,8 @@ def wait_until(
 
 
 def metric(url: str, name: str) -> float:
-    return next(
-        float(line.split()[-1]) for line in scrape(url).splitlines() if line.startswith(name)
-    )
+    lines = scrape(url).splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
@@ -77,16 +75,19 @@ def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
     wait_until(lambda: not any(metric(url, f"vllm:{name}") for name in names), patience_s, 0.05)
 
 
+def processes_with(name: str, value: str) -> list[list[str]]:
+    """Commands of the processes that run with this variable in their environment."""
+    infos = (process.info for process in psutil.process_iter(["environ", "cmdline", "status"]))
+    alive = (info for info in infos if info["status"] != psutil.STATUS_ZOMBIE)
+    return [info["cmdline"] for info in alive if (info["environ"] or {}).get(name) == value]
+
+
 @contextlib.contextmanager
 def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
     """A program in a session of its own, with its output; what still runs at the end is killed."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+        command, cwd=ROOT, stdout=pipe, stderr=both, text=True, start_new_session=True
     )
     try:
         yield process
@@ -110,6 +111,33 @@ def started(*flags: str, mode: str = "dynamic") -> Iterator[tuple[str, subproces
         yield url, process
 
 
-def has_traceback(process: subprocess.Popen[str]) -> bool:
-    """Return whether the rest of its output has one."""
-    return "Traceback" in (process.stdout.read() if process.stdout else "")
+def events(raw: bytes) -> list[Any]:
+    """The JSON of every event of a whole stream, which must end with [DONE]."""
+    *blocks, done, rest = raw.split(b"\n\n")
+    assert done == b"data: [DONE]" and rest == b"", raw[-200:]
+    found = []
+    for block in blocks:
+        assert block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block, block
+        assert block.isascii(), "some clients take U+2028 for the end of a line"
+        found.append(json.loads(block.removeprefix(b"data: ")))
+    return found
+
+
+class Spelling(Generator):
+    """Spells the same ids for each request, again and again; while `fails`, every iteration raises.
+
+    gated: an iteration releases `started`, and waits for a release of `go`.
+    """
+
+    def __init__(self, text: Sequence[int] = ascii_lowercase.encode(), gated: bool = False) -> None:
+        self.text, self.gated = text, gated
+        self.started, self.go = threading.Semaphore(0), threading.Semaphore(0)
+        self.fails = False
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        self.started.release()
+        assert not self.gated or self.go.acquire(timeout=PATIENCE_S)
+        if self.fails:
+            raise RuntimeError("no luck")
+        sampled = [row.inference for row in iteration.rows if row.samples]
+        return [self.text[len(each.tokens) % len(self.text)] for each in sampled]

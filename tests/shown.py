@@ -1,6 +1,4 @@
-"""Rows by kind, in which the page, its data and the timeline must agree with /stats; and servers
-that compute every kind of row.
-"""
+"""Servers with every kind of row, in which page, data and timeline must agree with /stats."""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ CATEGORIES = {
     "decode": "live", "prefill": "live", "recompute": "recomputed", "idle": "idle",
     "paused": "paused",
 }  # fmt: skip
-LOAD = {"num_tokens": [1, 20], "prompt_tokens": [4, 64]}  # and a rate at which a queue grows
-
 Rows = dict[str, int]  # of an iteration, by kind
 
 
@@ -42,14 +38,13 @@ CASES = {
     "windowed, padding": case(
         "windowed", "idle", "padding", batch_size_limit=3, decoder_batch_sizes="4"
     ),
-    "multibin": case("multibin", "idle", bins=2),
-    "dynamic": case("dynamic"),
+    "multibin": case("multibin", "idle", bins=2), "dynamic": case("dynamic"),
     "draft tokens": case("dynamic", "rejected", speculate="3", draft="acceptance:0.6"),
     "demand, few blocks": case(
         "dynamic", "recomputed", kv_reservation="demand", kv_cache="8blocks", max_model_len=128
     ),
     "srpt": case("dynamic", "paused", order="srpt"),
-}
+}  # fmt: skip
 
 
 def rows_of(history: Mapping[str, Any]) -> list[Rows]:
@@ -94,14 +89,12 @@ def assert_pauses_lasted(
 
 def assert_timeline_says(events: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> None:
     """Check rows by kind, tokens and requests of a timeline against /stats; all have finished."""
-    rows = Counter[str]()
+    rows, counters = Counter[str](), Counter[str]()
     for event in events:
         if event["ph"] == "X":
             kind, args = event["cat"], event["args"]
             rows[CATEGORIES[kind]] += args["tokens"] if kind == "decode" else 1
             rows["rejected"] += args["rejected"]
-    counters = Counter[str]()
-    for event in events:
         if event["ph"] == "C":
             counters.update(event["args"])
     rows["padding"] = counters["rows"]

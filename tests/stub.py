@@ -1,6 +1,4 @@
-"""A server that is none of ours: OpenAI's /v1/completions as a stream, at known instants, for tests
-of the client.
-"""
+"""A server of OpenAI's streamed /v1/completions, at known instants, for the client's tests."""
 
 from __future__ import annotations
 
@@ -14,22 +12,17 @@ from typing import Any
 
 
 class Stub(ThreadingHTTPServer):
-    """Answers every request with its max_tokens, two tokens a chunk, `gap_s` apart, the first after
-    `first_s`.
-    """
+    """Answers every request with its max_tokens, two a chunk, `gap_s` apart after `first_s`."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(
-        self,
-        first_s: float = 0.0,
-        gap_s: float = 0.0,
-        usage: bool = True,
-        models: tuple[str, ...] = ("stub",),
-    ):
+    first_s, gap_s, usage = 0.0, 0.0, True
+    models: tuple[str, ...] = ("stub",)
+
+    def __init__(self, **how: Any):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.first_s, self.gap_s, self.usage, self.models = first_s, gap_s, usage, models
+        vars(self).update(how)
         self.bodies: list[dict[str, Any]] = []
         self.in_flight = self.most_in_flight = 0
         self.lock = threading.Lock()
@@ -61,9 +54,8 @@ class Handler(BaseHTTPRequestHandler):
             stub.most_in_flight = max(stub.most_in_flight, stub.in_flight)
         try:
             if body["model"] not in stub.models:
-                self._whole(
-                    404, {"object": "error", "message": "no such model", "code": 404}
-                )  # as vLLM once said it
+                # as vLLM once said it
+                self._whole(404, {"object": "error", "message": "no such model", "code": 404})
             else:
                 self._stream(stub, body["max_tokens"])
         finally:
@@ -86,9 +78,8 @@ class Handler(BaseHTTPRequestHandler):
         for i in range(0, tokens, 2):
             if i:
                 time.sleep(stub.gap_s)
-            self._event(
-                {"choices": [{"index": 0, "text": "ab"[: tokens - i], "finish_reason": None}]}
-            )
+            piece = {"index": 0, "text": "ab"[: tokens - i], "finish_reason": None}
+            self._event({"choices": [piece]})
         self._event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         if stub.usage:
             self._event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}})

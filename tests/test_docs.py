@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from live.history import Cell, iterations
 from live.saved import histories
 from scheduling.policies import Dynamic, Fair, NoBatching, Order, Policy, Sjf, Static, Windowed, own
 from tests.counts import nightly_but
-from tests.programs import ran
+from tests.programs import output
 from tests.test_readme import BLOCKS, PAGES, TEXT, of
 
 
@@ -47,25 +48,19 @@ def test_the_site_is_built_and_a_link_to_nothing_fails_it() -> None:
     with (COPIED / "docs" / "cpu.md").open("a") as broken:
         broken.write(f"\n[dead](../{dead})\n")
     built = ["-m", "mkdocs", "build", "--config-file", str(COPIED.parent / "mkdocs.yml")]
-    failed = subprocess.run(
-        [ROOT / ".venv" / "bin" / "python", *built], capture_output=True, text=True
-    )
+    command = [str(ROOT / ".venv" / "bin" / "python"), *built]
+    failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode != 0 and dead in failed.stderr
 
 
 # ---- docs/course: exercises fail with a sentence, our own policies make their schedules
 
-
 SOLUTIONS: dict[str, Policy | Order] = {
-    "nobatch": NoBatching(),
-    "static": Static(),
-    "windowed": Windowed(batch_size_target=2, max_batch_delay_ms=2000),
-    "dynamic": Dynamic(),
-    "chunked": Dynamic(),
-    "preemption": Dynamic(kv_reservation="demand", watermark=0),
-    "sjf_aging": Sjf(aging=15),
-    "fair": Fair(),
-}
+    "nobatch": NoBatching(), "static": Static(),
+    "windowed": Windowed(batch_size_target=2, max_batch_delay_ms=2000), "dynamic": Dynamic(),
+    "chunked": Dynamic(), "preemption": Dynamic(kv_reservation="demand", watermark=0),
+    "sjf_aging": Sjf(aging=15), "fair": Fair(),
+}  # fmt: skip
 SHOWN = [
     shown
     for page in PAGES
@@ -74,9 +69,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("name", course.EXERCISES)
-def test_a_stub_fails_with_its_chapter_and_the_projects_own_policy_passes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stub_fails_and_our_own_policy_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert course.problem(name, SOLUTIONS[name]) is None
     file = course.ROOT / "course" / "mine" / f"{name}.py"
     if "NotImplementedError" not in file.read_text():
@@ -107,14 +100,12 @@ def test_the_contract_comes_after_the_schedule(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_chapter_shows_what_its_command_prints(folder: str, text: str, tmp_path: Path) -> None:
     [command] = [argv for argv in of("./simulate.sh") if argv[-2:] == ["--out", folder]]
-    done = ran("simulate", *command[:-1], str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    lines = {line.strip() for line in done.stdout.splitlines()}
+    shown = output("simulate", "", *command[:-1], str(tmp_path))
+    lines = {line.strip() for line in shown.splitlines()}
     assert {line.strip() for line in text.splitlines()} <= lines
 
 
 # ---- the live page shows the worked examples of README.md and docs/policies.md as these do
-
 
 LINES = [line for page in PAGES for line in TEXT[page].splitlines()]
 NOT_COMPUTED = "sw"
@@ -137,52 +128,38 @@ def examples() -> list[tuple[list[str], list[list[str]]]]:
     nightly_but([each for each in examples() if each[0][-1] == "runs/modes"], examples()),
 )
 @pytest.mark.usefixtures("undrawn")
-def test_a_worked_example_is_shown_as_on_its_page(
-    arguments: list[str], shows: list[list[str]], tmp_path: Path
-) -> None:
+def test_examples_are_shown(arguments: list[str], shows: list[list[str]], tmp_path: Path) -> None:
     out, run = arguments[-1], tmp_path / "run"
-    done = ran("simulate", *arguments[:-1], str(run))
-    assert done.returncode == 0, done.stderr
+    output("simulate", "", *arguments[:-1], str(run))
     shown = {name: json.loads(text) for name, text in histories(run)[0].items()}
     for name, history in shown.items():
         drawings = by_row(history), by_request(history)
         assert any(is_on_a_page(name, lines) for lines in drawings), (name, drawings)
     assert shows, f"nothing shows {out}"
     for show in shows:
-        done = ran("live", *[str(run) if each == out else each for each in show])
-        assert done.returncode == 0, done.stderr
+        output("live", "", *[str(run) if each == out else each for each in show])
         [data] = re.findall(r'id="runs">(.*?)</script>', (run / "live.html").read_text())
         for history in json.loads(data):
             assert history["iterations"] == shown[history["about"]["name"]]["iterations"]
 
 
 def by_row(history: Mapping[str, Any]) -> list[str]:
-    """Draw a line for each row: the request that each second computes; small if idle, + if it is
-    padding.
-    """
+    """A line for each row: the request of each second; small if idle, + if it is padding."""
     names = {id_: user or chr(ord("A") + id_) for id_, _, _, _, user, *_ in history["requests"]}
 
     def letter(cell: Cell) -> str:
         return names[cell.id].lower() if cell.kind == "i" else names[cell.id]
 
-    columns = {
-        round(seen.at): [
-            *(letter(cell) for _, cell in sorted(seen.cells.items()) if computed(cell)),
-            *"+" * seen.padding,
-        ]
-        for seen in iterations(history)
-    }
-    n = max(map(len, columns.values()))
-    return [
-        "".join(f"{column[k] if k < len(column) else '':<2}" for column in columns.values())
-        for k in range(n)
-    ]
+    columns: dict[int, list[str]] = {}
+    for seen in iterations(history):
+        cells = (cell for _, cell in sorted(seen.cells.items()) if computed(cell))
+        columns[round(seen.at)] = [*map(letter, cells), *"+" * seen.padding]
+    rows = zip_longest(*columns.values(), fillvalue="")
+    return ["".join(f"{cell:<2}" for cell in row) for row in rows]
 
 
 def by_request(history: Mapping[str, Any]) -> list[str]:
-    """Draw a line for each request: its prompt tokens that each second computes, or d for a
-    decode.
-    """
+    """A line for each request: the prompt tokens of each second, or d for a decode."""
     rows: dict[int, str] = {}
     for number, seen in enumerate(iterations(history)):
         for cell in filter(computed, seen.cells.values()):

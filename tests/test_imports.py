@@ -26,8 +26,6 @@ def read_arrows() -> dict[str, set[str]]:
 
 
 ARROWS = read_arrows()
-
-
 OUTSIDE = ("tests", "course", ".venv")  # course: a reader's own policies
 
 
@@ -106,25 +104,18 @@ ABSENT = {  # modules, and what they load without
 def test_a_module_loads_without_what_it_must_not_know(modules: str) -> None:
     absent = {*ABSENT[modules].split()}
     program = f"import sys; import {modules}; print(*({absent!r} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
 # what needs more than requirements.txt, and the module that it lacks without
 EXTRAS = {
-    "deploy.handles": "ray",
-    "deploy.ingress": "fastapi",
-    "deploy.ray_serve": "fastapi",
-    "deploy.ray_routers": "ray",
-    "kernels.add_norm": "triton",
-    "kernels.launches": "triton",
-    "kernels.lora": "triton",
-    "kernels.paged_attention": "triton",
-    "kernels.products": "triton",
-    "live.vllm_recorder": "vllm",
-}
+    "deploy.handles": "ray", "deploy.ray_routers": "ray", "deploy.ingress": "fastapi",
+    "deploy.ray_serve": "fastapi", "live.vllm_recorder": "vllm",
+}  # fmt: skip
+for kernel in ("add_norm", "launches", "lora", "paged_attention", "products"):
+    EXTRAS[f"kernels.{kernel}"] = "triton"
 # imports each of the modules where others, installed by hand or for the tests, cannot be found
 IMPORTING = """
 import importlib, json, sys
@@ -171,12 +162,9 @@ def test_every_module_imports_with_the_base_requirements_or_is_named_as_an_extra
         for module, distributions in packages_distributions().items()
         if not base & {canonicalize_name(each) for each in distributions}
     ]
-    modules = [
-        module_of(file)
-        for _, files in rooms()
-        for file in files
-        if file.stem not in ("gunicorn_conf", "__main__")  # programs
-    ]
+    files = [file for _, files in rooms() for file in files]
+    programs = ("gunicorn_conf", "__main__")
+    modules = [module_of(file) for file in files if file.stem not in programs]
     done = subprocess.run(
         [sys.executable, "-c", IMPORTING],
         cwd=ROOT, input=json.dumps([blocked, modules]), capture_output=True, text=True, check=True,

@@ -1,6 +1,4 @@
-"""Commands of README.md and docs/ are understood as written: every line of their shell blocks. The
-scripts themselves and the report run at small size.
-"""
+"""Every line of the shell blocks of README.md and docs/ is understood as it is written."""
 
 from __future__ import annotations
 
@@ -22,17 +20,15 @@ from config import parse as parse_server
 from config.config import Config
 from deploy import proxy, serve
 from simulate.simulation import parse as parse_simulation
-from tests.programs import ran
+from tests.programs import output, ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
 
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "results" / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    ROOT / "README.md", ROOT / "results" / "README.md", ROOT / "CONTRIBUTING.md",
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "site"),
     ROOT / "benchmarks" / "README.md",
-]
+]  # fmt: skip
 TEXT = {page: page.read_text() for page in PAGES}
 BLOCKS = [
     block for text in TEXT.values() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
@@ -59,19 +55,10 @@ def of(program: str) -> list[list[str]]:
     return [command[command.index(program) + 1 :] for command in COMMANDS if program in command]
 
 
-def run(module: str, *arguments: str) -> None:
-    done = ran(module, *arguments)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_readme_shows_each_program() -> None:
     scripts = {program for program in PARSERS if program.endswith(".sh")}
-    assert {command[0] for command in COMMANDS} == scripts | {
-        "./playground.sh",
-        "./test.sh",
-        "python",
-        "curl",
-    }
+    others = {"./playground.sh", "./test.sh", "python", "curl"}
+    assert {command[0] for command in COMMANDS} == scripts | others
 
 
 @pytest.mark.parametrize("program", PARSERS)
@@ -87,19 +74,16 @@ def test_the_report_command(tmp_path: Path) -> None:
     assert ["python", "-m", "compare.report", "runs/DATE-TIME"] in COMMANDS
     with stub() as other:
         load = f"--url {other.url} --api openai --numsamples 3 --arrival burst --lengths fixed:2"
-        out = ["--out", str(tmp_path), "--figure", str(tmp_path / "figure.png")]
-        run("client.client", *load.split(), "--quiet", *out)
+        load += f" --quiet --out {tmp_path} --figure {tmp_path}/figure.png"
+        output("client.client", load)
     (tmp_path / "report.html").unlink()
-    run("compare.report", str(tmp_path))
+    output("compare.report", str(tmp_path))
     assert (tmp_path / "report.html").exists()
 
 
 def test_benchmark_commands() -> None:
-    commands = [
-        command[2:]
-        for command in COMMANDS
-        if command[0] == "python" and command[2].startswith(("benchmarks", "studies"))
-    ]
+    of_python = [command[2:] for command in COMMANDS if command[0] == "python"]
+    commands = [each for each in of_python if each[0].startswith(("benchmarks", "studies"))]
     assert commands
     for module, *arguments in commands:
         if module == "benchmarks.faults":  # a package

@@ -75,9 +75,7 @@ def _values(setting: Field[Any], types: dict[str, Any]) -> st.SearchStrategy[Any
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of `rows` prompts that arrives at `at`. `content`: what a prompt repeats; None: its
-    KV blocks are shared with nobody.
-    """
+    """`rows` prompts that arrive at `at` and repeat `content`; None: they share no KV block."""
 
     at: float
     prompt: int = 1
@@ -165,14 +163,11 @@ def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Infere
 
 
 def run(
-    policy: Policy,
-    asks: Sequence[Ask],
+    policy: Policy, asks: Sequence[Ask],
     check: Callable[[Scheduler, Iteration], None] = lambda scheduler, iteration: None,
     **limits: Any,
-) -> Run:
-    """Serve `asks` (in order of arrival) to the end. Fails if the scheduler stops
-    making progress.
-    """
+) -> Run:  # fmt: skip
+    """Serve `asks` (in order of arrival) to the end. Fails if there is no progress."""
     scheduler = make_scheduler(policy, **limits)
     groups = [ask.group(scheduler.limits.block_size) for ask in asks]
     result = Run(groups, [], scheduler)

@@ -42,9 +42,7 @@ def test_the_burst_reports_every_mode(small: str, result_of: Run) -> None:
         assert mode["wall_clock_s"] >= 0.005 * (mode["iterations"] - 1)
 
 
-def test_a_step_is_compared_with_what_the_machine_allows(
-    small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_step_and_its_bound(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     sizes = "--rows 1,3 --contexts 20,70 --repeats 2 --max-batch-size 9"
     monkeypatch.setattr(sys, "argv", ["engine", *shlex.split(f"{sizes} {small} --out {tmp_path}")])
@@ -87,9 +85,7 @@ def test_the_reader_reads_all_of_an_array() -> None:
         assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
 
 
-def test_the_engine_is_held_against_the_oracle(
-    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_against_oracle(small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = "--decoder-batch-sizes 32,3 --prefix-caching"  # the long ones begin alike
     arguments = (small, "--n 4 --tokens 5", sizes)
     result = result_of(agreement, *arguments)

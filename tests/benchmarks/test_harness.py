@@ -32,32 +32,29 @@ def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
     assert (ratio.mean, ratio.half) == (3, 0) and mean(found["peer"], "speed").mean == 1.5
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "arguments", "sentence"),
-    [
-        (burst, "--model demo --n 65", "--n must be from 1 to 64"),
-        (burst, "--model demo --modes orca", "unknown mode 'orca'"),
-        (burst, "--model fake", "leave out --model fake"),
-        (burst, "--tokenizer bytes", "unknown flag --tokenizer"),
-        (burst, "--batch-size-target 3", "--batch-size-target has no meaning in mode dynamic"),
-        (engine, "--model demo --rows 1,x", "no list of positive numbers"),
-        (engine, "--model demo --contexts 2000", "at most 1024 tokens"),
-        (engine, "--model demo --rows 64 --kv-cache 0.02GB", "raise --kv-cache"),
-        (engine, "--model demo --rows 64 --max-batch-size 32", "raise --max-batch-size, 32"),
-        (engine, "--order fcfs", "unknown flag --order"),
-        (engine, "--prefix-caching", "unknown flag --prefix-caching"),
-        (engine, "--max-waiting 3", "unknown flag --max-waiting"),
-        (engine, "--ahead", "unknown flag --ahead"),  # plans are made by no thread
-        (agreement, "--model demo --n 33 --max-batch-size 32", "at most --max-batch-size"),
-        (agreement, "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
-        (gpu, "", "device cuda: no GPU is usable here; use --device cpu"),
-        (gpu, "--port 1", "unknown flag --port"),
-        (costs, "--model fake --name fake", "give another --name"),
-        (costs, "--model fake --order sjf", "unknown flag --order"),
-        (costs, "--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
-        (faults, "--only nothing", "no fault has these words in its name"),
-    ],
-)
+@pytest.mark.parametrize(("benchmark", "arguments", "sentence"), [
+    (burst, "--model demo --n 65", "--n must be from 1 to 64"),
+    (burst, "--model demo --modes orca", "unknown mode 'orca'"),
+    (burst, "--model fake", "leave out --model fake"),
+    (burst, "--tokenizer bytes", "unknown flag --tokenizer"),
+    (burst, "--batch-size-target 3", "--batch-size-target has no meaning in mode dynamic"),
+    (engine, "--model demo --rows 1,x", "no list of positive numbers"),
+    (engine, "--model demo --contexts 2000", "at most 1024 tokens"),
+    (engine, "--model demo --rows 64 --kv-cache 0.02GB", "raise --kv-cache"),
+    (engine, "--model demo --rows 64 --max-batch-size 32", "raise --max-batch-size, 32"),
+    (engine, "--order fcfs", "unknown flag --order"),
+    (engine, "--prefix-caching", "unknown flag --prefix-caching"),
+    (engine, "--max-waiting 3", "unknown flag --max-waiting"),
+    (engine, "--ahead", "unknown flag --ahead"),  # plans are made by no thread
+    (agreement, "--model demo --n 33 --max-batch-size 32", "at most --max-batch-size"),
+    (agreement, "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
+    (gpu, "", "device cuda: no GPU is usable here; use --device cpu"),
+    (gpu, "--port 1", "unknown flag --port"),
+    (costs, "--model fake --name fake", "give another --name"),
+    (costs, "--model fake --order sjf", "unknown flag --order"),
+    (costs, "--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
+    (faults, "--only nothing", "no fault has these words in its name"),
+])  # fmt: skip
 def test_bad_input_ends_with_a_sentence(
     benchmark: ModuleType, arguments: str, sentence: str, refusal_of: Callable[..., str]
 ) -> None:
@@ -66,19 +63,13 @@ def test_bad_input_ends_with_a_sentence(
 
 
 @pytest.mark.nightly
-def test_only_settings_with_an_effect_are_recorded(
-    small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_effects_are_recorded(small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EB_PORT", "9")  # the environment may be shared
     two = result_of(burst, small, "--n 1 --modes dynamic,windowed")["config"]
     one = result_of(burst, small, "--n 1")["config"]
-    assert not {"mode", *harness.NO_HTTP} & set(two) and set(two) - set(one) == {
-        "batch_size_target", "batch_size_limit", "max_batch_delay_ms", "compact_batches",
-        "preferred_batch_sizes",
-    }  # fmt: skip
-
-
-# ---- HTTP and front ends: the table, and all of it at a small size
+    assert not {"mode", *harness.NO_HTTP} & set(two)
+    windows = "batch_size_target batch_size_limit max_batch_delay_ms preferred_batch_sizes"
+    assert set(two) - set(one) == {"compact_batches", *windows.split()}
 
 
 def test_a_front_end_is_reported_beside_the_plain_server() -> None:
@@ -111,7 +102,6 @@ def test_answers_and_streams_are_measured(tmp_path: Path, monkeypatch: pytest.Mo
 
 # ---- faults in their short form: each promise is kept on a real server
 
-
 USUAL = (  # what happens to every server in time, and what no other test does to one
     "half of 500 streams are cut",
     "50 requests in one packet",
@@ -121,15 +111,13 @@ USUAL = (  # what happens to every server in time, and what no other test does t
     "the engine fails in every 20th iteration",
     "the engine fails in every iteration",
 )
+FAULTS = [  # a fleet's are in test_ray.py
+    pytest.param(fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly)
+    for fault in (*connections.FAULTS, *processes.FAULTS)
+]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly)
-        for fault in (*connections.FAULTS, *processes.FAULTS)  # a fleet's are in test_ray.py
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_promise_is_kept(fault: Fault) -> None:
     seen, kept = fault.run(True)
     assert kept, seen
@@ -147,7 +135,5 @@ def test_a_broken_promise_is_an_exit_code_and_a_bold_no(
     with pytest.raises(SystemExit) as ended:
         faults.main()
     assert ended.value.code == 1 and "BROKEN" in capsys.readouterr().out
-    assert (
-        "| a \\| fault | nothing breaks | ConnectionResetError: peer | **no** |"
-        in (tmp_path / "faults.md").read_text()
-    )
+    row = "| a \\| fault | nothing breaks | ConnectionResetError: peer | **no** |"
+    assert row in (tmp_path / "faults.md").read_text()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from shlex import split
+from shlex import quote, split
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from client.draws import WorkloadError, arrivals, at_rate, count
 from client.traces import Trace, load_trace, save_trace
 from client.workloads import Workload
 from compare import addresses
-from tests.programs import ran
+from tests.programs import output, ran
 from tests.servers import ROOT, Serve, server
 
 
@@ -50,9 +49,7 @@ def gaps(arrival: str, n: int = 5001) -> np.ndarray:
 
 
 def follows(gaps: np.ndarray, distribution: Any) -> bool:
-    """Return whether 1 in 1,000 samples of a distribution is as far from it, by Kolmogorov and
-    Smirnov's test.
-    """
+    """Kolmogorov and Smirnov's test, which 1 in 1,000 samples of the distribution fail."""
     return bool(stats.kstest(gaps, distribution.cdf).pvalue > 1e-3)
 
 
@@ -154,19 +151,15 @@ def test_no_server_and_an_unknown_workload_are_sentences_that_name_the_fix() -> 
     assert ended.returncode == 2 and ended.stderr.startswith("error: unknown arrival 'auto'; ")
 
 
-def test_the_client_prints_one_completion_from_the_root_or_from_its_folder_to_a_reader_of_its_start(
-    shared_server: Serve,
-) -> None:
+def test_the_client_prints_one_completion_wherever_it_runs(shared_server: Serve) -> None:
     with shared_server("dynamic", {"model": "fake"}) as url:
         ask = f"--url {url} --prompt hi --numtokens"
         for folder, program, shown in (
             (ROOT, f"client/client.py {ask} 10", 11),
             (ROOT / "client", f"client.py {ask} 500 | head -c 5", 5),
         ):
-            command = f"set -o pipefail; {shlex.quote(sys.executable)} {program}"
-            done = subprocess.run(
-                ["bash", "-c", command], cwd=folder, capture_output=True, text=True
-            )
+            command = ["bash", "-c", f"set -o pipefail; {quote(sys.executable)} {program}"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             assert (done.returncode, len(done.stdout), done.stderr) == (0, shown, "")
 
 
@@ -174,30 +167,25 @@ def test_the_client_prints_one_completion_from_the_root_or_from_its_folder_to_a_
 def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
     with shared_server("dynamic", {"model": "fake"}) as url:
         figure, trace = tmp_path / "figure.png", tmp_path / "trace.jsonl"
-        shown = ran(
-            "client.client",
-            *split(f"--url {url} --numsamples 12 --wait 0.01 --numtokens_range 2 4 --selection"),
-            *split(f"descend --figure {figure} --save-trace {trace}"),
-        ).stdout
+        words = f"--url {url} --numsamples 12 --wait 0.01 --numtokens_range 2 4 --selection descend"
+        shown = output("client.client", f"{words} --figure {figure} --save-trace {trace}")
         assert shown.count("[") >= 12 and "total-tokens-handled" in shown
         assert "end-to-end latency" in shown and "12 answered, 0 failed" in shown
         assert figure.exists()
         assert {request.num_tokens for request in load_trace(trace)} == {2, 4}
-        command = f"--url {url} --trace {trace} --quiet --figure {figure}"
-        quiet = ran("client.client", *split(command)).stdout
+        words = f"--url {url} --trace {trace} --quiet --figure {figure}"
+        quiet = output("client.client", words)
         assert "[0]" not in quiet and "12 answered" in quiet
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     """Requests beyond the context, and conversations that outgrow it."""
-    loads = (
-        "--numsamples 10 --numtokens_range 1 129",
-        "--numsamples 3 --sessions 3:0 --lengths fixed:60",
-    )
-    shared = f"--arrival burst --quiet --figure {tmp_path}/figure.png"
+    beyond, outgrown = "10 --numtokens_range 1 129", "3 --sessions 3:0 --lengths fixed:60"
+    shared = f"--arrival burst --quiet --figure {tmp_path}/figure.png --numsamples"
     with server("dynamic", {"model": "fake", "max_model_len": 130}) as url:
-        ended = [ran("client.client", "--url", url, *split(f"{each} {shared}")) for each in loads]
+        loads = (split(f"--url {url} {shared} {each}") for each in (beyond, outgrown))
+        ended = [ran("client.client", *load) for load in loads]
     assert [each.returncode for each in ended] == [1, 1]
     long, conversation = (" ".join(each.stdout.split()) for each in ended)
     assert "failed: 400 " in long and "beyond the context" in long
@@ -206,21 +194,16 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     assert "1 answered, 2 failed" in conversation and "not sent, as an earlier turn" in conversation
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("", "give --prompt TEXT, --numsamples N or --trace FILE"),
-        ("--numsamples 0", "must be at least 1"),
-        ("--numsamples 3 --selection ascend", "invalid choice"),
-        ("--numsamples 3 --wait 1 --arrival burst", "contradict each other"),
-        ("--numsamples 3 --scale 4", "add --trace FILE"),
-        ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
-        ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),
-    ],
-)
-def test_a_bad_command_line_exits_with_2(
-    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ("", "give --prompt TEXT, --numsamples N or --trace FILE"),
+    ("--numsamples 0", "must be at least 1"),
+    ("--numsamples 3 --selection ascend", "invalid choice"),
+    ("--numsamples 3 --wait 1 --arrival burst", "contradict each other"),
+    ("--numsamples 3 --scale 4", "add --trace FILE"),
+    ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
+    ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),
+])  # fmt: skip
+def test_a_bad_command_line_exits_with_2(arguments: str, sentence: str, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
         client.parse(split(arguments))
     assert sentence in capsys.readouterr().err

@@ -1,6 +1,4 @@
-"""The replay itself: when requests are sent, whatever the server does, and what is measured of a
-server with known instants.
-"""
+"""The replay: when requests are sent, and what is measured of a server with known instants."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from shlex import split
 
 import pytest
 
@@ -20,20 +17,16 @@ from client.workloads import Workload
 from compare.comparison import sigterm_is_ctrl_c
 from compare.measure import Target, measure, with_requests
 from compare.summary import summarise
-from tests.programs import ran
+from tests.programs import output, ran
 from tests.servers import assert_all_answered
 from tests.stub import stub
 
 alone = pytest.mark.alone
-
 STUB = wire("openai", "stub")
 
 
 def at(*instants: float, tokens: int = 4) -> list[Request]:
-    return [
-        Request(id=i, at=instant, prompt="a", num_tokens=tokens)
-        for i, instant in enumerate(instants)
-    ]
+    return [Request(id=i, at=t, prompt="a", num_tokens=tokens) for i, t in enumerate(instants)]
 
 
 @alone
@@ -79,23 +72,19 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
     assert result["client_limited"] and result["max_schedule_lag_ms"] > 250
-    assert result["p99_e2el_from_schedule_ms"] > 250, (
-        "coordinated omission would hide the wait of the second and third"
-    )
+    # coordinated omission would hide the wait of the second and third
+    assert result["p99_e2el_from_schedule_ms"] > 250
     assert answers[1].e2e_s < 0.3 < answers[1].e2e_s + answers[1].lag_s
 
 
 @alone
 def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> None:
-    """Twenty requests a second and twenty counts a second: at equal intervals each count fell on
-    the same instant of a gap.
-    """
+    """At equal intervals each of twenty counts a second fell on the same instant of a gap."""
     requests = Workload("fixed:2").requests(60, "constant:20")
     with stub(first_s=0.025) as server:
         result, _ = measure(Target("stub", server.url, STUB, ours=False), requests, {}, 10, Watch())
-    assert result["mean_in_flight"] == pytest.approx(
-        result["achieved_rate"] * result["mean_e2el_ms"] / 1e3, abs=0.2
-    )
+    by_littles_law = result["achieved_rate"] * result["mean_e2el_ms"] / 1e3
+    assert result["mean_in_flight"] == pytest.approx(by_littles_law, abs=0.2)
 
 
 def test_a_failure_is_a_sentence_and_ends_when_it_is_known() -> None:
@@ -140,10 +129,8 @@ def test_nothing_follows_a_turn_that_failed() -> None:
         result, outcomes = measure(target, requests, {"e2el": 60e3}, 10, Watch())
         assert len(server.bodies) == 3, "the first turn of each conversation"
     assert (result["completed"], result["failed"], result["attainment"]) == (0, 8, 0)
-    assert result["errors"] == {
-        "not sent, as an earlier turn of its conversation failed": 5,
-        "404 no such model": 3,
-    }
+    not_sent = "not sent, as an earlier turn of its conversation failed"
+    assert result["errors"] == {not_sent: 5, "404 no such model": 3}
     sent = [outcome.sent_at for outcome in outcomes if outcome.sent]
     assert result["achieved_rate"] == pytest.approx(2 / (max(sent) - min(sent))), "of those sent"
     records = with_requests(result, outcomes)["requests"]
@@ -175,10 +162,9 @@ def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
     with stub() as server:
         load = f"--url {server.url}/v1 --api openai --numsamples 8 --arrival closed:2 --quiet"
         load += f" --lengths fixed:5 --goodput e2el:60000 --out {tmp_path}/run"
-        done = ran("client.client", *split(f"{load} --figure {tmp_path}/figure.png"))
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "8 answered, 0 failed" in done.stdout
-        assert "8 requests, 5.0 completion tokens on average, 2 users" in done.stdout
+        shown = output("client.client", f"{load} --figure {tmp_path}/figure.png")
+        assert "8 answered, 0 failed" in shown
+        assert "8 requests, 5.0 completion tokens on average, 2 users" in shown
         assert {body["model"] for body in server.bodies} == {"stub"} and server.most_in_flight <= 2
         ended = ran("client.client", "--url", server.url, "--numsamples", "1")
     assert ended.returncode == 1 and "Traceback" not in ended.stderr

@@ -56,22 +56,18 @@ def test_a_streams_tokens_are_where_this_client_read_them() -> None:
     assert answer.tpot_s == 0.25 and answer.itl_s == [0.5]
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        pytest.param([(2.0, chunk("a")), (2.5, chunk("bc", "length")), (2.6, USAGE + DONE)],
-                     id="ours"),
-        pytest.param([(2.0, chunk("a")), (2.5, chunk("bc")), (2.6, chunk("", "length")),
-                      (2.7, USAGE), (2.7, DONE)], id="an empty last chunk"),
-        pytest.param([(2.0, chunk("a", usage=None)), (2.5, chunk("bc", usage=USED)), (2.6, DONE)],
-                     id="usage in every chunk"),
-        pytest.param([(2.0, b": ping\r\n\r\n" + chunk("a").replace(b"\n", b"\r\n")),
-                      (2.5, chunk("bc")[:9]), (2.5, chunk("bc")[9:]), (2.6, USAGE + DONE)],
-                     id="comments, CRLF, pieces"),
-        pytest.param([(2.0, chunk("a").replace(b"data: ", b"data:")), (2.5, chunk("bc")),
-                      (2.6, USAGE + DONE + b"data: never read")], id="no space"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("pieces", [
+    pytest.param([(2.0, chunk("a")), (2.5, chunk("bc", "length")), (2.6, USAGE + DONE)], id="ours"),
+    pytest.param([(2.0, chunk("a")), (2.5, chunk("bc")), (2.6, chunk("", "length")),
+                  (2.7, USAGE), (2.7, DONE)], id="an empty last chunk"),
+    pytest.param([(2.0, chunk("a", usage=None)), (2.5, chunk("bc", usage=USED)), (2.6, DONE)],
+                 id="usage in every chunk"),
+    pytest.param([(2.0, b": ping\r\n\r\n" + chunk("a").replace(b"\n", b"\r\n")),
+                  (2.5, chunk("bc")[:9]), (2.5, chunk("bc")[9:]), (2.6, USAGE + DONE)],
+                 id="comments, CRLF, pieces"),
+    pytest.param([(2.0, chunk("a").replace(b"data: ", b"data:")), (2.5, chunk("bc")),
+                  (2.6, USAGE + DONE + b"data: never read")], id="no space"),
+])  # fmt: skip
 def test_openais_chunks_in_the_forms_that_occur(pieces: list[tuple[float, bytes]]) -> None:
     answer, text = OpenAI("m").read(reply(*pieces))
     assert (text, answer.prompt_tokens, answer.completion_tokens) == ("abc", 2, 3)
@@ -83,20 +79,17 @@ def test_openais_chunks_in_the_forms_that_occur(pieces: list[tuple[float, bytes]
 NO_TOKEN = event({"choices": [], "usage": USED | {"completion_tokens": 0}})
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (chunk("a") + DONE, "without usage"),
-        (chunk("a") + USAGE, r"ended before \[DONE\]"),
-        (chunk("a") + event({"error": {"message": "no memory"}}) + DONE, "an error: no memory"),
-        (b"data: nonsense\n\n" + DONE, "not JSON"),
-        (DONE, "without events"),
-        (NO_TOKEN + DONE, "without a token"),
-        (event({"index": 0, "text": "a"}) + DONE, "is --api inference meant?"),
-        (event([1]) + DONE, "is --api inference meant?"),
-        (b"", r"ended before \[DONE\]"),
-    ],
-)
+@pytest.mark.parametrize(("data", "sentence"), [
+    (chunk("a") + DONE, "without usage"),
+    (chunk("a") + USAGE, r"ended before \[DONE\]"),
+    (chunk("a") + event({"error": {"message": "no memory"}}) + DONE, "an error: no memory"),
+    (b"data: nonsense\n\n" + DONE, "not JSON"),
+    (DONE, "without events"),
+    (NO_TOKEN + DONE, "without a token"),
+    (event({"index": 0, "text": "a"}) + DONE, "is --api inference meant?"),
+    (event([1]) + DONE, "is --api inference meant?"),
+    (b"", r"ended before \[DONE\]"),
+])  # fmt: skip
 def test_an_incomplete_answer_is_an_error_in_a_sentence(data: bytes, sentence: str) -> None:
     with pytest.raises(Unreadable, match=sentence):
         OpenAI("m").read(reply((2.0, data)))
@@ -125,32 +118,23 @@ def test_each_api_asks_for_the_same_tokens_in_its_own_words() -> None:
     assert wire("inference").body(ids)["prompt_ids"] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        (b'{"error": {"message": "too long"}}', "400 too long"),
-        (b'{"error": "too long"}', "400 too long"),
-        (b'{"message": "too long", "object": "error"}', "400 too long"),
-        (b"Bad Request", "400 Bad Request"),
-        (b"", "400"),
-    ],
-)
+@pytest.mark.parametrize(("body", "sentence"), [
+    (b'{"error": {"message": "too long"}}', "400 too long"),
+    (b'{"error": "too long"}', "400 too long"),
+    (b'{"message": "too long", "object": "error"}', "400 too long"),
+    (b"Bad Request", "400 Bad Request"),
+    (b"", "400"),
+])  # fmt: skip
 def test_a_refusal_is_in_the_server_s_words(body: bytes, sentence: str) -> None:
     assert refusal(400, body) == sentence
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [(2.0, chunk("", "length")), (2.6, USAGE + DONE)],
-        [(2.0, event({"choices": [], "usage": USED})), (2.6, DONE)],
-        [(2.0, chunk("", usage=None)), (2.0, chunk("", "length")), (2.6, USAGE + DONE)],
-    ],
-    ids=["one empty chunk", "usage alone", "empty chunks"],
-)
-def test_tokens_that_decode_to_nothing_are_an_answer_whose_first_event_is_its_first_token(
-    pieces: list[tuple[float, bytes]],
-) -> None:
+@pytest.mark.parametrize("pieces", [
+    [(2.0, chunk("", "length")), (2.6, USAGE + DONE)],
+    [(2.0, event({"choices": [], "usage": USED})), (2.6, DONE)],
+    [(2.0, chunk("", usage=None)), (2.0, chunk("", "length")), (2.6, USAGE + DONE)],
+], ids=["one empty chunk", "usage alone", "empty chunks"])  # fmt: skip
+def test_tokens_that_decode_to_nothing_are_an_answer(pieces: list[tuple[float, bytes]]) -> None:
     answer, text = OpenAI("m").read(reply(*pieces))
     assert text == "" and answer.completion_tokens == 3
     assert (answer.first_token_at, answer.last_token_at, answer.answered_at) == (2.0, 2.0, 2.6)

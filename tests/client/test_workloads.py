@@ -1,6 +1,4 @@
-"""Workloads beyond independent texts: token ids, shared prefixes, conversations, and Mooncake's
-traces.
-"""
+"""Workloads of token ids, shared prefixes and conversations; Mooncake's traces."""
 
 from __future__ import annotations
 
@@ -57,9 +55,8 @@ def test_prompts_share_prefixes_as_often_as_zipfs_law_says(zipf: int, shares: li
 def test_the_rates_of_a_sweep_share_prefixes_and_nothing_else_of_their_prompts() -> None:
     """They meet one server: with one draw for all rates, a prefix cache had every prompt whole."""
     data = Workload(seed=3, prefixes="2:40:1")
-    slow, fast, again = (
-        ids_of(data.requests(200, f"poisson:{rate}", scaled=True)) for rate in (5, 6, 5)
-    )
+    drawn = (data.requests(200, f"poisson:{rate}", scaled=True) for rate in (5, 6, 5))
+    slow, fast, again = map(ids_of, drawn)
     assert slow == again, "every mode at the same rate gets the same prompts"
     assert {tuple(ids[:40]) for ids in slow} == {tuple(ids[:40]) for ids in fast}
     long = {tuple(ids) for ids in slow if len(ids) > 45}
@@ -115,51 +112,45 @@ def test_conversations_can_begin_at_other_times_but_not_in_a_closed_loop() -> No
         Trace.of(slow).sent_as("closed:2", 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"prefixes": "4:64"}, "give K:TOKENS:ZIPF"),
-        ({"prefixes": "0:64:1"}, "give K:TOKENS:ZIPF"),
-        ({"prefixes": "4:64:-1"}, "give K:TOKENS:ZIPF"),
-        ({"prefixes": "4:64:1", "prompts": "text"}, "leave out --prompts text"),
-        ({"sessions": "3"}, "give TURNS:THINK_S"),
-        ({"sessions": "0:1"}, "give TURNS:THINK_S"),
-        ({"sessions": "3:-1"}, "give TURNS:THINK_S"),
-        ({"sessions": "3:1", "prompts": "ids"}, "leave out --prompts ids and --prefixes"),
-        ({"users": [GREEDY, GREEDY]}, "--users needs two users or more"),
-        ({"users": [GREEDY, "b,2"]}, "unknown user 'b,2'; give NAME,RATE,LENGTHS"),
-        ({"users": [GREEDY, "b,2,normal,9-3"]}, "unknown user 'b,2,normal,9-3'"),
-        ({"users": [GREEDY, "b|c,2,normal"]}, "unknown user"),
-        ({"users": [GREEDY, "b,2,zipf:3"]}, "--users 'b,2,zipf:3': unknown lengths 'zipf:3'"),
-        ({"priorities": ["0.1:1", "0.8:2"]}, r"sum to 0.9; make it 1"),
-        ({"priorities": ["1"]}, "give SHARE:LEVEL"),
-        ({"priorities": ["1:-1"]}, "give SHARE:LEVEL"),
-        ({"priorities": ["0.5:1", "0.5:1"]}, "give SHARE:LEVEL"),
-        ({"priorities": ["0:1", "1:2"]}, "give SHARE:LEVEL"),
-        ({"slo_mix": ["0.5:a=ttft:1", "0.4:b=tpot:1"]}, "sum to 0.9; make it 1"),
-        ({"slo_mix": ["a=ttft:1"]}, "give SHARE:NAME=ttft:MS,tpot:MS"),
-        ({"slo_mix": ["1:a=e2el:1"]}, "--slo-mix: 'a=e2el:1' is no class; write NAME=ttft:MS"),
-        ({"adapters": "4"}, "unknown adapters '4'; give N:DISTRIBUTION of distinct, uniform"),
-        ({"adapters": "0:uniform"}, "unknown adapters"),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"prefixes": "4:64"}, "give K:TOKENS:ZIPF"),
+    ({"prefixes": "0:64:1"}, "give K:TOKENS:ZIPF"),
+    ({"prefixes": "4:64:-1"}, "give K:TOKENS:ZIPF"),
+    ({"prefixes": "4:64:1", "prompts": "text"}, "leave out --prompts text"),
+    ({"sessions": "3"}, "give TURNS:THINK_S"),
+    ({"sessions": "0:1"}, "give TURNS:THINK_S"),
+    ({"sessions": "3:-1"}, "give TURNS:THINK_S"),
+    ({"sessions": "3:1", "prompts": "ids"}, "leave out --prompts ids and --prefixes"),
+    ({"users": [GREEDY, GREEDY]}, "--users needs two users or more"),
+    ({"users": [GREEDY, "b,2"]}, "unknown user 'b,2'; give NAME,RATE,LENGTHS"),
+    ({"users": [GREEDY, "b,2,normal,9-3"]}, "unknown user 'b,2,normal,9-3'"),
+    ({"users": [GREEDY, "b|c,2,normal"]}, "unknown user"),
+    ({"users": [GREEDY, "b,2,zipf:3"]}, "--users 'b,2,zipf:3': unknown lengths 'zipf:3'"),
+    ({"priorities": ["0.1:1", "0.8:2"]}, r"sum to 0.9; make it 1"),
+    ({"priorities": ["1"]}, "give SHARE:LEVEL"),
+    ({"priorities": ["1:-1"]}, "give SHARE:LEVEL"),
+    ({"priorities": ["0.5:1", "0.5:1"]}, "give SHARE:LEVEL"),
+    ({"priorities": ["0:1", "1:2"]}, "give SHARE:LEVEL"),
+    ({"slo_mix": ["0.5:a=ttft:1", "0.4:b=tpot:1"]}, "sum to 0.9; make it 1"),
+    ({"slo_mix": ["a=ttft:1"]}, "give SHARE:NAME=ttft:MS,tpot:MS"),
+    ({"slo_mix": ["1:a=e2el:1"]}, "--slo-mix: 'a=e2el:1' is no class; write NAME=ttft:MS"),
+    ({"adapters": "4"}, "unknown adapters '4'; give N:DISTRIBUTION of distinct, uniform"),
+    ({"adapters": "0:uniform"}, "unknown adapters"),
+])  # fmt: skip
 def test_options_that_contradict_others_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(WorkloadError, match=sentence):
         Workload(**options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"prefixes": "2:5:1"},
-        {"sessions": "3:0.5"},
-        {"priorities": ["0.5:1", "0.5:0"]},
-        {"slo_mix": ["0.5:a=ttft:9,tpot:3.5", "0.5:b=tpot:2"]},
-        {"adapters": "3:distinct"},
-        {"users": ["a,9,fixed:2", "b,9,fixed:3"]},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {},
+    {"prefixes": "2:5:1"},
+    {"sessions": "3:0.5"},
+    {"priorities": ["0.5:1", "0.5:0"]},
+    {"slo_mix": ["0.5:a=ttft:9,tpot:3.5", "0.5:b=tpot:2"]},
+    {"adapters": "3:distinct"},
+    {"users": ["a,9,fixed:2", "b,9,fixed:3"]},
+])  # fmt: skip
 def test_every_workload_is_the_same_from_a_file(options: dict[str, Any], tmp_path: Path) -> None:
     requests = Workload(seed=1, **options).requests(20, "poisson:3")
     save_trace(path := tmp_path / "trace.jsonl", requests)
@@ -172,28 +163,25 @@ LATER = {"id": 1, "at": 0, "prompt": "b", "num_tokens": 1, "after": 0, "think_s"
 IDS = {"prompt": None, "prompt_ids": [1]}
 
 
-@pytest.mark.parametrize(
-    ("lines", "sentence"),
-    [
-        ([], "holds no requests"),
-        ([FIRST, {"id": 1, "at": 0, "prompt": "a"}], "line 2: num_tokens: "),
-        ([FIRST | {"at": -1}], "line 1: at: "),
-        ([FIRST | {"prompt": None}], "line 1: give either prompt or prompt_ids"),
-        ([FIRST | {"prompt": ""}], "line 1: the prompt is empty"),
-        ([FIRST, FIRST], "line 2: an earlier line has the id 0 too"),
-        ([FIRST, FIRST | {"id": 1, "users": 2}], "numbers of users"),
-        ([FIRST | {"user": ""}], "line 1: user: "),
-        ([FIRST | {"priority": -1}], "line 1: priority: "),
-        ([FIRST, LATER | {"after": 7}], "line 2: after: no line before it has the id 7"),
-        ([FIRST, LATER, LATER | {"id": 2}], "line 3: after: another request follows 0 already"),
-        ([FIRST | {"think_s": 1}], "line 1: .* both after and think_s"),
-        ([FIRST, LATER | {"think_s": None}], "line 2: .* both after and think_s"),
-        ([FIRST, LATER | {"think_s": -1}], "line 2: think_s: "),
-        ([FIRST | {"users": 2}, LATER | {"users": 2}], "line 2: users: .*leave out after or users"),
-        ([FIRST, LATER | IDS], "line 2: .*give prompt, not prompt_ids"),
-        ([FIRST | IDS, LATER], "line 2: .*give prompt, not prompt_ids"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "sentence"), [
+    ([], "holds no requests"),
+    ([FIRST, {"id": 1, "at": 0, "prompt": "a"}], "line 2: num_tokens: "),
+    ([FIRST | {"at": -1}], "line 1: at: "),
+    ([FIRST | {"prompt": None}], "line 1: give either prompt or prompt_ids"),
+    ([FIRST | {"prompt": ""}], "line 1: the prompt is empty"),
+    ([FIRST, FIRST], "line 2: an earlier line has the id 0 too"),
+    ([FIRST, FIRST | {"id": 1, "users": 2}], "numbers of users"),
+    ([FIRST | {"user": ""}], "line 1: user: "),
+    ([FIRST | {"priority": -1}], "line 1: priority: "),
+    ([FIRST, LATER | {"after": 7}], "line 2: after: no line before it has the id 7"),
+    ([FIRST, LATER, LATER | {"id": 2}], "line 3: after: another request follows 0 already"),
+    ([FIRST | {"think_s": 1}], "line 1: .* both after and think_s"),
+    ([FIRST, LATER | {"think_s": None}], "line 2: .* both after and think_s"),
+    ([FIRST, LATER | {"think_s": -1}], "line 2: think_s: "),
+    ([FIRST | {"users": 2}, LATER | {"users": 2}], "line 2: users: .*leave out after or users"),
+    ([FIRST, LATER | IDS], "line 2: .*give prompt, not prompt_ids"),
+    ([FIRST | IDS, LATER], "line 2: .*give prompt, not prompt_ids"),
+])  # fmt: skip
 def test_a_bad_trace_is_refused_by_line(lines: list[Any], sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
@@ -239,21 +227,16 @@ def test_mooncakes_traces_are_read_as_they_are_or_scaled(tmp_path: Path) -> None
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        (GOOD | {"hash_ids": [0]}, "1 hash_ids for 600 tokens; .* would be 2"),
-        (GOOD | {"hash_ids": [0, -1]}, "hash_ids: "),
-        (GOOD | {"timestamp": -1}, "timestamp: "),
-        (GOOD | {"timestamp": "0"}, "timestamp: "),
-        (GOOD | {"input_length": 0, "hash_ids": []}, "input_length: "),
-        (GOOD | {"output_length": 0}, "output_length: "),
-        (GOOD | {"session": 1}, "session: Extra inputs"),
-    ],
-)
-def test_a_bad_line_of_mooncakes_is_refused(
-    line: dict[str, object], sentence: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("line", "sentence"), [
+    (GOOD | {"hash_ids": [0]}, "1 hash_ids for 600 tokens; .* would be 2"),
+    (GOOD | {"hash_ids": [0, -1]}, "hash_ids: "),
+    (GOOD | {"timestamp": -1}, "timestamp: "),
+    (GOOD | {"timestamp": "0"}, "timestamp: "),
+    (GOOD | {"input_length": 0, "hash_ids": []}, "input_length: "),
+    (GOOD | {"output_length": 0}, "output_length: "),
+    (GOOD | {"session": 1}, "session: Extra inputs"),
+])  # fmt: skip
+def test_a_bad_mooncake_is_refused(line: dict[str, object], sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "mooncake.jsonl"
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps(line))
     with pytest.raises(WorkloadError, match=f"mooncake.jsonl, line 2: {sentence}"):

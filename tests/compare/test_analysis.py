@@ -74,9 +74,6 @@ def test_batches_are_the_requests_admitted_together() -> None:
     assert batch_sizes([]) == []
 
 
-# ---- a run summarised from the client's side, in numbers small enough to check by hand
-
-
 def test_the_latency_line_is_the_least_squares_line() -> None:
     line = latency_line([1, 2, 3], [1.5, 2.5, 3.5])
     assert line == pytest.approx({"intercept_s": 0.5, "slope_s_per_token": 1.0, "r": 1.0})
@@ -89,9 +86,8 @@ def answer(id_: int, scheduled: float, sent: float, answered: float, tokens: int
     e2e = answered - sent - 0.1  # a tenth of a second was spent outside the server
     first = answered - (e2e - 0.5)
     timings = {"queue_s": 0.0, "ttft_s": 0.5, "decode_s": 1.0, "held_s": e2e - 1.5, "e2e_s": e2e}
-    return Answer(
-        id_, scheduled, sent, first, first + 1.0, answered, 4, tokens, [0.5, 0.5], timings
-    )
+    times = scheduled, sent, first, first + 1.0, answered
+    return Answer(id_, *times, 4, tokens, [0.5, 0.5], timings)
 
 
 def test_a_run_is_summarised_from_the_clients_side() -> None:
@@ -118,15 +114,11 @@ def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
     result = summarise([], [(0.0, 0.0, 3.0), (1.0, 1.0, 1.5)], goodput={})
     assert (result["completed"], result["failed"], result["output_throughput"]) == (0, 2, 0.0)
     assert result["mean_e2el_ms"] is result["latency_line"] is result["goodput"] is None
-    assert summarise([], [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0})["goodput"] == 0.0, (
-        "nothing answered is no goodput, not an unknown one"
-    )
+    assert summarise([], [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0})["goodput"] == 0.0, "and known"
 
 
 def test_a_server_that_dies_early_is_rated_over_the_whole_run() -> None:
-    """It answered 97 requests in 5 s and died; that every later one failed was left out of the
-    run's time: 19.4 a second.
-    """
+    """Of 97 answers in 5 s it once had 19.4 a second: the time of later failures did not count."""
     instants = [(i / 20, i / 20, i / 20 + 0.15) for i in range(1200)]
     answers = [answer(i, *instants[i], 1) for i in range(97)]
     result = summarise(answers, instants, goodput={"e2el": 1000.0})
@@ -144,9 +136,6 @@ def test_occupancy_over_time_spreads_iterations_over_bins_and_keeps_the_area() -
     coarse = occupancy_over_time(iterations, bins=4)
     assert sum(coarse["live"]) * coarse["bin_s"] == pytest.approx(16, abs=1e-3)
     assert occupancy_over_time([])["live"] == occupancy_over_time([])["padding"] == []
-
-
-# ---- definitions of measures, on numbers small enough to check by hand
 
 
 def test_measures_of_a_request_follow_from_its_stamps_one_by_one_or_in_columns() -> None:

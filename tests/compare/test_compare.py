@@ -1,6 +1,4 @@
-"""The comparison from end to end on the fake model, and what it must leave behind: results, and no
-server.
-"""
+"""The comparison from end to end on the fake model leaves results behind, and no server."""
 
 from __future__ import annotations
 
@@ -23,18 +21,17 @@ from compare.report.sentences import identity
 from compare.runs import Run, clear
 from compare.variants import Variant, parse_also
 from config import ConfigError
-from tests.programs import ran
+from tests.programs import output, ran
 from tests.servers import launched, wait_until
 from tests.stub import Stub, stub
 
 MODES = ["nobatch", "static", "windowed", "dynamic"]
 SAME_TEXT = "requests that every variant answered got the same text in each."
+FAKE = "--skip-calibration --model fake"
 
 
 def compare(words: str, out: Path) -> subprocess.CompletedProcess[str]:
-    """`./compare.sh --model fake` with a command line."""
-    argv = ["--skip-calibration", "--model", "fake", "--out", str(out), *shlex.split(words)]
-    return ran("compare", *argv)
+    return ran("compare", *shlex.split(f"{FAKE} --out {out} {words}"))
 
 
 def read(path: Path) -> Any:
@@ -43,13 +40,9 @@ def read(path: Path) -> Any:
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
-    done = compare(
-        "--numsamples 40 --lengths choice:2,20 --max-batch-size 8 --batch-size-target 2 "
-        "--goodput e2el:500",
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"All 40 {SAME_TEXT}" in " ".join(done.stdout.split())
+    words = f"{FAKE} --numsamples 40 --lengths choice:2,20 --max-batch-size 8 --goodput e2el:500"
+    shown = output("compare", f"{words} --batch-size-target 2 --out {tmp_path}")
+    assert f"All 40 {SAME_TEXT}" in " ".join(shown.split())
     figures = ["latency_vs_tokens", "by_group", "occupancy", "rows", "distributions"]
     wanted = {"trace.jsonl", "summary.json", "report.md", "report.html"}
     wanted |= {*(f"{mode}.json" for mode in MODES), *(f"{name}.png" for name in figures)}
@@ -76,9 +69,8 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         assert f"({name}.png)" in (tmp_path / "report.md").read_text()
 
     again, trace = tmp_path / "again", tmp_path / "trace.jsonl"
-    settings = "--modes windowed --batch-size-target 2 --compact-batches"
-    done = compare(f"{settings} --trace {trace}", again)
-    assert done.returncode == 0, done.stderr
+    words = f"{FAKE} --modes windowed --batch-size-target 2 --compact-batches"
+    output("compare", f"{words} --trace {trace} --out {again}")
     assert (again / "trace.jsonl").read_text() == trace.read_text()
     replayed = read(again / "summary.json")
     assert list(replayed["variants"]) == ["windowed"] and replayed["capacity"] is None
@@ -96,8 +88,8 @@ def texts_of(folder: Path, name: str) -> list[str]:
     "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
 )
 def test_an_interrupted_comparison_leaves_no_server(how: signal.Signals, tmp_path: Path) -> None:
-    words = "--skip-calibration --model fake --modes nobatch,dynamic --arrival burst "
-    words += f"--lengths fixed:200 --numsamples 200 --out {tmp_path}"
+    words = f"{FAKE} --modes nobatch,dynamic --arrival burst --lengths fixed:200 --numsamples 200"
+    words += f" --out {tmp_path}"
     with launched(sys.executable, "-m", "compare", *words.split()) as process:
         # in the middle of the replay
         wait_until(lambda: completed_by_a_server_of(process.pid) > 10, every_s=0.2)
@@ -132,61 +124,58 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
     assert "model.safetensors does not exist" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--modes static,dynamo", r"unknown mode 'dynamo' \(did you mean dynamic"),
-        ("--modes static,static", "names a mode twice"),
-        ("--numsample 3", r"unknown flag --numsample \(did you mean --numsamples\?\)"),
-        ("--numsamples 0", "at least 1"),
-        ("--modes nobatch,dynamic --batch-size-target 4",
-         "no meaning in any of the modes nobatch, dynamic"),
-        ("--port 8500", "every variant gets a free port"),
-        ("--max-batch-size none", "--max-batch-size 'none'"),
-        *((f"--goodput {limit}", "give ttft:MS, tpot:MS or e2el:MS")
-          for limit in ("ttft", "e2el:-1", "e2el:inf")),
-        ("--trace t.jsonl --numsamples 3", "--trace holds the requests"),
-        *((f"--trace t.jsonl {own}", "draw traces of their own")
-          for own in ("--sweep", "--repeats 2")),
-        ("--trace t.jsonl --sessions 2:1", "leave out --sessions"),
-        ("--scale 16", "add --trace FILE"),
-        ("--trace t.jsonl --scale 5", "invalid choice"),
-        ("--sessions 2:1", "--sessions needs an --arrival"),
-        ("--sessions 2:1 --sweep", "leave out --sweep or --sessions"),
-        *((f"--users a,2,normal b,2,normal,0-9 {own}", sentence) for own, sentence in (
-            ("--arrival auto", "leave out --arrival"), ("--selection descend", "out --selection"),
-            ("--lengths normal --sessions 2:1", "leave out --lengths, --sessions"),
-            ("--numsamples 9", "leave out these seconds or --numsamples"),
-            ("--sweep", "--sweep sends at rates of its own, and --users have theirs"),
-            ("--trace t.jsonl", "--trace holds the requests; leave out --users"),
-        )),
-        ("--seconds 3", "add --sweep"),
-        ("--sweep --seconds 0", "--seconds must be a number of seconds above 0"),
-        ("--timeout nan", "--timeout must be a number of seconds above 0"),
-        ("--repeats 0", "--repeats must be at least 1"),
-        ("--seed -1", "--seed must be 0 or more"),
-        ("--api-keys a:b", "--api-keys names several users, and this client"),
-        *((f"--also {other}", "give NAME=URL")
-          for other in ("vllm", "vllm=localhost:8000", "../x=http://h")),
-        *((f"--also {name}=http://h", "choose another name") for name in ("static", "summary")),
-        ("--variant base=dynamic --modes static", "--modes and --variant both say"),
-        *((f"--variant {wrong}", "give NAME='MODE --setting …'")
-          for wrong in ("dynamic", "a=", "'a b=dynamic'")),
-        ("--variant a=dynamo", r"'a=dynamo': unknown mode 'dynamo' \(did you mean dynamic"),
-        ("--variant a='dynamic --batch-size-target 4'", "target has no meaning in mode dynamic"),
-        ("--variant a='dynamic --nope 4'", "unknown flag --nope"),
-        ("""--variant "a=dynamic 'x" """, "No closing quotation"),
-        ("--variant a='dynamic --port 1'", "every variant gets a free port"),
-        ("--variant a='dynamic --seed 1'", "unknown flag --seed"),
-        ("--variant a='dynamic --shed'", "no request has one; add --slo-mix"),
-        ("--adapters 4:uniform", "a server lacks; add --lora-random N:RANK"),
-        ("--variant static=dynamic", "static is taken"),
-        ("--variant base=dynamic --variant base=dynamic", "base is taken"),
-        ("--variant base=dynamic --also base=http://h", "base is taken"),
-        ("--variant base=dynamic --baseline other", "'other' is not compared; name one of base"),
-        (" ".join(f"--variant v{i}=dynamic" for i in range(13)), "a figure shows at most 12"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--modes static,dynamo", r"unknown mode 'dynamo' \(did you mean dynamic"),
+    ("--modes static,static", "names a mode twice"),
+    ("--numsample 3", r"unknown flag --numsample \(did you mean --numsamples\?\)"),
+    ("--numsamples 0", "at least 1"),
+    ("--modes nobatch,dynamic --batch-size-target 4",
+     "no meaning in any of the modes nobatch, dynamic"),
+    ("--port 8500", "every variant gets a free port"),
+    ("--max-batch-size none", "--max-batch-size 'none'"),
+    *((f"--goodput {limit}", "give ttft:MS, tpot:MS or e2el:MS")
+      for limit in ("ttft", "e2el:-1", "e2el:inf")),
+    ("--trace t.jsonl --numsamples 3", "--trace holds the requests"),
+    *((f"--trace t.jsonl {own}", "draw traces of their own")
+      for own in ("--sweep", "--repeats 2")),
+    ("--trace t.jsonl --sessions 2:1", "leave out --sessions"),
+    ("--scale 16", "add --trace FILE"),
+    ("--trace t.jsonl --scale 5", "invalid choice"),
+    ("--sessions 2:1", "--sessions needs an --arrival"),
+    ("--sessions 2:1 --sweep", "leave out --sweep or --sessions"),
+    *((f"--users a,2,normal b,2,normal,0-9 {own}", sentence) for own, sentence in (
+        ("--arrival auto", "leave out --arrival"), ("--selection descend", "out --selection"),
+        ("--lengths normal --sessions 2:1", "leave out --lengths, --sessions"),
+        ("--numsamples 9", "leave out these seconds or --numsamples"),
+        ("--sweep", "--sweep sends at rates of its own, and --users have theirs"),
+        ("--trace t.jsonl", "--trace holds the requests; leave out --users"),
+    )),
+    ("--seconds 3", "add --sweep"),
+    ("--sweep --seconds 0", "--seconds must be a number of seconds above 0"),
+    ("--timeout nan", "--timeout must be a number of seconds above 0"),
+    ("--repeats 0", "--repeats must be at least 1"),
+    ("--seed -1", "--seed must be 0 or more"),
+    ("--api-keys a:b", "--api-keys names several users, and this client"),
+    *((f"--also {other}", "give NAME=URL")
+      for other in ("vllm", "vllm=localhost:8000", "../x=http://h")),
+    *((f"--also {name}=http://h", "choose another name") for name in ("static", "summary")),
+    ("--variant base=dynamic --modes static", "--modes and --variant both say"),
+    *((f"--variant {wrong}", "give NAME='MODE --setting …'")
+      for wrong in ("dynamic", "a=", "'a b=dynamic'")),
+    ("--variant a=dynamo", r"'a=dynamo': unknown mode 'dynamo' \(did you mean dynamic"),
+    ("--variant a='dynamic --batch-size-target 4'", "target has no meaning in mode dynamic"),
+    ("--variant a='dynamic --nope 4'", "unknown flag --nope"),
+    ("""--variant "a=dynamic 'x" """, "No closing quotation"),
+    ("--variant a='dynamic --port 1'", "every variant gets a free port"),
+    ("--variant a='dynamic --seed 1'", "unknown flag --seed"),
+    ("--variant a='dynamic --shed'", "no request has one; add --slo-mix"),
+    ("--adapters 4:uniform", "a server lacks; add --lora-random N:RANK"),
+    ("--variant static=dynamic", "static is taken"),
+    ("--variant base=dynamic --variant base=dynamic", "base is taken"),
+    ("--variant base=dynamic --also base=http://h", "base is taken"),
+    ("--variant base=dynamic --baseline other", "'other' is not compared; name one of base"),
+    (" ".join(f"--variant v{i}=dynamic" for i in range(13)), "a figure shows at most 12"),
+])  # fmt: skip
 def test_a_bad_command_line_is_answered_before_any_server_starts(words: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         parse(shlex.split(words))
@@ -213,9 +202,8 @@ def test_other_servers_are_named_with_their_url() -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> None:
     with stub(gap_s=0.001) as other:
-        words = f"--modes dynamic --also stub={other.url} --numsamples 20 --lengths fixed:4"
-        done = compare(f"{words} --arrival closed:3 --prompts ids --stream", tmp_path)
-    assert done.returncode == 0, done.stderr
+        words = f"{FAKE} --modes dynamic --also stub={other.url} --numsamples 20 --lengths fixed:4"
+        output("compare", f"{words} --arrival closed:3 --prompts ids --stream --out {tmp_path}")
     assert all(isinstance(body["prompt"], list) for body in other.bodies), "it may read ids alone"
     assert other.most_in_flight <= 3 and {body["max_tokens"] for body in other.bodies[2:]} == {4}
     variants = read(tmp_path / "summary.json")["variants"]
@@ -289,10 +277,9 @@ def parsed(words: str) -> Options:
 
 
 def test_a_variants_own_settings_win_over_those_of_all() -> None:
-    options = parsed(
-        "--variant base=dynamic --variant small='dynamic --token-budget 32' --variant "
-        "slow='windowed --max-batch-delay-ms 50' --model fake --token-budget 64 --compact-batches"
-    )
+    words = "--variant base=dynamic --variant small='dynamic --token-budget 32' --variant slow="
+    words += "'windowed --max-batch-delay-ms 50' --model fake --token-budget 64 --compact-batches"
+    options = parsed(words)
     assert options.names == ["base", "small", "slow"]
     assert options.baseline == "base" == options.reference
     assert [options.config(name).token_budget for name in options.names] == [64, 32, 64]
@@ -301,17 +288,14 @@ def test_a_variants_own_settings_win_over_those_of_all() -> None:
     assert options.variants["small"] == Variant("dynamic", {"token_budget": "32"})
 
 
-@pytest.mark.parametrize(
-    ("words", "reference"),
-    [
-        ("", "dynamic"),
-        ("--modes static,dynamic", "dynamic"),
-        ("--modes static,windowed --baseline windowed", "windowed"),
-        ("--variant a='dynamic --token-budget 32' --variant b=dynamic", "b"),
-        ("--variant a='dynamic --token-budget 32'", "a"),
-        ("--modes static --also vllm=http://h --baseline vllm", "static"),
-    ],
-)
+@pytest.mark.parametrize(("words", "reference"), [
+    ("", "dynamic"),
+    ("--modes static,dynamic", "dynamic"),
+    ("--modes static,windowed --baseline windowed", "windowed"),
+    ("--variant a='dynamic --token-budget 32' --variant b=dynamic", "b"),
+    ("--variant a='dynamic --token-budget 32'", "a"),
+    ("--modes static --also vllm=http://h --baseline vllm", "static"),
+])  # fmt: skip
 def test_auto_arrivals_go_by_plain_dynamic_or_the_baseline(words: str, reference: str) -> None:
     assert parsed(words).reference == reference
 
@@ -320,17 +304,15 @@ def test_auto_arrivals_go_by_plain_dynamic_or_the_baseline(words: str, reference
 def test_variants_of_a_mode_stand_side_by_side(tmp_path: Path) -> None:
     words = "--model fake --numsamples 30 --lengths choice:3,9 --repeats 2 --arrival burst "
     words += "--variant wide='dynamic --max-batch-size 8' --variant static=static "
-    words += "--variant narrow='dynamic --max-batch-size 2' --baseline narrow"
-    done = ran("simulate", *shlex.split(words), "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    first = tmp_path / "seed-0"
-    names = ["wide", "static", "narrow"]
+    words += f"--variant narrow='dynamic --max-batch-size 2' --baseline narrow --out {tmp_path}"
+    output("simulate", words)
+    first, names = tmp_path / "seed-0", ["wide", "static", "narrow"]
     assert {path.stem for path in first.glob("*.json")} == {*names, "summary"}
-    wide, _, narrow = (json.loads((first / f"{name}.json").read_text()) for name in names)
+    wide, _, narrow = (read(first / f"{name}.json") for name in names)
     assert narrow["variant"] == "narrow" and narrow["config"]["mode"] == "dynamic"
     assert narrow["config"]["max_batch_size"] == narrow["largest_batch"] == 2
     assert wide["largest_batch"] > 2
-    assert list(json.loads((first / "summary.json").read_text())["variants"]) == names
+    assert list(read(first / "summary.json")["variants"]) == names
     report = (tmp_path / "report.md").read_text()
     assert "| wide − narrow |" in report and "| static − narrow |" in report
     assert "| static − wide |" not in report

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import json
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
@@ -17,14 +19,43 @@ from rich.console import Console
 from client import client
 from client.users import NAME
 from compare import runs
+from compare.deployments import OF_EACH
 from compare.quoting import code, escape, named, unescape
 from compare.report import quotes, report
 from compare.report.page import as_page
+from compare.report.replicas import measured_part
 from compare.report.tables import markdown
-from tests.compare.pages import Page
 from tests.programs import ran
 from tests.servers import ROOT
 from tests.stub import Handler, Stub, stub
+
+VOID = ("meta", "img", "br", "hr")
+
+
+class Page(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+        self.tables = 0
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = ("src", "href", "srcset", "data")
+        self.sources += [value for name, value in attrs if name in named and value]
+        self.tables += tag == "table"
+        self.open += [tag] if tag not in VOID else []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
 
 GOLDEN = Path(__file__).parent / "report.md"
 WORDS = (
@@ -65,15 +96,11 @@ Costs <!-- results/a.json#fronts/name=ray/seeds/*/ms:.1f -->{ms}<!-- end --> ms.
 """
 
 
-def test_a_number_that_its_file_does_not_have_is_named_and_renewed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_unlike_files_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotes, "ROOT", tmp_path)
     (tmp_path / "results").mkdir()
-    fronts = [
-        {"name": "plain", "seeds": [{"ms": 9.0}]},
-        {"name": "ray", "seeds": [{"ms": 1.0}, {"ms": 3.0}]},
-    ]
+    seeds = {"plain": [{"ms": 9.0}], "ray": [{"ms": 1.0}, {"ms": 3.0}]}
+    fronts = [{"name": name, "seeds": of} for name, of in seeds.items()]
     (tmp_path / "results" / "a.json").write_text(json.dumps({"fronts": fronts, "n": -0.5}))
     (tmp_path / "results" / "a.md").write_text("# a\n\n| x |\n\ntext\n\n| y |\n| --- |\n| 1 |\n")
     old = PAGE.format(ms="1.9 ± 12.7", table="| y |")
@@ -83,13 +110,10 @@ def test_a_number_that_its_file_does_not_have_is_named_and_renewed(
     assert quotes.renewed(new) == (new, [])
     assert quotes.quoted("results/a.json", "n:.2f") == "−0.50"
     two = "fronts/name=ray/seeds/*/ms {} fronts/name=ray/seeds/*/ms:.1f"
-    assert [quotes.quoted("results/a.json", two.format(sign)) for sign in "÷−"] == [
-        "1.0 ± 0.0",
-        "0.0 ± 0.0",
-    ]
-    (tmp_path / "results" / "b.md").write_text(
-        "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n| 4 | 5 | 6 |\n"
-    )
+    found = [quotes.quoted("results/a.json", two.format(sign)) for sign in "÷−"]
+    assert found == ["1.0 ± 0.0", "0.0 ± 0.0"]
+    table = "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n| 4 | 5 | 6 |\n"
+    (tmp_path / "results" / "b.md").write_text(table)
     some = quotes.quoted("results/b.md", "table 1 columns c;a rows 5")
     assert some == "| c | a |\n| --- | --- |\n| 6 | 4 |"
     gone = new.replace("ms:.1f", "s:.1f")
@@ -105,10 +129,8 @@ def test_a_number_that_its_file_does_not_have_is_named_and_renewed(
 # ---- what others say in their errors and names is text in a report, and nothing else
 
 
-EVIL = (
-    "![x](http://evil/x.png) <img src=http://evil/y.png> [a](http://evil/b) `c` ``d`` | e_ _f_ "
-    "**g** \\| &amp; $h$"
-)
+EVIL = "![x](http://evil/x.png) <img src=http://evil/y.png> [a](http://evil/b) `c` ``d`` | e_ _f_ "
+EVIL += "**g** \\| &amp; $h$"
 
 
 def rendered(text: str) -> Page:
@@ -135,6 +157,19 @@ class Evil(Handler):
             self._whole(500, {"error": {"message": EVIL}})
         else:
             super()._stream(stub, tokens)
+
+
+def test_replicas_that_were_measured_are_a_table() -> None:
+    numbers = {"by_replica": {"a|b": dict.fromkeys(OF_EACH, 1)}}
+    results: list[Any] = [{"static": {"server": numbers}, "vllm": {}}] * 2
+    for n, seed in ((1, []), (2, ["By replica, seed 7:"])):
+        run = runs.Run(Path(), [{"seed": 7}] * n, results[:n], [])
+        heading, _, *middle, table = measured_part(run)
+        assert heading == "## Replicas" and middle == seed
+        assert table.splitlines()[2:] == [
+            r"| static | a\|b | 1 | 1 | 1 | 100 | 100 | 1 | 1 | 1.00 |"
+        ]
+    assert measured_part(runs.Run(Path(), [{"seed": 7}], [{"vllm": {}}], [])) == []
 
 
 def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: Path) -> None:

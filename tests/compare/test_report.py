@@ -1,6 +1,4 @@
-"""Reports of saved runs: what they say, that they can be rebuilt, and that their page needs no
-network.
-"""
+"""Reports of saved runs: their words, that they can be rebuilt, and need no network."""
 
 from __future__ import annotations
 
@@ -22,12 +20,11 @@ from client.workloads import Workload
 from compare import calibrate, runs
 from compare.report import drawing, figures, report, side_by_side, tables
 from stats import ROW_KINDS
-from tests.compare.pages import Page
+from tests.compare.test_pages import Page
 from tests.conftest import undraw
-from tests.programs import ran
+from tests.programs import output, ran
 
 MODES = ["static", "dynamic"]
-
 DRAWN = [name for name in runs.FIGURES if name != "replicas"]  # of a run that has one all the time
 REPORT = ["report.md", "report.html", *(f"{name}.png" for name in DRAWN)]
 
@@ -40,12 +37,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words += "--lengths choice:30,50 --max-batch-size 2 --numsamples 40 --arrival poisson:50"
     with pytest.MonkeyPatch.context() as patch:
         undraw(patch)
-        done = ran("simulate", *words.split())
-    assert done.returncode == 0, done.stdout + done.stderr
+        shown = output("simulate", words)
     line = r"static at +[\d.]+ requests/s: .*; sustained"
-    assert re.search(line, done.stdout), "plain lines, for this is no terminal"
+    assert re.search(line, shown), "plain lines, for this is no terminal"
     # too few to say how they are dispersed
-    assert "40 requests, " in done.stdout and "index of dispersion" not in done.stdout
+    assert "40 requests, " in shown and "index of dispersion" not in shown
     return out
 
 
@@ -97,7 +93,7 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     packed = gzip.compress((copy / "seed-1" / "static.json").read_bytes())
     (copy / "seed-1" / "static.json.gz").write_bytes(packed)
     (copy / "seed-1" / "static.json").unlink()
-    assert ran("compare.report", str(copy / "seed-1")).returncode == 0, "also of compressed results"
+    output("compare.report", f"{copy}/seed-1")  # also of compressed results
     alone = (copy / "seed-1" / "report.md").read_text()
     assert "One seed: no interval is claimed" in alone
     assert " ± " not in alone and " − " not in alone.split("## ")[0].replace(" s − ", "")
@@ -112,8 +108,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     summary["variants"]["static"]["output_throughput"] *= 2
     (other / "summary.json").write_text(json.dumps(summary))
     out = tmp_path / "compared"
-    done = ran("compare", "--runs", str(swept / "seed-0"), str(other), "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    output("compare", f"--runs {swept}/seed-0 {other} --out {out}")
     text = (out / "report.md").read_text()
     assert "# seed-0 (simulated) against other (simulated)" in text
     assert "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
@@ -139,9 +134,7 @@ UNREADABLE = "cannot read the run"
     [(None, "holds no run"), ("{", UNREADABLE), ('{"workload": {}}', "another version"),
      (ODD, UNREADABLE), (ODD.replace('"a"', '"../../secret"'), "rename it")],
 )  # fmt: skip
-def test_a_folder_that_is_no_run_is_refused_in_a_sentence(
-    summary: str | None, sentence: str, tmp_path: Path
-) -> None:
+def test_a_folder_of_no_run_is_refused(summary: str | None, sentence: str, tmp_path: Path) -> None:
     if summary:
         (tmp_path / "summary.json").write_text(summary)
     done = ran("compare.report", str(tmp_path))
@@ -159,8 +152,7 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
     missing = "**Partial**: interrupted before its end; seed 1 of 2 is missing or left out."
     assert missing in report.contents(whole)
     shutil.rmtree(copy / "seed-0")
-    rest = runs.load(copy)
-    assert rest.partial
+    assert (rest := runs.load(copy)).partial
     assert "**Partial**: the disk is full; seed 0 of 2" in report.contents(rest)
 
 

@@ -118,17 +118,14 @@ def test_a_sweep_of_a_server_that_answers_nothing_ends() -> None:
 CALM = {"failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01}
 
 
-@pytest.mark.parametrize(
-    ("change", "saturated", "behind"),
-    [
-        ({}, False, False),
-        ({"growth": 0.06}, True, False),
-        ({"failed": 2}, True, False),
-        ({"growth_in_flight": 0.06}, True, False),  # rows that still fill wait for nothing yet
-        ({"p50_schedule_lag_ms": 11.0, "growth": 0.5}, False, True),  # says nothing of the server
-        ({"failed": 9, "completed": 0, "p50_schedule_lag_ms": None}, True, False),
-    ],
-)
+@pytest.mark.parametrize(("change", "saturated", "behind"), [
+    ({}, False, False),
+    ({"growth": 0.06}, True, False),
+    ({"failed": 2}, True, False),
+    ({"growth_in_flight": 0.06}, True, False),  # rows that still fill wait for nothing yet
+    ({"p50_schedule_lag_ms": 11.0, "growth": 0.5}, False, True),  # says nothing of the server
+    ({"failed": 9, "completed": 0, "p50_schedule_lag_ms": None}, True, False),
+])  # fmt: skip
 def test_the_verdict_on_a_rate(change: dict[str, float], saturated: bool, behind: bool) -> None:
     verdict = sweep.verdict(CALM | {"p50_schedule_lag_ms": 0.5} | change)
     assert verdict == {"saturated": saturated, "client_behind": behind}
@@ -145,9 +142,6 @@ def test_a_rate_has_as_many_requests_as_its_numbers_need() -> None:
     assert sweep.enough_requests(3.0, 0.5) == 200 and sweep.enough_requests(50, 0.5) == 500
     assert sweep.enough_requests(50, 20.0) == 2000, "the slowest row twice over"
     assert sweep.enough_requests(0.1, 5.0) == 30, "and not for half an hour"
-
-
-# ---- parts of a sweep's capacity: scaled traces, and stretches in which requests always wait
 
 
 @pytest.mark.parametrize("lengths", ["normal", "choice:1,25,100", "lognormal:50:1:1000", "fixed:7"])
@@ -189,15 +183,11 @@ def test_another_server_is_seen_from_its_first_tokens() -> None:
 
 
 def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
-    """A server with more rows than requests: the first token comes at once, and each row makes the
-    others slower.
-    """
+    """More rows than requests: first tokens come at once, and each row slows the others."""
     sent = np.arange(0, 20, 0.1)
     ended = 10 * np.cumsum(np.full(200, 0.1)) / 7  # seven a second
-    answers = [
-        Answer(i, s, s, s + 0.01, e, e, 1, 9, [], None)
-        for i, (s, e) in enumerate(zip(sent.tolist(), ended.tolist()))
-    ]
+    times = enumerate(zip(sent.tolist(), ended.tolist()))
+    answers = [Answer(i, s, s, s + 0.01, e, e, 1, 9, [], None) for i, (s, e) in times]
     assert growth(answers) < 0.01
     assert growth_in_flight(sent, ended, 1.0) == pytest.approx(0.3, abs=0.03)
     steady = sent + 4  # it fills for four seconds, and no longer
@@ -206,9 +196,7 @@ def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
 
 
 def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:
-    """Five seeds that agree on two neighbouring rates say that the border lies between them, and
-    not by how much it moved.
-    """
+    """Five seeds that agree on two neighbouring rates do not say by how much the border moved."""
     one, two = [8.0] * 5, [8.724] * 5
     assert difference(one, two).shown and not difference(one, two, 0.0905).shown
     assert difference(one, [16.0] * 5, 0.0905).shown

@@ -1,4 +1,4 @@
-"""Bad settings end in one sentence that names the valid ones; good ones are resolved once."""
+"""Good settings are resolved once, and reach the scheduler where they have a meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ import kernels
 import launch
 from config import HANDOFF, Config, ConfigError, flag, from_environment, has_effect, parse, resolve
 from config.groups import GROUPS
-from tests.config.test_sentences import refused
+from scheduling.building import build_scheduler as scheduler_of
+from scheduling.policies import Mlfq, Priority
+from scheduling.policies.windowed import Windowed
+from tests.config.test_sentences import EXAMPLE, refused
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,15 +42,12 @@ def parsed(line: str) -> Config:
     return parse(line.split(), {}, dotenv=None)
 
 
-@pytest.mark.parametrize(
-    ("earlier", "today"),
-    [
-        ("--kv-blocks 70", "70blocks"),
-        ("--kv-cache-gb 0.5", "0.5GB"),
-        ("--kv-cache-gb=1e3", "1000GB"),
-        ("--gpu-memory-utilization 0.57", "57%"),
-    ],
-)
+@pytest.mark.parametrize(("earlier", "today"), [
+    ("--kv-blocks 70", "70blocks"),
+    ("--kv-cache-gb 0.5", "0.5GB"),
+    ("--kv-cache-gb=1e3", "1000GB"),
+    ("--gpu-memory-utilization 0.57", "57%"),
+])  # fmt: skip
 def test_earlier_words_for_the_size_of_the_kv_cache_are_taken_with_a_warning(
     earlier: str, today: str, gpu: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,17 +86,14 @@ def run_on(cpuinfo: str, why_no_kernels: str | None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kernels, "why_unavailable", lambda: why_no_kernels)
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "model", "dtype", "linear"),
-    [
-        ("flags: avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
-        ("flags: avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
-        ("Features\t: fp asimd bf16", "gpt2", "bfloat16", "onednn"),
-        ("flags\t\t: fpu avx512f avx512_vnni", "gpt2", "float32", "kernel"),
-        ("flags: avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
-        ("model name\t: a bf16 processor", "gpt2", "float32", "kernel"),
-    ],
-)
+@pytest.mark.parametrize(("cpuinfo", "model", "dtype", "linear"), [
+    ("flags: avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
+    ("flags: avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
+    ("Features\t: fp asimd bf16", "gpt2", "bfloat16", "onednn"),
+    ("flags\t\t: fpu avx512f avx512_vnni", "gpt2", "float32", "kernel"),
+    ("flags: avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
+    ("model name\t: a bf16 processor", "gpt2", "float32", "kernel"),
+])  # fmt: skip
 def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_demo(
     cpuinfo: str, model: str, dtype: str, linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,9 +109,8 @@ def test_bfloat16_is_left_to_onednn_only_where_it_has_it(monkeypatch: pytest.Mon
     run_on("flags: avx2 fma", "no C++ compiler; install g++", monkeypatch)
     assert parsed(line).linear == "plain"
     assert "neither AVX-512 nor bfloat16 of its own" in refused(f"{line} --linear onednn")
-    assert refused(f"{line} --linear int8") == (
-        "linear int8 cannot be used here: no C++ compiler; install g++; or leave --linear out"
-    )
+    why = "linear int8 cannot be used here: no C++ compiler; install g++; or leave --linear out"
+    assert refused(f"{line} --linear int8") == why
 
 
 def test_pytorch_agrees_about_this_processor() -> None:
@@ -151,9 +147,7 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_forbid(gp
     assert (padded.attention, padded.norms, padded.decoder_batch_sizes) == ("plain", "triton", ())
 
 
-def test_a_gpu_without_triton_runs_pytorchs_attention_and_a_warning_names_the_fix(
-    gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_triton_is_warned_of(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "the package triton is missing; pip install triton"
     monkeypatch.setattr(kernels, "why_no_triton", lambda head_size: reason)
     config = parsed("dynamic")
@@ -185,17 +179,14 @@ def test_a_dotenv_may_hold_settings_of_other_modes_but_no_unknown_ones(tmp_path:
         parse(["dynamic"], {}, dotenv)
 
 
-@pytest.mark.parametrize(
-    ("line", "warning"),
-    [
-        ("windowed --model fake", None),
-        ("dynamic --model demo", None),
-        ("dynamic --model demo --weights random", "text is noise"),
-        ("windowed --model fake --batch-size-target 9 --batch-size-limit 3", "batches form at 3"),
-        ("windowed --model fake --batch-size-target 9 --max-batch-size 5", "batches form at 5"),
-        ("dynamic --model fake --request-timeout-s 9 --drain-timeout-s 8", "raise --drain-timeout"),
-    ],
-)
+@pytest.mark.parametrize(("line", "warning"), [
+    ("windowed --model fake", None),
+    ("dynamic --model demo", None),
+    ("dynamic --model demo --weights random", "text is noise"),
+    ("windowed --model fake --batch-size-target 9 --batch-size-limit 3", "batches form at 3"),
+    ("windowed --model fake --batch-size-target 9 --max-batch-size 5", "batches form at 5"),
+    ("dynamic --model fake --request-timeout-s 9 --drain-timeout-s 8", "raise --drain-timeout"),
+])  # fmt: skip
 def test_a_warning_names_what_a_user_should_know(line: str, warning: str | None) -> None:
     warnings = parsed(line).warnings()
     assert warning in warnings[0] if warning else warnings == []
@@ -228,9 +219,7 @@ def test_help_shows_every_setting_once_with_its_default_in_a_group() -> None:
 def test_gunicorns_own_variables_are_cleared_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """`GUNICORN_CMD_ARGS="--workers 2"` goes before a configuration file: it made two engines, of
-    which each had half of the requests.
-    """
+    """`GUNICORN_CMD_ARGS="--workers 2"` made two engines with half of the requests each."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(HANDOFF, "")
     gunicorns = {"GUNICORN_CMD_ARGS": "--workers 2", "GUNICORN_FD": "3"}
@@ -291,3 +280,67 @@ def test_a_setting_has_an_effect_beside_those_that_it_needs() -> None:
     assert has_effect("max_wait_s", plain | {"lora_policy": "skip"})
     assert has_effect("bins", {"mode": "multibin"})
     assert has_effect("victim", {"mode": "dynamic"}), "of a run before there was a choice"
+
+
+def test_settings_that_fit_are_taken_without_a_warning() -> None:
+    for line in (
+        f"static --order priority --queue-policy {EXAMPLE};3:timeout_ms=0 --max-wait-s 5",
+        "dynamic --order priority --priority-levels 2 --default-priority-level 2",
+        "dynamic --order srpt --length-predictor constant",
+        "dynamic --order sjf --preserve-ordering",
+        "dynamic --order priority --priority-levels 1 --queue-policy 1:timeout_ms=5,max_size=9 "
+        "--preserve-ordering",
+        "multibin --bins 2 --length-predictor noisy:0.5 --order fcfs",
+        "windowed --preferred-batch-sizes 32,1",
+        "dynamic --budget-counts all --token-budget 9 --max-batch-size 9",
+        "windowed --preferred-batch-sizes 4,2 --batch-size-limit 4",
+        # there the target of 4, which 3 rows never reach, has no meaning
+        "windowed --preferred-batch-sizes 2 --batch-size-limit 3",
+        "nobatch --user-requests-per-minute 1 --user-tokens-per-minute 9 --preserve-ordering",
+        "dynamic --order fair --user-weights a=1e-3,b=2,c=d=1",
+    ):
+        assert parse([*line.split(), "--model", "fake"], {}, dotenv=None).warnings() == []
+
+
+def test_a_queue_policy_changes_what_it_states_and_leaves_the_rest_as_it_is() -> None:
+    text = " 1 : timeout_ms=2.5 , override=yes ;;2:max_size=7,;3:"
+    order = Priority(queue_policy=text)
+    one, two, three = (order.queue_policies[level] for level in (1, 2, 3))
+    assert (one.timeout_ms, one.action, one.max_size, one.override) == (2.5, "reject", 0, True)
+    assert (two.timeout_ms, two.action, two.max_size, two.override) == (0, "reject", 7, False)
+    assert (three.timeout_ms, three.max_size) == (0, 0)
+    order = Priority(queue_policy="2:max_size=7; default :timeout_ms=5")
+    states = {n: (own.timeout_ms, own.max_size) for n, own in order.queue_policies.items()}
+    assert states == {1: (5, 0), 2: (0, 7), 3: (5, 0)}, "where a level has none of its own"
+
+
+def test_settings_reach_the_scheduler() -> None:
+    line = f"windowed --order priority --queue-policy {EXAMPLE} --max-wait-s 5 --model fake"
+    line += " --priority-levels 2 --default-priority-level 2 --preferred-batch-sizes 2,4"
+    scheduler = scheduler_of(parse(line.split(), {}, dotenv=None))
+    assert scheduler.order == Priority(5.0, 2, 2, EXAMPLE)
+    assert isinstance(scheduler.policy, Windowed)
+    assert scheduler.policy.preferred_batch_sizes == (2, 4)
+    assert scheduler._ordering is None
+    in_order = parse(["static", "--preserve-ordering", "--model", "fake"], {}, dotenv=None)
+    assert scheduler_of(in_order)._ordering is not None
+
+
+def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() -> None:
+    """A .env that modes share was refused for sizes and levels that this mode does not use."""
+    shared = "PREFERRED_BATCH_SIZES=64 QUEUE_POLICY=5:max_size=1 DEFAULT_PRIORITY_LEVEL=5 BINS=8"
+    shared += " AGING=1 PREFILL_WEIGHT=1 LENGTH_PREDICTOR=constant MAX_WAIT_S=5 USER_WEIGHTS=a=2"
+    environ = dict(f"EB_{word}".split("=", 1) for word in shared.split())
+    for line in ("dynamic", "static", "nobatch", "dynamic --order fair", "dynamic --order mlfq"):
+        config = parse([*line.split(), "--model", "fake"], environ, dotenv=None)
+        assert config.bins == 8 and config.max_wait_s == 5
+    assert Mlfq(max_wait_s=5.0).promote_after_s == 5
+    for line, message in (
+        ("windowed", "64 is no batch size"),
+        ("dynamic --order priority", "default-priority-level 5 is beyond the 3"),
+        ("multibin", "gives all the same"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse(line.split(), environ, dotenv=None)
+    with pytest.raises(ConfigError, match="no weight"):  # text that cannot be read
+        parse(["dynamic"], {"EB_USER_WEIGHTS": "a"}, dotenv=None)

@@ -112,7 +112,6 @@ SENTENCES = {
     "dynamic --prefill-url http://a:1/x": "'http://a:1/x': must be the address of a server, ",
     "dynamic --port": "--port: expected one argument",
 }
-
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
 BY_LENGTH = (
     "--length-predictor has no meaning without --order sjf or srpt or mode multibin, which go by "
@@ -286,18 +285,12 @@ def test_heads_too_large_for_a_kernel_make_auto_plain(monkeypatch: pytest.Monkey
 
 # ---- the table of features that go together is what settings do
 
-
 # of features whose flag needs a value, or others
 FLAGS = {
-    features.DRAFTS: "--speculate 4",
-    features.ADAPTERS: "--lora-random 2:8",
-    features.SWAP: "--kv-reservation demand --preemption swap",
-    features.INT8_KV: "--kv-dtype int8",
-    features.SIZES: "--decoder-batch-sizes 8",
-    features.SEPARATE: "--prefill-only",
-}
-
-
+    features.DRAFTS: "--speculate 4", features.ADAPTERS: "--lora-random 2:8",
+    features.SWAP: "--kv-reservation demand --preemption swap", features.INT8_KV: "--kv-dtype int8",
+    features.SIZES: "--decoder-batch-sizes 8", features.SEPARATE: "--prefill-only",
+}  # fmt: skip
 PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != features.ENGINES]
 
 

@@ -1,6 +1,4 @@
-"""The shipped demo model is what demo/README.md says, and the code that trained it can
-do it again.
-"""
+"""The shipped model is what demo/README.md says, and its training can be repeated."""
 
 from __future__ import annotations
 
@@ -46,9 +44,6 @@ def stated_bits_per_byte() -> float:
     assert f"held_out.txt, {size:,} bytes" in page
     [bits] = re.findall(r"\| demo, [\d.]+M parameters \| ([\d.]+) \|", page)
     return float(bits)
-
-
-# ---- the shipped model
 
 
 @pytest.mark.parametrize(
@@ -100,9 +95,6 @@ def test_bits_per_byte_are_as_stated_and_every_position_is_trained(model: GPT2) 
     assert max(later) < first
 
 
-# ---- the text
-
-
 @pytest.mark.nightly
 def test_no_paragraph_is_in_both_parts_and_nothing_is_imported() -> None:
     sysconfig.get_path("stdlib")  # imports a module of its own the first time
@@ -123,9 +115,6 @@ def test_copies_that_other_spacing_hides_are_found() -> None:
     corpus = Corpus(f"Said once: {copy}.".encode(), held_out.encode())
     copied = bytes(byte for byte, is_copy in zip(corpus.held_out, corpus.copied_bytes()) if is_copy)
     assert copied.split() == copy.encode().split()
-
-
-# ---- measuring
 
 
 def test_sequences_side_by_side_give_the_logits_of_each_alone() -> None:
@@ -153,8 +142,6 @@ def test_every_byte_but_the_first_counts_once(stride: int, length: int) -> None:
         logits = model(ids, torch.arange(n), causal_attention, torch.tensor([n - 1]))
         assert abs(-logits[0].log_softmax(-1)[text[i + 1]] / math.log(2) - bits[i]) < 1e-4
 
-
-# ---- training
 
 TINY = Shape(n_layer=1, n_head=2, n_embd=16, n_ctx=288, vocab_size=257)
 SHORT = Recipe(

@@ -33,6 +33,16 @@ def always(*requests: int) -> Callable[[float], dict[int, int]]:
     return lambda now: dict(enumerate(requests))
 
 
+def shared(autoscaler: Autoscaler, requests: int) -> Callable[[float], dict[int, int]]:
+    """So many requests, on as many replicas as are wanted."""
+
+    def load(now: float) -> dict[int, int]:
+        n = autoscaler.target
+        return {id: requests // n + (id < requests % n) for id in range(n)}
+
+    return load
+
+
 def test_requests_are_averaged_over_what_was_reported_and_on_to_now() -> None:
     """Samples each 6 s, reports at 0, 10, 20, …: of 4 requests up to 6 s, 10 up to 12 s, then 0.
 
@@ -68,18 +78,15 @@ def test_replicas_that_are_up_are_summed_from_the_instant_when_all_were_seen() -
     assert means == [8, 5, 0], "both; the first one is gone; a new one has none as far as is known"
 
 
-@pytest.mark.parametrize(
-    ("settings", "replicas", "load", "changes"),
-    [
-        ({}, 1, (8,), [(30.0, 4)]),  # 8 requests and a target of 2 each are 4 replicas
-        ({"upscale_delay_s": 12.3}, 1, (8,), [(12.3, 4)]),
-        ({"upscale_delay_s": 0}, 1, (8,), [(0.0, 4)]),
-        ({}, 4, (2, 2, 2, 2), []),  # enough
-        ({}, 4, (1, 1, 1, 1), [(600.0, 2)]),
-        ({}, 4, (0, 0, 0, 0), [(600.0, 1)]),  # never to 0
-        ({}, 3, (), []),  # none is up
-    ],
-)
+@pytest.mark.parametrize(("settings", "replicas", "load", "changes"), [
+    ({}, 1, (8,), [(30.0, 4)]),  # 8 requests and a target of 2 each are 4 replicas
+    ({"upscale_delay_s": 12.3}, 1, (8,), [(12.3, 4)]),
+    ({"upscale_delay_s": 0}, 1, (8,), [(0.0, 4)]),
+    ({}, 4, (2, 2, 2, 2), []),  # enough
+    ({}, 4, (1, 1, 1, 1), [(600.0, 2)]),
+    ({}, 4, (0, 0, 0, 0), [(600.0, 1)]),  # never to 0
+    ({}, 3, (), []),  # none is up
+])  # fmt: skip
 def test_replicas_come_and_go_when_they_have_been_wanted_for_the_delay(
     settings: dict[str, Any], replicas: int, load: tuple[int, ...], changes: list[Any]
 ) -> None:
@@ -101,71 +108,46 @@ def test_a_delay_begins_again_when_something_else_is_wanted_in_between() -> None
 def test_each_step_waits_for_the_delay_again() -> None:
     """16 requests, at 2 each, half of what is missing a step: 1 + 7 / 2, 5 + 3 / 2, 7 + 1 / 2."""
     autoscaler = Autoscaler(replace(SETTINGS, upscaling_factor=0.5))
-
-    def load(now: float) -> dict[int, int]:
-        n = autoscaler.target
-        return {id: 16 // n + (id < 16 % n) for id in range(n)}
-
-    changes = decide(autoscaler, 200, load)
+    changes = decide(autoscaler, 200, shared(autoscaler, 16))
     assert [target for _, target in changes] == [5, 7, 8]
     assert [at for at, _ in changes] == pytest.approx([30, 60, 90], abs=0.3)
 
 
 def test_what_is_wanted_goes_by_those_that_are_up_while_others_start() -> None:
-    """One replica with 8 requests asks for 4; the others are 25 s in starting, and are not asked
-    for again.
-    """
+    """8 requests ask for 4 replicas; those are 25 s in starting, and not asked for again."""
     autoscaler = Autoscaler(replace(SETTINGS, upscale_delay_s=5))
     assert decide(autoscaler, 30, always(8)) == [(5.0, 4)]
     assert decide(autoscaler, 60, always(2, 2, 2, 2), 30) == []
 
 
-@pytest.mark.parametrize(
-    ("factors", "requests", "target"),
-    [
-        ({"upscaling_factor": 0.5}, (6, 6), 4),  # 2 + 0.5 · (6 − 2)
-        ({"upscaling_factor": 2.0}, (4, 4), 6),  # 2 + 2 · (4 − 2)
-        ({"upscaling_factor": 0.1}, (6, 6), 3),  # 2 + 0.1 · (6 − 2) = 2.4
-        ({"downscaling_factor": 0.5}, (1, 1, 1, 1), 3),  # 4 − 0.5 · (4 − 2)
-        ({"downscaling_factor": 0.1}, (1, 1, 1, 1), 3),  # 3.8 would be 4 for ever
-        ({"downscaling_factor": 0.1}, (2, 2, 2, 1), 4),  # 3.5 are 4
-        ({"min_replicas": 3}, (0, 0, 0, 0), 3),
-        ({"max_replicas": 5}, (9, 9, 9, 9), 5),
-        ({"target_ongoing_requests": 0.5}, (1, 1), 4),
-    ],
-)
-def test_factors_and_bounds(
-    factors: dict[str, Any], requests: tuple[int, ...], target: int
-) -> None:
+@pytest.mark.parametrize(("factors", "requests", "target"), [
+    ({"upscaling_factor": 0.5}, (6, 6), 4),  # 2 + 0.5 · (6 − 2)
+    ({"upscaling_factor": 2.0}, (4, 4), 6),  # 2 + 2 · (4 − 2)
+    ({"upscaling_factor": 0.1}, (6, 6), 3),  # 2 + 0.1 · (6 − 2) = 2.4
+    ({"downscaling_factor": 0.5}, (1, 1, 1, 1), 3),  # 4 − 0.5 · (4 − 2)
+    ({"downscaling_factor": 0.1}, (1, 1, 1, 1), 3),  # 3.8 would be 4 for ever
+    ({"downscaling_factor": 0.1}, (2, 2, 2, 1), 4),  # 3.5 are 4
+    ({"min_replicas": 3}, (0, 0, 0, 0), 3),
+    ({"max_replicas": 5}, (9, 9, 9, 9), 5),
+    ({"target_ongoing_requests": 0.5}, (1, 1), 4),
+])  # fmt: skip
+def test_factors_bounds(factors: dict[str, Any], requests: tuple[int, ...], target: int) -> None:
     autoscaler = Autoscaler(replace(HASTY, **factors), len(requests))
     assert autoscaler.decide(0, dict(enumerate(requests))) == target
 
 
-@given(
-    requests=st.integers(0, 60),
-    start=st.integers(1, 10),
-    target=st.sampled_from([1.0, 2.0, 3.0, 7.5]),
-    delay_s=st.sampled_from([0.0, 1.0]),
-)
-def test_a_constant_load_gets_the_replicas_that_it_needs_and_keeps_them(
-    requests: int, start: int, target: float, delay_s: float
-) -> None:
-    autoscaler = Autoscaler(
-        Autoscaling(
-            max_replicas=10, target_ongoing_requests=target, metrics_interval_s=1,
-            look_back_period_s=2, upscale_delay_s=delay_s, downscale_delay_s=delay_s,
-        ),
-        start,
-    )  # fmt: skip
+TARGETS, DELAYS_S = st.sampled_from([1.0, 2.0, 3.0, 7.5]), st.sampled_from([0.0, 1.0])
 
-    def load(now: float) -> dict[int, int]:
-        n = autoscaler.target
-        return {id: requests // n + (id < requests % n) for id in range(n)}
 
-    decide(autoscaler, 15, load)
-    needed = min(10, max(1, math.ceil(requests / target)))
+@given(n=st.integers(0, 60), start=st.integers(1, 10), target=TARGETS, delay_s=DELAYS_S)
+def test_constant_load_is_served(n: int, start: int, target: float, delay_s: float) -> None:
+    delays: dict[str, Any] = {"upscale_delay_s": delay_s, "downscale_delay_s": delay_s}
+    rule = replace(SETTINGS, metrics_interval_s=1, look_back_period_s=2, **delays)
+    autoscaler = Autoscaler(replace(rule, target_ongoing_requests=target), start)
+    decide(autoscaler, 15, shared(autoscaler, n))
+    needed = min(10, max(1, math.ceil(n / target)))
     assert needed <= autoscaler.target <= needed + 1, "one more where a ratio is rounded up"
-    assert decide(autoscaler, 25, load, 15) == []
+    assert decide(autoscaler, 25, shared(autoscaler, n), 15) == []
 
 
 def test_tokens_can_be_what_counts() -> None:

@@ -53,9 +53,7 @@ def image_environment(folder: Path) -> dict[str, str]:
 
 
 def goes_in(path: str) -> bool:
-    """Return whether .dockerignore lets Docker see a path: the last line that matches it, or a
-    folder above it, counts.
-    """
+    """Return whether Docker sees a path: the last line of .dockerignore that matches counts."""
     places = [str(place) for place in (PurePosixPath(path), *PurePosixPath(path).parents)]
     inside = True
     for line in (ROOT / ".dockerignore").read_text().splitlines():
@@ -80,9 +78,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     app = tmp_path_factory.mktemp("image") / "app"
     shutil.copytree(ROOT, app, ignore=ignored)
     return app
-
-
-# ---- the image
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="there is no hadolint")
@@ -174,9 +169,6 @@ def test_downloads_and_builds_go_to_the_volume(image: Path, tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"effective-batching", "tiktoken"}
     assert [*(tmp_path / "tiktoken").iterdir()] != []
     assert only("VOLUME") == "/cache" and only("USER") not in ("0", "root")
-
-
-# ---- compose files
 
 
 def composed(*names: str) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""A comparison of replicas behind a front end: the same trace and tables, counts that are those of
-all replicas, and nothing left running.
-"""
+"""A comparison of replicas behind a front end: sums of all, and nothing left running."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from client.load import Watch
@@ -29,8 +26,8 @@ from observers.run import Run
 from simulate import simulation as simulate
 from stats import ROW_KINDS
 from tests.fronts import skip_without
-from tests.programs import ran
-from tests.servers import asks
+from tests.programs import output
+from tests.servers import asks, processes_with
 from wire.messages import Answer
 from wire.request import Request
 
@@ -43,26 +40,13 @@ from wire.request import Request
 def test_a_comparison_of_two_replicas_reports_the_sums_of_both(
     front: str, router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In `dynamic` each token is one live row, on whichever replica, as long as no prompt is cut.
-
-    Two prompts that came in one iteration had more tokens than --token-budget (256), so that one
-    was computed in two: 311 live rows for 310 tokens, now and then on a busy machine.
-    """
+    """In `dynamic` each token is one live row, if the budget is so large that no prompt is cut."""
     skip_without(front)
     monkeypatch.setenv("STARTED_BY", str(tmp_path))  # all that is started has it, orphans too
-    done = ran(
-        "compare", "--skip-calibration", "--deploy", front, "--router", router,
-        "--modes", "dynamic", "--model", "fake", "--fake-slowdown", "3", "--numsamples", "20",
-        "--arrival", "poisson:40", "--lengths", "choice:5,20", "--token-budget", "2048",
-        "--out", str(tmp_path),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    remaining = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["environ", "cmdline"])
-        if (process.info["environ"] or {}).get("STARTED_BY") == str(tmp_path)
-    ]
-    assert remaining == []
+    words = f"--skip-calibration --deploy {front} --router {router} --out {tmp_path} "
+    words += "--modes dynamic --model fake --fake-slowdown 3 --token-budget 2048 "
+    output("compare", words + "--numsamples 20 --arrival poisson:40 --lengths choice:5,20")
+    assert processes_with("STARTED_BY", str(tmp_path)) == []
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["deployment"] == {"front": front, "replicas": 2, "router": router}
     result = json.loads((tmp_path / "dynamic.json").read_text())
@@ -182,9 +166,6 @@ def test_with_a_replaced_replica_no_sums_are_reported(monkeypatch: pytest.Monkey
     assert "a replica was replaced" in next(iter(result["errors"]))
 
 
-# ---- deploy/serve.sh
-
-
 def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install -r requirements-ray\.txt"):
@@ -198,7 +179,6 @@ def test_an_earlier_setting_is_warned_of_once(capsys: pytest.CaptureFixture[str]
 
 
 # ---- a replica in an event loop, as in an ingress: requests that it hands back or refuses
-
 
 # two rows and no queue; an iteration takes 20 ms
 SETTINGS = {"model": "fake", "max_batch_size": 2, "max_waiting": 0, "loop_interval_ms": 20}
@@ -236,20 +216,15 @@ def counts(replica: Replica) -> list[int]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-@pytest.mark.parametrize(
-    ("offer", "is_refused"),
-    [
-        ({"tries": 2}, False),
-        ({"tries": 3, "tried": ["b"]}, False),
-        ({"tries": 2, "tried": ["b"]}, True),  # the last one
-        ({"tries": 3, "tried": ["a"]}, True),  # it had it already
-        ({"tries": 3, "to": "a"}, True),  # no other is meant
-        ({}, True),
-    ],
-)
-def test_without_room_it_hands_a_request_back_until_none_is_left(
-    offer: dict[str, Any], is_refused: bool, stream: bool
-) -> None:
+@pytest.mark.parametrize(("offer", "is_refused"), [
+    ({"tries": 2}, False),
+    ({"tries": 3, "tried": ["b"]}, False),
+    ({"tries": 2, "tried": ["b"]}, True),  # the last one
+    ({"tries": 3, "tried": ["a"]}, True),  # it had it already
+    ({"tries": 3, "to": "a"}, True),  # no other is meant
+    ({}, True),
+])  # fmt: skip
+def test_a_full_replica_hands_back(offer: dict[str, Any], is_refused: bool, stream: bool) -> None:
     async def fill(replica: Replica) -> None:
         held = [asyncio.create_task(replica.answer(LONG)) for _ in range(2)]
         while replica.manager.snapshot().running < 2:
@@ -259,10 +234,7 @@ def test_without_room_it_hands_a_request_back_until_none_is_left(
         else:
             result = await replica.answer(SHORT, **offer)
         assert [*map(status, await asyncio.gather(*held))] == [200, 200]
-        if is_refused:
-            assert status(result) == 429
-        else:
-            assert result == Full("a")
+        assert (status(result) == 429) if is_refused else (result == Full("a"))
         assert counts(replica) == [2, int(is_refused), 0]
 
     run(fill)

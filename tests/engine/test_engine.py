@@ -1,6 +1,4 @@
-"""Fast equals plain: every mode, batch composition and cache layout gives the oracle's tokens, in
-float32.
-"""
+"""In float32 every mode, batch and cache layout gives the oracle's tokens."""
 
 from __future__ import annotations
 
@@ -45,12 +43,9 @@ from tests.virtual import make_scheduler
 from wire.request import Request
 
 SAMPLINGS = [
-    Sampling(),
-    Sampling(temperature=0.8),
-    Sampling(temperature=1.3, top_k=20),
-    Sampling(temperature=1.0, top_p=0.9),
-    Sampling(temperature=0.7, top_k=50, top_p=0.8),
-]
+    Sampling(), Sampling(temperature=0.8), Sampling(temperature=1.3, top_k=20),
+    Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=0.7, top_k=50, top_p=0.8),
+]  # fmt: skip
 
 
 @pytest.fixture(params=nightly_but(["plain", "kernels in one call"], PATHS))
@@ -76,17 +71,14 @@ def test_every_mode_gives_the_oracles_tokens(model: GPT2, sampling: Sampling, pa
     assert serve(Dynamic(), NaiveGenerator(model, N_VOCAB), workload(14, sampling)) == expected
 
 
-@pytest.mark.parametrize(
-    ("block_size", "n_blocks", "budget"),
-    [
-        pytest.param(1, 400, 24, id="1-token blocks"),
-        pytest.param(4, 80, 1, id="1-token chunks"),
-        pytest.param(16, 20, 7, id="chunks across blocks"),
-        pytest.param(64, 5, 1000, id="one block a row"),
-        pytest.param(1024, 5, 24, id="Orca's slots"),
-        pytest.param(4, 17, 24, id="a tight pool"),
-    ],
-)
+@pytest.mark.parametrize(("block_size", "n_blocks", "budget"), [
+    pytest.param(1, 400, 24, id="1-token blocks"),
+    pytest.param(4, 80, 1, id="1-token chunks"),
+    pytest.param(16, 20, 7, id="chunks across blocks"),
+    pytest.param(64, 5, 1000, id="one block a row"),
+    pytest.param(1024, 5, 24, id="Orca's slots"),
+    pytest.param(4, 17, 24, id="a tight pool"),
+])  # fmt: skip
 def test_neither_blocks_nor_chunks_change_a_token(
     model: GPT2, greedy: list[list[int]], block_size: int, n_blocks: int, budget: int, path: str
 ) -> None:
@@ -125,7 +117,6 @@ def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
 
 
 # ---- rectangles: the oracle's texts in every mode, and as much padding as is counted
-
 
 SAMPLED = Sampling(temperature=0.7, top_k=50, top_p=0.8)
 WAYS = ("apart", "together")
@@ -223,7 +214,6 @@ def test_a_server_with_rectangles_answers_as_the_cached_one(way: str) -> None:
 
 # ---- draft tokens of a small model: what the model itself would sample, and its cache
 
-
 HOW = {
     "greedy": Sampling(),
     "drawn": Sampling(0.8, 40, 0.9),
@@ -244,9 +234,9 @@ def test_only_what_the_text_changed_is_computed_again(model: GPT2) -> None:
     computing, passes = engine(model, 2 * 15, 4), list[list[tuple[int, int]]]()
     drafter = DraftModel(computing, 2, 15, max_tokens=16)
 
-    def proposed(*wanted: tuple[Inference, int]) -> tuple[list[list[int]], object]:
+    def proposed(*wanted: tuple[Inference, int]) -> list[list[int]]:
         passes.clear()
-        return drafter.propose(wanted), passes
+        return drafter.propose(wanted)
 
     def generate(iteration: Iteration) -> list[int]:
         passes.append([(row.start, row.n_tokens) for row in iteration.rows])
@@ -255,10 +245,10 @@ def test_only_what_the_text_changed_is_computed_again(model: GPT2) -> None:
     computing.generate = generate  # type: ignore[method-assign]
     a, b, c = (Inference([n] * 20, 30, replace(HOW["drawn"], seed=n)) for n in range(3))
     a.tokens, b.tokens, c.tokens = [1], [2], [3]
-    [drafts], _ = proposed((a, 3))
+    [drafts] = proposed((a, 3))
     assert passes == [[(0, 16)], [(16, 5)], [(21, 1)], [(22, 1)]], "the prompt, and two drafts"
     a.tokens += [*drafts, 9]
-    [drafts, alone], _ = proposed((a, 3), (b, 1))
+    [drafts, alone] = proposed((a, 3), (b, 1))
     assert passes[:2] == [[(23, 2), (0, 14)], [(25, 1), (14, 7)]] and len(alone) == 1
     assert passes[2:] == [[(26, 1)]], "a row that has its drafts is not computed"
     a.tokens += [drafts[0], drafts[1] + 1]
@@ -276,9 +266,7 @@ def test_only_what_the_text_changed_is_computed_again(model: GPT2) -> None:
     assert passes[0] == [(0, 16)]
 
 
-def test_a_draft_model_is_found_from_anywhere_and_has_all_positions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_model_is_found_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 32, "vocab_size": 257, "n_positions": 512}
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps(sizes))

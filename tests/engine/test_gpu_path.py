@@ -1,6 +1,4 @@
-"""The GPU's path, on a CPU: its kernels in Triton's interpreter, and captured passes without the
-capture.
-"""
+"""The GPU's path on a CPU: kernels in Triton's interpreter, and passes without the capture."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ from kernels import paged_attention
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_size", [16, 24])
-def test_the_kernel_agrees_with_pytorchs_attention_and_stores_the_same(
-    dtype: torch.dtype, head_size: int
-) -> None:
+def test_the_kernel_attends_and_stores_as_pytorch_does(dtype: torch.dtype, head_size: int) -> None:
     shape = Shape(n_layer=1, n_head=2, n_embd=2 * head_size, vocab_size=300)
     rng = torch.Generator().manual_seed(0)
     caches = [KVCache(shape, 80, 4, dtype, "cpu") for _ in range(2)]
@@ -172,9 +168,7 @@ for (name, dtype), architecture in product(
 
 @pytest.mark.nightly
 def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
-    """The interpreter takes what the compiler refuses, such as a name whose shape changes in a
-    loop. It needs no GPU.
-    """
+    """The interpreter takes what the compiler refuses. Compiling needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", COMPILE, "80", "90"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -230,9 +224,7 @@ class Replaying:
         return replay
 
 
-def test_a_captured_pass_takes_the_ids_that_the_one_before_sampled(
-    tiny: GPT2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_captured_pass_takes_sampled_ids(tiny: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "KEYS", 8)  # so that rows get long enough to be shared
     sampled, replaying = SampledIds(16, "cpu"), Replaying()
     attention = TritonAttention(KVCache(TINY, 15, 4, torch.float32, "cpu"), 16, 32)
@@ -246,9 +238,7 @@ def test_a_captured_pass_takes_the_ids_that_the_one_before_sampled(
 
 
 def test_sampling_leaves_the_ids_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a tensor is where a host waits for its GPU. (Operations that wait inside PyTorch are
-    not seen here.)
-    """
+    """Where a tensor is read the host waits for its GPU."""
     reads: list[str] = []
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -268,9 +258,8 @@ def test_sampling_leaves_the_ids_on_the_device(monkeypatch: pytest.MonkeyPatch) 
 
 def gpu_config(**settings: Any) -> Config:
     """As the launcher builds it where there is a GPU."""
-    return build(
-        "dynamic", {"model": "gpt2-medium", "weights": "random", "device": "cuda", **settings}, {}
-    )
+    given = {"model": "gpt2-medium", "weights": "random", "device": "cuda"}
+    return build("dynamic", given | settings, {})
 
 
 def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,16 +267,18 @@ def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.Monkey
     config = gpu_config(kv_cache="50%")
     block = 16 * 2 * 24 * 1024 * 2  # tokens × keys and values × layers × width × bytes
     tried: list[int] = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (15_000_000_000, 20_000_000_000))
-    n_blocks = fitting_blocks(config, tried.append)
+
+    def fitting(free_gb: int, total_gb: int) -> int:
+        memory = free_gb * 10**9, total_gb * 10**9
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: memory)
+        return fitting_blocks(config, tried.append)
+
+    assert fitting(15, 20) == 64 + 5 * 10**9 // block < config.n_blocks == 256 * 64
     assert tried == [64], "one request of 1,024 tokens"
-    assert n_blocks == 64 + (15_000_000_000 - 10_000_000_000) // block < config.n_blocks == 256 * 64
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75_000_000_000, 80_000_000_000))
-    assert fitting_blocks(config, tried.append) == config.n_blocks, "as many as the rows can use"
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9_000_000_000, 20_000_000_000))
+    assert fitting(75, 80) == config.n_blocks, "as many as the rows can use"
     message = r"1\.00 GB more than 50% of this GPU's 20\.0 GB; lower --max-batch-size"
     with pytest.raises(OutOfMemory, match=message):
-        fitting_blocks(config, tried.append)
+        fitting(9, 20)
 
 
 def run_out(*_: Any) -> Any:
@@ -310,12 +301,8 @@ def test_memory_that_runs_out_names_settings(tiny: GPT2, monkeypatch: pytest.Mon
         load_generator(gpu_config(), None, 257)
 
 
-def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: GPT2
-) -> None:
-    """All that load_generator does there, but for CUDA's own calls. A graph repeats what was
-    recorded, so nothing but the content of the buffers may matter.
-    """
+def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: GPT2) -> None:
+    """All that load_generator does there, but for CUDA's own calls."""
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 32, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
@@ -326,13 +313,8 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
     settings |= {"model": str(tmp_path), "draft": f"model:{tmp_path}", "speculate": "4"}
     config = gpu_config(**settings)
     config = config.model_copy(update={"device": "cpu"})
-    captures: list[Replaying] = []
-
-    def capture() -> Replaying:
-        captures.append(Replaying())
-        return captures[-1]
-
-    monkeypatch.setattr(loading, "Capture", capture)
+    captures = [Replaying() for _ in range(3)]
+    monkeypatch.setattr(loading, "Capture", iter(captures).__next__)
     room = 0.1 * 10**9 + 7 * config.block_bytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (room, 10**9))
     monkeypatch.setattr(loading, "load_model", lambda *_: copy.deepcopy(tiny))
@@ -351,7 +333,7 @@ def test_a_server_on_a_gpu_loads_its_engine_with_a_pool_of_what_is_left(
         asked = requests()
         generator.drafter = Guesses(asked, expected)
         served = serve(policy, generator, asked, **limits, decoder_batch_sizes=[3, 1])
-        assert served == expected and len(captures) == 3
+        assert served == expected
         decodes = {1, 3, 7} if limits["speculate"] == "0" else {3, 7}
         assert {*captures[2].replayed} == decodes, "decodes of two sizes, and some with a prompt"
     assert drafter is not None

@@ -1,6 +1,4 @@
-"""The C++ kernels are built once, beside torch's threads, and `auto` takes them only where serving
-can load them; and what their threads wait for.
-"""
+"""C++ kernels are built once, and `auto` takes them only where serving can load them."""
 
 from __future__ import annotations
 
@@ -54,12 +52,8 @@ def test_the_kernels_are_compiled_once(empty_cache: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("lacking", ["a compiler", "an OpenMP"])
-def test_where_kernels_cannot_be_loaded_pytorchs_operations_serve_and_a_warning_says_so(
-    lacking: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`auto` took them wherever they could be compiled, and the server then ended when it loaded
-    them.
-    """
+def test_missing_kernels(lacking: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` took all that could be compiled, and a server that could not load them ended."""
     reason = "no C++ compiler 'no-such-compiler'; install g++"
     if lacking == "a compiler":
         monkeypatch.setenv("CXX", "no-such-compiler")
@@ -78,14 +72,11 @@ def test_where_kernels_cannot_be_loaded_pytorchs_operations_serve_and_a_warning_
         assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("'{}' -O1", "failed: unknown flag"),
-        ("'c++", "is no command .* correct or unset it"),
-        ("no-such c++", "install g\\+\\+"),
-    ],
-)
+@pytest.mark.parametrize(("command", "message"), [
+    ("'{}' -O1", "failed: unknown flag"),
+    ("'c++", "is no command .* correct or unset it"),
+    ("no-such c++", "install g\\+\\+"),
+])  # fmt: skip
 def test_a_compiler_that_fails_is_quoted_and_may_lie_in_a_folder_with_a_space(
     command: str, message: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,9 +89,7 @@ def test_a_compiler_that_fails_is_quoted_and_may_lie_in_a_folder_with_a_space(
         kernels.build()
 
 
-def test_a_cache_folder_that_cannot_be_written_is_a_reason(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_cache_folder_is_a_reason(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (empty_cache / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(empty_cache / "file"))
     assert "could not be built" in str(kernels.why_unavailable())
@@ -121,18 +110,13 @@ def test_triton_is_missing_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "pip install triton" in str(kernels.why_no_triton(64))
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import sys, kernels; sys.path.insert(0, {0!r})",  # torch's, before torch is imported
-        "import ctypes, importlib.util, kernels; importlib.util.find_spec = lambda name: None; "
-        "ctypes.CDLL({1!r})",  # one that is mapped already
-    ],
-)
+@pytest.mark.parametrize("program", [
+    "import sys, kernels; sys.path.insert(0, {0!r})",  # torch's, before torch is imported
+    "import ctypes, importlib.util, kernels; importlib.util.find_spec = lambda name: None; "
+    "ctypes.CDLL({1!r})",  # one that is mapped already
+])  # fmt: skip
 def test_an_openmp_is_found_in_a_folder_with_a_space(program: str, tmp_path: Path) -> None:
-    """The paths in /proc/self/maps were split at spaces, and the kernels then lacked every symbol
-    of OpenMP.
-    """
+    """Paths in /proc/self/maps were split at spaces, and kernels lacked OpenMP's symbols."""
     runtime = Path(kernels._openmp()[0]).resolve()
     copy = tmp_path / "an environment" / "torch" / "lib" / runtime.name
     copy.parent.mkdir(parents=True)

@@ -28,15 +28,13 @@ from generate.norms import KernelAddNorm, fuse_norms
 from generate.swap import HostPool
 from model import GPT2, KVCache
 from shapes import SHAPES, Shape
-from tests.builds import FUSED, TILED, built_for
+from tests.engine.conftest import FUSED, TILED, built_for
 from tests.oracle import row
 from weights import DEMO, locate
 
 DTYPES = [torch.float32, torch.bfloat16]
 Kind = type[KernelLinear] | type[Int8Linear]
 KINDS: list[Kind] = [KernelLinear, Int8Linear]
-
-
 SIZES = [(256, 768), (64, 64), (65, 1), (1, 63), (130, 257), (48, 144)]
 
 
@@ -56,11 +54,8 @@ def test_a_packed_layer_equals_the_plain_one(
     for n_tokens in (0, 1, 2, 5, 6, 7, 12, 64, 300):
         x = torch.randn(n_tokens, n_in, generator=generator).to(dtype)
         exact = x.double() @ weight.double()
-        for layer, expected in (
-            (plain, exact + bias),
-            (with_gelu, F.gelu(exact + bias, approximate="tanh")),
-            (no_bias, exact),
-        ):
+        gelu = F.gelu(exact + bias, approximate="tanh")
+        for layer, expected in (plain, exact + bias), (with_gelu, gelu), (no_bias, exact):
             y = layer(x)
             assert y.shape == expected.shape and y.dtype == dtype
             rtol = 8e-3 if dtype == torch.bfloat16 else 0
@@ -69,12 +64,8 @@ def test_a_packed_layer_equals_the_plain_one(
 
 def test_a_packed_layer_reads_its_input_by_its_strides() -> None:
     layer = KernelLinear(torch.randn(48, 64), torch.randn(64))
-    for x in (
-        torch.randn(48, 30).T,
-        torch.randn(30, 96)[:, ::2],
-        torch.randn(60, 48)[::2],
-        torch.randn(1, 48).expand(30, 48),
-    ):
+    shared = torch.randn(1, 48).expand(30, 48)
+    for x in (torch.randn(48, 30).T, torch.randn(30, 96)[:, ::2], torch.randn(60, 48)[::2], shared):
         whole = x.clone(memory_format=torch.contiguous_format)
         assert not x.is_contiguous() and torch.equal(layer(x), layer(whole))
 
@@ -98,9 +89,7 @@ def random_layer(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tokens_result_does_not_depend_on_the_other_tokens(
-    kind: Kind, dtype: torch.dtype, build: str, threads: int
-) -> None:
+def test_a_token_is_as_alone(kind: Kind, dtype: torch.dtype, build: str, threads: int) -> None:
     weight, bias, x = random_layer(200, 300, dtype, 70)
     layer = kind(weight, bias)
     together = layer(x)
@@ -133,9 +122,8 @@ def test_every_processor_comes_to_the_same_bits(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_int8_layer_is_exact_where_nothing_is_rounded(dtype: torch.dtype, build: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    weight, x = (
-        torch.randint(-127, 128, size, generator=generator) for size in ((130, 257), (20, 130))
-    )
+    sizes = (130, 257), (20, 130)
+    weight, x = (torch.randint(-127, 128, size, generator=generator) for size in sizes)
     weight[60], x[:, 70] = 127, -127  # the largest of each output, and of each token
     weight[:, 3], x[5] = 0, 0
     weight, x = weight.to(dtype) / 64, x.to(dtype) / 16
@@ -148,9 +136,7 @@ def test_an_int8_layer_is_exact_where_nothing_is_rounded(dtype: torch.dtype, bui
 
 
 def test_an_int8_sum_of_the_largest_products_does_not_overflow(build: str) -> None:
-    """6,400 inputs, as the widest layer of gpt2-xl has; the instruction for bytes of older
-    processors saturates at two products.
-    """
+    """6,400 inputs as in gpt2-xl; the bytes' instruction of older processors saturates at two."""
     layer = Int8Linear(torch.full((6400, 70), 1.0), None)
     for sign in (1.0, -1.0):
         assert torch.allclose(layer(torch.full((7, 6400), sign)), torch.tensor(6400 * sign))
@@ -178,7 +164,6 @@ def test_the_kernels_can_be_built_for_amx() -> None:
 
 
 # ---- weights and tokens, keys and values rounded to int8: how near the answers come to float32's
-
 
 TEXT = (DEMO / "held_out.txt").read_bytes()
 # Of demo's held-out text against float32, whose logits have a standard deviation of 7: the largest
@@ -269,12 +254,11 @@ def test_the_sizes_of_blocks_and_steps_count_the_scales() -> None:
     shape = SHAPES["gpt2"]
     assert shape.step_bytes(0, 0, "int8", "int8") == shape.parameters - shape.n_ctx * shape.n_embd
     with torch.device("meta"):
-        linear = sum(
-            w.numel() for name, w in GPT2(shape).named_parameters() if ".c_" in name and w.ndim == 2
-        )
+        weights = [w for name, w in GPT2(shape).named_parameters() if ".c_" in name and w.ndim == 2]
+    linear = sum(w.numel() for w in weights)
     assert shape.weight_bytes("float32", "int8") == 4 * shape.parameters - 3 * linear
-    bfloat16, int8 = (
-        shape.step_bytes(8, 256, "bfloat16", kept) - shape.step_bytes(0, 0, "bfloat16", kept)
-        for kept in ("bfloat16", "int8")
-    )
-    assert bfloat16 / int8 == 128 / 68
+
+    def kv_bytes(kept: str) -> int:
+        return shape.step_bytes(8, 256, "bfloat16", kept) - shape.step_bytes(0, 0, "bfloat16", kept)
+
+    assert kv_bytes("bfloat16") / kv_bytes("int8") == 128 / 68

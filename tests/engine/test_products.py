@@ -1,6 +1,4 @@
-"""A GPU's products in one order of sums, and the model in five launches a layer, in Triton's
-interpreter.
-"""
+"""Products in one order of sums and five launches a layer, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ SHAPE = Shape(n_layer=1, n_head=1, n_embd=16, n_ctx=32, vocab_size=256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_product_equals_its_layers_and_a_token_has_the_same_bits_alone(
-    dtype: torch.dtype, in_order: None
-) -> None:
+def test_a_product_equals_its_layers_and_a_token_alone(dtype: torch.dtype, in_order: None) -> None:
     rng = torch.Generator().manual_seed(0)
     sizes = (19, 272), (12, 272), (12,), (19, 12), (272,), (272,)
     made = [torch.randn(size, generator=rng).to(dtype) for size in sizes]
@@ -73,9 +69,7 @@ def computed(model: GPT2, *passes: list[Row], triton: bool = True) -> list[Tenso
     return [generator.logits(rows)[-1] for rows in passes]
 
 
-def test_a_row_has_the_same_bits_alone_beside_others_and_in_chunks(
-    in_order: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_has_the_same_bits_alone(in_order: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "FEWEST", 256)  # one program a product
     plain = enliven(load_model(SHAPE, None, seed=3, dtype=torch.float32, device="cpu"))
     fused = FusedGPT2(copy.deepcopy(plain), math.inf)
@@ -101,9 +95,7 @@ class Launches(TorchFunctionMode):
 
 
 @pytest.mark.parametrize(("most", "launches"), [(1, 5 * 24 + 5), (0, 8 * 24 + 6)])
-def test_a_step_of_few_tokens_is_five_launches_a_layer(
-    most: int, launches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_few_launches(most: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many layers as GPT-2-medium has. Nothing is computed."""
     kernels: list[None] = []
     monkeypatch.setattr(GridExecutor, "__call__", lambda *_, **__: kernels.append(None))
@@ -118,9 +110,7 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
 
 
 @pytest.mark.parametrize(("invariant", "most"), [(False, 32), (True, math.inf)])
-def test_passes_of_few_tokens_or_all_take_these_products(
-    invariant: bool, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_fused(invariant: bool, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     settings = {"model": "gpt2", "weights": "random", "batch_invariant": invariant}
     monkeypatch.setattr(loading, "load_model", lambda *_: GPT2(SHAPE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -36,12 +37,8 @@ def draws(sampling: Sampling, n: int) -> list[tuple[Sampling, int]]:
 @pytest.mark.parametrize("size", [1.0, 6.0], ids=["flat", "peaked"])
 def test_both_samplers_draw_the_same_ids(dtype: torch.dtype, size: float) -> None:
     rng = random.Random(0)
-    choices = [
-        (t, k, p)
-        for t in (0.0, 0.3, 1.0, 2.5)
-        for k in (None, 1, 7, 5000, 99999)
-        for p in (None, 1e-9, 0.5, 0.95, 1.0)
-    ]
+    top_k, top_p = (None, 1, 7, 5000, 99999), (None, 1e-9, 0.5, 0.95, 1.0)
+    choices = [*itertools.product((0.0, 0.3, 1.0, 2.5), top_k, top_p)]
     logits = (noise(300, 5100) * size).to(dtype)
     mixed = [(Sampling(*rng.choice(choices), seed=i), i) for i in range(300)]
     assert torch.equal(sample_on_cpu(logits, mixed, 5000), sample(logits, mixed, 5000))

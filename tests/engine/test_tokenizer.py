@@ -100,13 +100,9 @@ def test_nothing_is_held_back_longer_than_it_must() -> None:
     assert detokenizer.completion(list(b"ar"), last=False) == "star"
 
 
-def test_tokens_may_end_inside_a_character_and_hold_a_stop_string_in_their_middle(
-    tokenizer: tiktoken.Encoding,
-) -> None:
+def test_tokens_may_cut_a_character_and_hold_a_stop_string(tokenizer: tiktoken.Encoding) -> None:
     ids = tokenizer.encode_ordinary("日本 and then hello 🙂")
-    assert any(b"\xef\xbf\xbd" in tokenizer.decode([i]).encode() for i in ids), (
-        "a token that is no whole character"
-    )
+    assert any("\ufffd" in tokenizer.decode([i]) for i in ids), "no whole character"
     detokenizer = Detokenizer(tokenizer)
     pieces = [detokenizer.completion([i], last=i == ids[-1]) for i in ids]
     assert "".join(pieces) == "日本 and then hello 🙂"

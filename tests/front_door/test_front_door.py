@@ -27,24 +27,15 @@ from compare.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, build
 from front_door.connections import Connection, in_turn
 from front_door.worker import Worker
-from tests.front_door.sockets import HEAD, connect, ended, send
-from tests.servers import (
-    PATIENCE_S,
-    ROOT,
-    free_port,
-    has_traceback,
-    launched,
-    server,
-    started,
-    wait_until,
-)
+from tests.front_door.test_server import HEAD, connect, ended, posted
+from tests.servers import PATIENCE_S, ROOT, free_port, launched, server, started, wait_until
 
 # for /health beside any fault: what the system takes to repeat a packet that it dropped, and some;
 # the faults took 6 s and more
 SOON_S = 1.5
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-BODY = json.dumps({"prompt": "hi", "num_tokens": 3, "seed": 1}).encode()
-POST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+POST = posted({"prompt": "hi", "num_tokens": 3, "seed": 1})
+BODY = POST.partition(b"\r\n\r\n")[2]
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +80,7 @@ def longest_health_s(url: str, seconds: float = 1.0) -> float:
 
 @contextlib.contextmanager
 def many(url: str, n: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
-    """`n` connections opened at once, or as many as this process may; each sends so much and no
-    more.
-    """
+    """Open `n` connections, or as many as this process may; each sends so much and no more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     n = n if hard == resource.RLIM_INFINITY else min(n, hard - 200)
@@ -111,9 +100,6 @@ def many(url: str, n: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
         for connection in connections:
             connection.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-# ---- HTTP/1.1 as it should be
 
 
 def test_a_request_may_come_in_chunks_and_be_old(url: str) -> None:
@@ -154,13 +140,10 @@ def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
         cut.sendall(POST[:-1])
         cut.shutdown(socket.SHUT_WR)
         assert answers(cut)[0][0] == 400
-    largest = json.dumps({"prompt": "hi", "num_tokens": 3, "nothing": ""}).encode()
-    largest = largest.replace(b'""', b'"%b"' % (b"x" * (MAX_BODY_BYTES - len(largest))))
-    status, _, body = answer(url, HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES, largest)
+    ask = {"prompt": "hi", "num_tokens": 3, "nothing": ""}
+    largest = ask | {"nothing": "x" * (MAX_BODY_BYTES - len(json.dumps(ask)))}
+    status, _, body = answer(url, posted(largest))
     assert (status, body["error"]["param"]) == (400, "nothing"), "read, and refused by the route"
-
-
-# ---- deadlines
 
 
 def trickled(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
@@ -172,13 +155,8 @@ def trickled(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
 
 def test_senders_that_trickle_are_dropped_after_a_total_time_and_others_are_not() -> None:
     settings = {"model": "fake", "header_timeout_s": 0.5, "body_timeout_s": 1}
-    with (
-        server("dynamic", settings) as url,
-        connect(url) as kept,
-        connect(url) as silent,
-        connect(url) as head,
-        connect(url) as body,
-    ):
+    with server("dynamic", settings) as url, contextlib.ExitStack() as opened:
+        kept, silent, head, body = (opened.enter_context(connect(url)) for _ in range(4))
         kept.sendall(GET)
         assert answers(kept)[0][0] == 200
         head.sendall(b"GET /")
@@ -190,9 +168,6 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_others_are_not(
         assert ended(silent) == b""
         kept.sendall(GET)  # between two requests there is more time
         assert answers(kept)[0][0] == 200
-
-
-# ---- what the system allows
 
 
 def test_with_few_files_connections_are_bounded_with_a_warning_and_all_are_served() -> None:
@@ -211,9 +186,8 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_all_are_serve
             assert [answers(each)[0][0] for each in connections] == [200] * 100
         # files that others took: even then it only closes connections that wait
         _, hard = resource.prlimit(pids[0], resource.RLIMIT_NOFILE)
-        resource.prlimit(
-            pids[0], resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pids[0]}/fd")) + 5, hard)
-        )
+        few = len(os.listdir(f"/proc/{pids[0]}/fd")) + 5
+        resource.prlimit(pids[0], resource.RLIMIT_NOFILE, (few, hard))
         with many(url, 300):
             assert longest_health_s(url) < SOON_S
         assert get(url)["pids"] == pids
@@ -230,14 +204,12 @@ def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
     """A server whose front door has other constants, which are no settings."""
     port = free_port()
     change = "; ".join(f"worker.{name} = {value}" for name, value in constants.items())
-    program = (
-        f"from front_door import worker; {change}; from gunicorn.app.wsgiapp import run; run()"
+    run = (
+        f"from front_door import worker; {change}; from gunicorn.app import wsgiapp; wsgiapp.run()"
     )
     config = build("dynamic", {"model": "fake", "port": port}, {})
-    with launched(
-        "env", f"{HANDOFF}={config.model_dump_json()}",
-        sys.executable, "-c", program, "--config", "gunicorn_conf.py", "app:serve()",
-    ) as process:  # fmt: skip
+    given = f"{HANDOFF}={config.model_dump_json()}", sys.executable, "-c", run
+    with launched("env", *given, "--config", "gunicorn_conf.py", "app:serve()") as process:
         wait_until_ready(process, url := f"http://127.0.0.1:{port}")
         yield url, process
 
@@ -268,13 +240,10 @@ def test_a_still_reader_and_bodies_that_fill_the_memory_lose_their_connections()
         assert "Traceback" not in process.communicate(timeout=PATIENCE_S)[0]
 
 
-# ---- the end
-
-
 def asked(url: str, **body: Any) -> socket.socket:
     """A request that is sent, and runs."""
     before = get(f"{url}/stats")["largest_batch"]
-    connection = send(url, {"prompt": "hi", "num_tokens": 1000} | body)
+    (connection := connect(url)).sendall(posted({"prompt": "hi", "num_tokens": 1000} | body))
     wait_until(lambda: get(f"{url}/stats")["largest_batch"] > before)
     return connection
 
@@ -347,7 +316,8 @@ def test_ctrl_c_ends_a_drain_at_once() -> None:
         wait_until(lambda: refuses_connections(url))
         process.send_signal(signal.SIGINT)
         assert answers(plain)[0][0] == 503
-        assert process.wait(PATIENCE_S / 4) == 0 and not has_traceback(process)
+        output, _ = process.communicate(timeout=PATIENCE_S / 4)
+        assert process.returncode == 0 and "Traceback" not in output
 
 
 def test_a_client_that_connects_in_the_turn_that_began_to_drain_does_not_end_the_loop() -> None:

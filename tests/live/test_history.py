@@ -25,12 +25,6 @@ from tests.virtual import make_scheduler
 ABOUT = {"name": "dynamic"}
 
 
-def kind_of(row: Row) -> str:
-    if row.idle:
-        return "i"
-    return "r" if row.recomputed else "d" if row.decodes else "p"
-
-
 class Watched(NamedTuple):
     """The history of a scheduler, and its iterations."""
 
@@ -67,15 +61,13 @@ def some_trace(seed: int, n: int = 60) -> list[tuple[float, list[Inference]]]:
 
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "static": (Static(), {}),
-    "static, compacted": (Static(compact_batches=True), {}),
+    "static": (Static(), {}), "static, compacted": (Static(compact_batches=True), {}),
     "dynamic": (Dynamic(), {"token_budget": 16}),
     "demand, few blocks": (Dynamic(kv_reservation="demand"), {"n_blocks": 20, "token_budget": 16}),
     "srpt, which pauses": (Dynamic(), {"order": Srpt(), "max_batch_size": 3}),
     "prompts first, which pauses": (Dynamic(prefill="first"), {}),
-    "padding": (Dynamic(), {"decoder_batch_sizes": [8, 4]}),
-    "bins": (MultiBin(), {}),
-}
+    "padding": (Dynamic(), {"decoder_batch_sizes": [8, 4]}), "bins": (MultiBin(), {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -92,7 +84,8 @@ def test_a_history_has_every_row_of_every_iteration(case: str) -> None:
         for row in iteration.rows:
             cell = computed[row.inference.id]
             tokens = 1 if row.idle else row.n_tokens
-            assert (cell.kind, cell.n, cell.start) == (kind_of(row), tokens, row.start)
+            kind = "i" if row.idle else "r" if row.recomputed else "d" if row.decodes else "p"
+            assert (cell.kind, cell.n, cell.start) == (kind, tokens, row.start)
         assert (read.waiting, read.running) == (iteration.waiting, iteration.running)
         assert (read.blocks_used, read.padding) == (iteration.blocks_used, iteration.padding)
         for line, cell in read.cells.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -19,12 +20,34 @@ from config import build
 from live import page as live_page
 from live.saved import serve_again
 from simulate.costs import FAKE
-from tests.browser import comes_true, is_answered, sends_load, state, wait_until
 from tests.fronts import EVERY_FRONT, FRONTS, servers_of
 from tests.servers import server, started
+from tests.servers import wait_until as waited
 from tests.shown import CASES, assert_stats_say, assert_timeline_says, rows_of
 
 pytestmark = pytest.mark.extra
+
+
+def state(tab: Any) -> dict[str, Any]:
+    return dict(tab.evaluate("liveForTests.state()"))
+
+
+def sends_load(tab: Any, seconds: int = 2, rate: int = 200) -> None:
+    """Start a load from the page; rate: of its slider, which is logarithmic."""
+    tab.evaluate(f"document.getElementById('rate').value = {rate}")
+    tab.fill("#most", "20")
+    tab.fill("#seconds", str(seconds))
+    tab.click("#loading button[type=submit]")
+
+
+def comes_true(tab: Any, condition: str) -> None:
+    """Wait for a condition. Playwright's own way needs eval, which the page's policy refuses."""
+    wait_until(lambda: bool(tab.evaluate(condition)))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    waited(true, 30, every_s=0.05)
+
 
 SLOW = {"model": "fake", "max_batch_size": 4, "loop_interval_ms": 10}  # 2,000 iterations last long
 COUNTS = """() => {
@@ -37,7 +60,7 @@ COUNTS = """() => {
 def at_port(port: int, mode: str) -> Iterator[str]:
     """A server where another one was."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(servers, "free_port", lambda: port)
+        patch.setattr(servers, "free_ports", lambda n: [port])
         with server(mode, SLOW) as url:
             yield url
 
@@ -127,16 +150,11 @@ def test_it_goes_on_by_itself_when_a_server_is_back(opened: Callable[..., Any]) 
 HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</script>"
 
 
-@pytest.mark.parametrize(
-    ("n_bytes", "message"),
-    [
-        (900_000, "The prompt is longer than the context of 1024 tokens"),
-        (1_200_000, "The body is larger than 1,000,000 bytes"),
-    ],
-)
-def test_a_prompt_of_a_megabyte_is_refused_in_words_and_the_page_goes_on(
-    n_bytes: int, message: str, opened: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize(("n_bytes", "message"), [
+    (900_000, "The prompt is longer than the context of 1024 tokens"),
+    (1_200_000, "The body is larger than 1,000,000 bytes"),
+])  # fmt: skip
+def test_a_prompt_of_a_megabyte(n_bytes: int, message: str, opened: Callable[..., Any]) -> None:
     prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
     with started("--loop-interval-ms", "5", "--log-level", "debug") as (url, process):
         tab = opened(url)
@@ -150,7 +168,7 @@ def test_a_prompt_of_a_megabyte_is_refused_in_words_and_the_page_goes_on(
         tab.fill("#tokens", "40")
         tab.click("#ask button[type=submit]")
         comes_true(tab, "document.getElementById('answer').textContent.length === 40")
-        wait_until(lambda: is_answered(url))
+        wait_until(lambda: get(f"{url}/stats")["completed"] > 0)
         comes_true(tab, "document.getElementById('stop').disabled")
         events = get(f"{url}/live/events")
         last = events["next"]
@@ -182,9 +200,6 @@ def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) ->
         assert "<b>" in shown and "onerror=alert(1)" in shown and "202E" in shown
         assert "\u202e" not in shown and tab.query_selector("#cell b, #cell img") is None
         assert "eve" not in tab.url + tab.title()
-
-
-# ---- saved runs, from disk
 
 
 REQUESTS = 16  # as many colours as there are
@@ -222,9 +237,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_saved_page_needs_no_server_and_says_that_it_is_simulated(
-    saved: Path, opened: Callable[..., Any]
-) -> None:
+def test_a_saved_page_needs_no_server(saved: Path, opened: Callable[..., Any]) -> None:
     requested: list[str] = []
     tab = opened("about:blank")
     tab.on("request", lambda request: requested.append(request.url))
@@ -247,13 +260,9 @@ def every_kind(*adapters: str) -> str:
     }  # fmt: skip
     iterations = []
     for i in range(40):  # in sight at once they are wide, and have no room for figures
-        kinds = [*NAMES][i : i + 1]
-        changes = [
-            word
-            for kind in kinds
-            for k in range(REQUESTS)
-            for word in (k, k, kind, 1 if kind == "d" else 4, 0, 0)
-        ]
+        changes: list[Any] = []
+        for kind, k in itertools.product([*NAMES][i : i + 1], range(REQUESTS)):
+            changes += [k, k, kind, 1 if kind == "d" else 4, 0, 0]
         iterations.append([0.1 * i, 0.1, 0, REQUESTS, 50, 1, changes])
     history = {
         "about": about, "now": 4, "restart": True, "first": 0, "next": 40, "lines": [],
@@ -277,9 +286,7 @@ def colours(tab: Any, iteration: int) -> list[frozenset[int]]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_each_request_has_a_colour_and_each_kind_a_texture_that_the_legend_shows(
-    theme: str, opened: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_requests_have_colours(theme: str, opened: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "every-kind.html").write_text(every_kind(""))
     tab = opened((tmp_path / "every-kind.html").as_uri())
     tab.emulate_media(color_scheme=theme)
@@ -303,17 +310,12 @@ def test_with_adapters_each_has_a_colour(opened: Callable[..., Any], tmp_path: P
     assert tab.inner_text(".adapters").split() == ["base", "model", "A", "sql", "B", "of/docs"]
 
 
-# ---- the page of each server behind a front end
-
-
 TWO_ROWS: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}
 
 
 # not among test_conformance.py's: Playwright runs a loop, which clients there cannot have
 @pytest.mark.parametrize("front", EVERY_FRONT[1:])
-def test_the_page_of_each_server_shows_its_own_rows_asks_it_and_loads_it(
-    front: str, opened: Callable[..., Any]
-) -> None:
+def test_the_page_of_each_server_shows_its_own_rows(front: str, opened: Callable[..., Any]) -> None:
     with FRONTS[front]("dynamic", TWO_ROWS, None) as url:
         *others, own = servers_of(url)
         assert others

@@ -1,20 +1,27 @@
-"""python -m live: the rows of runs that were simulated or recorded, as a page or as timelines."""
+"""python -m live: rows of runs, simulated or recorded, and of vLLM's logs; pages, timelines."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compare.runs import RunError
+from live import vllm_log
+from live.__main__ import beside
+from live.history import iterations
+from live.timeline import events
 from tests.conftest import undraw
-from tests.programs import ran
+from tests.programs import output, ran
+from tests.servers import ROOT
 from tests.shown import computed, counted, rows_of
 
-SMALL = ["--modes", "static,dynamic", "--numsamples", "30", "--arrival", "poisson:60"]
+SMALL = "--modes static,dynamic --numsamples 30 --arrival poisson:60"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,8 +34,7 @@ def undrawn_figures() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("simulated")
-    done = ran("simulate", *SMALL, "--max-batch-size", "8", "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    output("simulate", f"{SMALL} --max-batch-size 8 --out {out}")
     return out
 
 
@@ -36,11 +42,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the recordings of its servers beside it."""
     out = tmp_path_factory.mktemp("measured")
-    done = ran(
-        "compare", *SMALL, "--model", "fake", "--skip-calibration", "--out", str(out),
-        "--record", str(out / "calls.jsonl"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = f"{SMALL} --model fake --skip-calibration --out {out} --record {out}/calls.jsonl"
+    output("compare", words)
     return out
 
 
@@ -73,8 +76,7 @@ def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
 
 def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
     """The warm-up is shown too, which is before the run of /stats."""
-    done = ran("live", str(measured))
-    assert done.returncode == 0, done.stderr
+    output("live", str(measured))
     shown = histories(measured / "live.html")
     assert [each["about"]["model"] for each in shown] == ["fake", "fake"]
     for history, name in zip(shown, ("static", "dynamic")):
@@ -89,8 +91,7 @@ def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
 
 
 def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path) -> None:
-    done = ran("simulate", *SMALL, "--repeats", "2", "--seed", "3", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    output("simulate", f"{SMALL} --repeats 2 --seed 3 --out {tmp_path}")
     for flags in ([], ["--timeline"]):
         done = ran("live", str(tmp_path), *flags)
         assert done.stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
@@ -100,12 +101,8 @@ def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path
     assert computed(rows_of(static)) != rows_in(tmp_path / "seed-4", "static")
 
 
-def test_of_several_seeds_that_were_measured_the_first_has_the_first_recordings_of_its_run(
-    measured: Path, tmp_path: Path
-) -> None:
-    """Servers are measured there and back: static, dynamic; dynamic, static. The recording of an
-    earlier run may come before.
-    """
+def test_of_measured_seeds_the_first_has_its_recordings(measured: Path, tmp_path: Path) -> None:
+    """Measured there and back: static, dynamic, dynamic, static; an earlier run may be before."""
     lines = (measured / "calls.jsonl").read_text()
     half = lines.index('{"recording"', 1)
     static, dynamic = lines[:half], lines[half:]
@@ -150,15 +147,12 @@ def test_timelines_have_the_rows_of_the_run(simulated: Path, tmp_path: Path) -> 
         assert len(idle) == rows_in(simulated, name)["idle"]
 
 
-@pytest.mark.parametrize(
-    ("change", "arguments", "sentence"),
-    [
-        ({}, ["--of", "static,nobody"], "there is no 'nobody'; name one or two of static, dynamic"),
-        ({"simulated": None}, [], "measure again with --record"),
-        ({"simulated": {"costs": "fake", "layout": "2 replicas"}}, [], "has several replicas"),
-        ({"simulated": {"costs": "gone", "layout": ""}}, [], "there are no costs 'gone'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "arguments", "sentence"), [
+    ({}, ["--of", "static,nobody"], "there is no 'nobody'; name one or two of static, dynamic"),
+    ({"simulated": None}, [], "measure again with --record"),
+    ({"simulated": {"costs": "fake", "layout": "2 replicas"}}, [], "has several replicas"),
+    ({"simulated": {"costs": "gone", "layout": ""}}, [], "there are no costs 'gone'"),
+])  # fmt: skip
 def test_a_run_that_cannot_be_shown_is_refused(
     change: dict[str, Any], arguments: list[str], sentence: str, simulated: Path, tmp_path: Path
 ) -> None:
@@ -175,3 +169,93 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
     done = ran("live", str(tmp_path / "notes.txt"))
     assert done.returncode == 1 and "line 1" in done.stderr
+
+
+RECORDING = ROOT / "results" / "live" / "vllm.jsonl"
+LINE = (
+    "(APIServer pid=7) INFO 11-25 04:42:{second:02} [loggers.py:199] Engine 000: Iteration({i}): "
+    "{p} context requests, {n} context tokens, {d} generation requests, {g} generation tokens, "
+    "iteration elapsed time: 500.00 ms, CPU KV cache usage: 9.4%\n"
+)
+HEAD = '{"vllm":"0.32","format":1}\n'
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(vllm_log.history(path)))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "vllm.log"
+
+
+def test_a_recording_is_shown_as_vllm_computed_it() -> None:
+    shown = read(RECORDING)
+    steps = [json.loads(line) for line in RECORDING.read_text().splitlines()][1:]
+    computed, made, recomputed = Counter[int](), Counter[int](), 0
+    for step, iteration in zip(steps, iterations(shown), strict=True):
+        cells = {cell.id: cell for cell in iteration.cells.values() if cell.kind != "s"}
+        assert {id_: (c.start, c.n) for id_, c in cells.items()} == {
+            id_: (start, n) for id_, start, n, _ in step["rows"]
+        }
+        assert (iteration.waiting, iteration.blocks_used) == (step["waiting"], step["blocks_used"])
+        recomputed += sum(cell.kind == "r" for cell in cells.values())
+        for id_, _, n, tokens in step["rows"]:
+            computed[id_] += n
+            made[id_] += tokens
+    assert recomputed and any(step["preempted"] for step in steps)
+    asked = {id_: (prompt, tokens) for id_, _, prompt, tokens, *_ in shown["requests"]}
+    assert {id_: tokens for id_, _, _, _, tokens in shown["ended"]} == made
+    assert made == {id_: tokens for id_, (_, tokens) in asked.items()} and len(made) == 30
+    counters = [event["args"].get("tokens", 0) for event in events(shown) if event["ph"] == "C"]
+    assert sum(counters) == sum(computed.values())
+    assert min(arrived_at for _, arrived_at, *_ in shown["requests"]) == 0
+
+
+def test_vllms_own_log_names_nobody(log: Path) -> None:
+    """Two prompts of unknown length, then one of 7 tokens; then two rows that compute 9 tokens of
+    what has decoded, since one was preempted, and nobody knows which.
+    """
+    log.write_text(
+        "INFO 11-25 04:42:00 [core.py:1] hello\n"
+        + LINE.format(second=10, i=3, p=2, n=30, d=0, g=0)
+        + LINE.format(second=10, i=4, p=1, n=7, d=1, g=1)
+        + LINE.format(second=13, i=5, p=0, n=0, d=2, g=9)
+        + LINE.format(second=13, i=6, p=0, n=0, d=1, g=1)[:99]
+    )
+    shown = read(log)
+    seen = list(shown["iterations"])
+    assert [at for at, *_ in seen] == [0, 0.5, 3] and {values[2] for values in seen} == {-1}
+    kinds = [sorted((c.kind, c.n) for c in i.cells.values()) for i in iterations(shown)]
+    assert kinds == [[("p", -1), ("p", -1)], [("d", 1), ("p", 7)], [("u", 0), ("u", 0)]]
+    assert all(cell.id < 0 for i in iterations(shown) for cell in i.cells.values())
+    assert shown["requests"] == shown["ended"] == shown["snapshots"] == []
+    names = Counter(event["name"] for event in events(shown) if event["ph"] in "XC")
+    assert names == {
+        "? prefill": 3, "? decode": 1, "? unknown": 2, "tokens of an iteration": 1,
+    }  # fmt: skip
+    assert "last line was cut off" in shown["about"]["note"] and "Grey" in shown["about"]["missing"]
+
+
+def test_vllms_first_request_arrives_with_that_of_the_server_beside_it() -> None:
+    ours = {name: json.dumps({"requests": [[0, 2.5], [1, 0.25]]}) for name in ("a", "dynamic")}
+    texts = beside(ours, None, RECORDING)
+    assert list(texts) == ["dynamic", "vllm"]
+    assert min(at for _, at, *_ in json.loads(texts["vllm"])["requests"]) == 0.25
+    with pytest.raises(RunError, match="name one with --of"):
+        beside(ours, ["a", "dynamic"], RECORDING)
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("hello\n", "is no log of vLLM; make one with --enable-logging-iteration-details"),
+    ('{"vllm":"0.40","format":2}\n', "it is of format 2, and this code reads format 1"),
+    (LINE.format(second=1, i=0, p=1, n=9, d=0, g=0) * 2, "iteration 0 comes after iteration 0"),
+    (HEAD, "it has no iterations yet; send vLLM some requests first"),
+    (HEAD.replace("format", "for"), "is not as a recording of vLLM should be: KeyError"),
+    (HEAD + "{\n" + HEAD, "line 2 is no JSON"),
+])  # fmt: skip
+def test_a_log_that_cannot_be_shown_is_refused(text: str, sentence: str, log: Path) -> None:
+    log.write_text(text)
+    with pytest.raises(RunError) as refused:
+        vllm_log.history(log)
+    assert str(refused.value).startswith(str(log)) and sentence in str(refused.value)

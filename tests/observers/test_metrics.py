@@ -1,6 +1,4 @@
-"""/metrics is what Prometheus can read, under the names of METRICS section 4, and tells the same as
-/stats and the client.
-"""
+"""/metrics is what Prometheus can read, and tells the same as /stats and the client."""
 
 from __future__ import annotations
 
@@ -102,9 +100,8 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     assert delta["vllm:request_success_total/length"] == stats["completed"] == 60
     assert delta["vllm:inter_token_latency_seconds_count"] == completion - 60
     assert delta["vllm:inter_token_latency_seconds_bucket/+Inf"] == completion - 60
-    assert delta["vllm:iteration_tokens_total_sum"] == completion + prompt - 60, (
-        "a first token needs no iteration of its own"
-    )
+    # a first token needs no iteration of its own
+    assert delta["vllm:iteration_tokens_total_sum"] == completion + prompt - 60
     assert stats["padding_rows"] > 0 and stats["kv_blocks"] == 32 * 64
     for kind in ("live", "idle", "padding"):
         assert delta[f"batching_computed_rows_total/{kind}"] == stats[f"{kind}_rows"]
@@ -135,17 +132,14 @@ def test_the_gauges_are_of_this_moment(client_of: ClientOf) -> None:
 
 def test_rows_and_occupancy_are_those_of_the_latest_iteration(client_of: ClientOf) -> None:
     client = client_of("static", max_batch_size=4)
-    client.post(
-        "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
-    )
+    ask = {"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
+    client.post("/v1/completions", json=ask)
     rows: Mapping[str, float] = metrics(client)
     assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [2, 0, 0]
     assert rows["batching_occupancy"] == 0.5
 
 
-def test_draft_tokens_are_counted_alike_by_metrics_stats_timings_and_the_request_log(
-    client_of: ClientOf, tmp_path: Path
-) -> None:
+def test_draft_tokens_are_counted_alike_by_all_four(client_of: ClientOf, tmp_path: Path) -> None:
     client = client_of(speculate="3", request_log=str(tmp_path / "log"), max_batch_size=1)
     ask = {"prompt": "hi", "num_tokens": 400, "seed": 1}
     timings = client.post("/inference", json=ask).get_json()["timings"]
@@ -193,7 +187,6 @@ def test_all_four_count_preemptions_and_cached_tokens(client_of: ClientOf, tmp_p
 
 # ---- Grafana's board: every query is PromQL, and finds a sample in the /metrics of a server
 
-
 DEPLOY = ROOT / "deploy"
 BOARD = json.loads((DEPLOY / "grafana" / "batching.json").read_text())
 LIMITS = {
@@ -218,16 +211,14 @@ def labels_of(client_of: ClientOf) -> dict[str, list[dict[str, str]]]:
     client = client_of()
     client.post("/inference", json={"prompt": "hi", "num_tokens": 3})
     found: dict[str, list[dict[str, str]]] = {}
-    for family in text_string_to_metric_families(client.get("/metrics").get_data(as_text=True)):
+    for family in families(client.get("/metrics").get_data(as_text=True)).values():
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample.labels | ADDED)
     return found
 
 
 @pytest.mark.parametrize("title", PANELS)
-def test_each_query_is_promql_and_finds_a_sample(
-    title: str, labels_of: dict[str, list[dict[str, str]]]
-) -> None:
+def test_each_query_finds_a_sample(title: str, labels_of: dict[str, list[dict[str, str]]]) -> None:
     for target in PANELS[title]["targets"]:
         for query in queries(target["expr"]):
             assert "$" not in query, "a variable that the board does not have"

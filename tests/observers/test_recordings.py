@@ -1,6 +1,4 @@
-"""A recording's file: what it holds, what is found when it is not whole or was changed, and that
-serving goes on without it.
-"""
+"""A recording's file: its content, what is found if it was cut or changed, and full disks."""
 
 from __future__ import annotations
 
@@ -29,14 +27,11 @@ SETTINGS = {
 }  # fmt: skip
 # one waits too long, the last one finds no room
 ASKS = [
-    Ask(0, prompt=9, tokens=6, content=1, n=2),
-    Ask(1, prompt=9, tokens=4, content=1),
+    Ask(0, prompt=9, tokens=6, content=1, n=2), Ask(1, prompt=9, tokens=4, content=1),
     Ask(2, prompt=3, tokens=12, content=2, user="ann", streamed=True),
-    Ask(2, prompt=3, tokens=12, content=3, deadline=4.5),
-    Ask(3, prompt=3, tokens=9, content=4),
-    Ask(4, prompt=3, tokens=9, content=5),
-    Ask(4, prompt=3, tokens=9, rows=3),
-]
+    Ask(2, prompt=3, tokens=12, content=3, deadline=4.5), Ask(3, prompt=3, tokens=9, content=4),
+    Ask(4, prompt=3, tokens=9, content=5), Ask(4, prompt=3, tokens=9, rows=3),
+]  # fmt: skip
 
 
 def recorded(**settings: Any) -> list[str]:
@@ -104,9 +99,7 @@ def test_what_was_changed_is_found_and_named(name: str, lines: list[str]) -> Non
     assert "The first difference is in " in str(result)
 
 
-def test_an_engine_that_plans_otherwise_differs(
-    lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_plan_is_a_difference(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dynamic, "plan", lambda policy, view: Plan())
     assert "rows: 1 in the recording, 0 in the replay" in str(replay(lines))
 
@@ -163,19 +156,16 @@ def test_a_file_may_hold_several_recordings(lines: list[str]) -> None:
     assert replay(several).equal > result.equal - alone.iterations, "the others are compared"
 
 
-@pytest.mark.parametrize(
-    ("i", "line", "sentence"),
-    [
-        (5, '{"gap":"the disk is too slow"}', "line 6: calls are missing .* disk is too slow"),
-        (5, '{"n":5,"call":"sch', "line 6: this is no line of a recording"),
-        (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
-        (5, "[]", "line 6: this is no line of a recording"),
-        (0, '{"recording":2,"settings":{}}', "line 1: .* of version 2, .* version 1"),
-        (0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .*n_blocks.? is unknown"),
-        (0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*best.? is unknown or missing"),
-        (0, '{"id":7,"state":"finished"}', "line 1: a recording begins with its settings"),
-    ],
-)
+@pytest.mark.parametrize(("i", "line", "sentence"), [
+    (5, '{"gap":"the disk is too slow"}', "line 6: calls are missing .* disk is too slow"),
+    (5, '{"n":5,"call":"sch', "line 6: this is no line of a recording"),
+    (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
+    (5, "[]", "line 6: this is no line of a recording"),
+    (0, '{"recording":2,"settings":{}}', "line 1: .* of version 2, .* version 1"),
+    (0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .*n_blocks.? is unknown"),
+    (0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*best.? is unknown or missing"),
+    (0, '{"id":7,"state":"finished"}', "line 1: a recording begins with its settings"),
+])  # fmt: skip
 def test_what_cannot_be_replayed_says_why(
     i: int, line: str, sentence: str, lines: list[str], tmp_path: Path
 ) -> None:
@@ -188,9 +178,7 @@ def test_what_cannot_be_replayed_says_why(
 @pytest.mark.parametrize(
     ("content", "sentence"), [("", "no recording"), ("\xff", "not text"), (None, "No such file")]
 )
-def test_a_file_that_is_no_recording_is_refused(
-    content: str | None, sentence: str, tmp_path: Path
-) -> None:
+def test_no_recording_is_refused(content: str | None, sentence: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "file").write_text(content, "latin-1")
     with pytest.raises(ReplayError, match=sentence):
@@ -215,9 +203,7 @@ def test_a_server_that_is_not_recorded_has_a_plain_scheduler() -> None:
 
 @pytest.mark.parametrize("with_gap", [True, False])
 def test_no_line_is_half_there_when_the_file_is_full(with_gap: bool, tmp_path: Path) -> None:
-    """Of a recording, whose lines are useless unless all are there, a gap is the last one; of a
-    request log, each line that finds room is there.
-    """
+    """A recording ends with a gap; a request log has each line that found room."""
     path = tmp_path / "recording.jsonl"
     program = f"""
 import resource, sys, time

@@ -1,6 +1,4 @@
-"""Counts of each user's requests and of each priority's, in /stats and /metrics, add up to the
-totals.
-"""
+"""Counts of users and priorities in /stats and /metrics add up to the totals."""
 
 from __future__ import annotations
 
@@ -9,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flask.testing import FlaskClient
-from prometheus_client.parser import text_string_to_metric_families
 
 from observers.server_stats import ServerStats
 from observers.tallies import ENDINGS, MOST_NAMES, OTHERS
 from scheduling.errors import DeadlinePassed
 from scheduling.inference import Inference, State
-from tests.observers.test_metrics import metrics
+from tests.observers.test_metrics import families, metrics
 from tests.observers.test_server_stats import finished
 from tests.servers import ClientOf
 
@@ -36,7 +33,7 @@ def assert_adds_up(stats: dict[str, Any]) -> None:
 def scraped(client: FlaskClient, label: str) -> dict[str, dict[str, float]]:
     """Of each user or priority what /metrics tells, by its name without batching_LABEL_."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(client.get("/metrics").get_data(as_text=True)):
+    for family in families(client.get("/metrics").get_data(as_text=True)).values():
         for sample in family.samples:
             if sample.name.startswith(f"batching_{label}_"):
                 name = sample.name.removeprefix(f"batching_{label}_")
@@ -52,12 +49,9 @@ def stats_of(client: FlaskClient) -> dict[str, Any]:
 def test_users_and_priorities_have_measures_of_their_own(client_of: ClientOf) -> None:
     client = client_of()
     asks: list[dict[str, Any]] = [
-        {"user": "ann", "priority": 1},
-        {"user": "ann", "priority": 2, "num_tokens": 5},
-        {"user": "bob", "priority": 2, "n": 2},
-        {},
-        {"user": ""},
-    ]
+        {"user": "ann", "priority": 1}, {"user": "ann", "priority": 2, "num_tokens": 5},
+        {"user": "bob", "priority": 2, "n": 2}, {}, {"user": ""},
+    ]  # fmt: skip
     e2e: dict[str, list[float]] = {"ann": [], "bob": [], "": []}
     for ask in asks:
         told = client.post("/inference", json=HI | ask).get_json()["timings"]
@@ -65,10 +59,9 @@ def test_users_and_priorities_have_measures_of_their_own(client_of: ClientOf) ->
         e2e[ask.get("user", "")] += [each["e2e_s"] * 1e3 for each in timings]
     stats = stats_of(client)
     users, priorities = stats["users"], stats["priorities"]
-    assert {name: (u["completed"], u["prompt_tokens"], u["completion_tokens"])
-            for name, u in users.items()} == {
-        "ann": (2, 4, 8), "bob": (2, 2, 6), "": (2, 4, 6),
-    }, "who says no user and who says an empty one are one"  # fmt: skip
+    names = ("completed", "prompt_tokens", "completion_tokens")
+    counted = {name: [of[each] for each in names] for name, of in users.items()}
+    assert counted == {"ann": [2, 4, 8], "bob": [2, 2, 6], "": [2, 4, 6]}, "none, or an empty one"
     assert {name: p["completed"] for name, p in priorities.items()} == {"1": 1, "2": 3, "0": 2}
     for name, latencies in e2e.items():
         found = [users[name][f"{each}_e2el_ms"] for each in ("mean", "p50", "p99")]
@@ -111,12 +104,9 @@ def test_every_ending_is_its_users(client_of: ClientOf) -> None:
         name: {ending: n for ending in TOTALS.values() if (n := user.get(ending))}
         for name, user in stats["users"].items()
     }
-    assert ended == {
-        "late": {"expired": 1},
-        "gone": {"cancelled": 1},
-        "many": {"refused": 2},
-        "fine": {"completed": 1, "prompt_tokens": 2, "completion_tokens": 3},
-    }
+    fine = {"completed": 1, "prompt_tokens": 2, "completion_tokens": 3}
+    own = {"late": {"expired": 1}, "gone": {"cancelled": 1}, "many": {"refused": 2}}
+    assert ended == own | {"fine": fine}
     assert stats["users"]["late"]["mean_e2el_ms"] is stats["users"]["many"]["p99_e2el_ms"] is None
     assert stats["priorities"]["2"]["refused"] == 2 and stats["invalid"] == 1
     assert_adds_up(stats)

@@ -32,13 +32,12 @@ def simulated(command: str, trace: Path) -> list[list[list[float]]]:
         SimulatedServer(name, options.config(name), options.costs, stream=options.stream)
         for name in options.variants
     ]
-    return [
-        [
-            [a.id, a.first_token_at, a.last_token_at, a.answered_at]
-            for outcome in server.replay(load_trace(trace))
-            if (a := outcome.answer)
-        ]
+    answers = [
+        [each.answer for each in server.replay(load_trace(trace)) if each.answer]
         for server in servers
+    ]
+    return [
+        [[a.id, a.first_token_at, a.last_token_at, a.answered_at] for a in of] for of in answers
     ]
 
 
@@ -84,9 +83,8 @@ def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: run.Set
     mine = "dynamic --order yours.py:Mine"
     state = STATE | {"rows": 2}
     for key, same in (("-inference.num_tokens", False), ("inference.num_tokens", True)):
-        assert run.learn(ORDER.format(key)) == {
-            "modes": [], "orders": ["yours.py:Mine"], "error": ""
-        }  # fmt: skip
+        learnt = {"modes": [], "orders": ["yours.py:Mine"], "error": ""}
+        assert run.learn(ORDER.format(key)) == learnt
         sjf = run.served("dynamic --order sjf", state, of_costs)["answers"]
         assert (run.served(mine, state, of_costs)["answers"] == sjf) is same
     run.learn(ORDER.format("1 / 0"))
@@ -98,7 +96,6 @@ def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: run.Set
 
 
 # ---- in a real browser: Pyodide in Debian's Chromium, driven by Playwright
-
 
 PATIENCE_S = 120  # Pyodide loads in seconds, and in a minute beside other tests
 
@@ -126,16 +123,15 @@ DONE = "document.getElementById('state').textContent.includes('simulated in')"
 
 @pytest.mark.extra
 @pytest.mark.alone  # a run in it takes a core
-def test_what_it_shows_is_equal_to_simulate_sh_and_needs_no_network_later(
-    site: str, opened: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_it_shows_what_simulate_does(site: str, opened: Callable[..., Any], tmp_path: Path) -> None:
     tab = opened(f"{site}#costs=gpt2&rate=5&requests=60&stream=1&v=static&v=dynamic+--order+sjf")
     comes_true(tab, DONE)
     comes_true(tab, "document.getElementById('live').className === 'known'")
     with tab.expect_download() as download:
         tab.click("#trace")
     download.value.save_as(trace := tmp_path / "trace.jsonl")
-    answers = tab.evaluate("playgroundForTests.results.map((result) => result.answers)")
+    found = "playgroundForTests.results.map((result) => result.answers)"
+    answers = tab.evaluate(found)
     assert len(answers[0]) == 60
     wanted = simulated(tab.inner_text("#command"), trace)
     assert [sorted(of_variant) for of_variant in answers] == wanted
@@ -143,8 +139,7 @@ def test_what_it_shows_is_equal_to_simulate_sh_and_needs_no_network_later(
     tab.context.set_offline(True)
     tab.reload()
     comes_true(tab, DONE)
-    again = "playgroundForTests.results.map((result) => result.answers)"
-    assert tab.evaluate(again) == answers
+    assert tab.evaluate(found) == answers
 
 
 CODE = """from scheduling.policies.orders import Order%0A
@@ -153,9 +148,7 @@ class Mine(Order):%0A    def key(self, inference):%0A        return 1 / 0%0A""".
 
 @pytest.mark.extra
 @pytest.mark.alone  # a run in it takes a core
-def test_a_policy_from_a_link_runs_by_a_click_alone_and_its_error_is_at_its_line(
-    site: str, opened: Callable[..., Any]
-) -> None:
+def test_a_policy_from_a_link_runs_by_a_click_alone(site: str, opened: Callable[..., Any]) -> None:
     tab = opened(f"{site}#v=dynamic&v=dynamic+--order+yours.py:Mine&code={CODE}")
     comes_true(tab, DONE)
     assert tab.is_visible("#foreign") and "Run it" in tab.inner_text("#variants")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from generate.lora import random_adapter
 from scheduling.errors import ModelNotFound
 from scheduling.inference import Inference
 from shapes import SHAPES
 from tests.engine.test_lora import save
+from tests.observers.test_metrics import families
 from tests.routes.test_guard import KEY, LOAD, OF_MODELS, UNLOAD
 from tests.servers import ClientOf, wait_until
 
@@ -58,32 +58,22 @@ def test_vllm_s_gauge_tells_adapters_that_run_and_that_wait(client_of: ClientOf)
     manager.enqueue(more := [Inference([0], 1, adapter="lora-1")])
     text = client.get("/metrics").get_data(as_text=True)
     manager.cancel([*long, *more])
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    [gauge] = families["vllm:lora_requests_info"].samples
+    [gauge] = families(text)["vllm:lora_requests_info"].samples
     names = "max_lora", "running_lora_adapters", "waiting_lora_adapters"
     assert [gauge.labels[name] for name in names] == ["5", "lora-2", "lora-1"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "path", "body", "status", "said"),
-    [
-        (
-            {},
-            LOAD,
-            {},
-            403,
-            "Only a server with a key reads folders on request; start it with --ap",
-        ),
-        ({"api_key": KEY, "lora_random": ""}, LOAD, {}, 400, "start with --lora NAME=FOLDER."),
-        (WITH_KEY, LOAD, {"lora_name": "lora-0"}, 400, "lora-0 has been loaded; unload it, or"),
-        (WITH_KEY, LOAD, {"lora_name": "fake"}, 400, "fake has been loaded; unload it, or choose"),
-        (WITH_KEY, LOAD, {"lora_name": "a b"}, 400, "'a b' is no name; use 1 … 128 letters"),
-        (WITH_KEY, LOAD, {"lora_path": "/nowhere"}, 404, "there is no folder /nowhere; give its"),
-        (WITH_KEY, LOAD, {"lora_path": "tests"}, 404, "there is no folder tests; give its whole"),
-        (WITH_KEY, UNLOAD, {"lora_name": "fake"}, 404, "there is no adapter 'fake'; GET /v1/mod"),
-        (WITH_KEY, UNLOAD, {}, 404, "there is no adapter 'sql'; GET /v1/models has all"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "path", "body", "status", "said"), [
+    ({}, LOAD, {}, 403, "Only a server with a key reads folders on request; start it with --ap"),
+    ({"api_key": KEY, "lora_random": ""}, LOAD, {}, 400, "start with --lora NAME=FOLDER."),
+    (WITH_KEY, LOAD, {"lora_name": "lora-0"}, 400, "lora-0 has been loaded; unload it, or"),
+    (WITH_KEY, LOAD, {"lora_name": "fake"}, 400, "fake has been loaded; unload it, or choose"),
+    (WITH_KEY, LOAD, {"lora_name": "a b"}, 400, "'a b' is no name; use 1 … 128 letters"),
+    (WITH_KEY, LOAD, {"lora_path": "/nowhere"}, 404, "there is no folder /nowhere; give its"),
+    (WITH_KEY, LOAD, {"lora_path": "tests"}, 404, "there is no folder tests; give its whole"),
+    (WITH_KEY, UNLOAD, {"lora_name": "fake"}, 404, "there is no adapter 'fake'; GET /v1/mod"),
+    (WITH_KEY, UNLOAD, {}, 404, "there is no adapter 'sql'; GET /v1/models has all"),
+])  # fmt: skip
 def test_what_cannot_be_loaded_or_unloaded_is_refused_in_a_sentence(
     client_of: ClientOf,
     settings: dict[str, Any], path: str, body: dict[str, str], status: int, said: str,

@@ -15,8 +15,7 @@ from routes.handover import PrefillServer, packed, unpack
 from scheduling.handover import Handover
 from scheduling.inference import Inference
 from tests.fronts import JSON, fetch
-from tests.servers import PATIENCE_S, free_port, server, wait_until_free
-from tests.sse import events
+from tests.servers import PATIENCE_S, events, free_port, server, wait_until_free
 from wire.refusals import Refused
 
 LONG = "If the file object is a list of filenames, and when the filename"  # 4 KV blocks
@@ -39,11 +38,10 @@ def streamed(url: str) -> str:
 
 def asked(url: str, tokens: int = 5) -> Refused:
     """What a decode server answers if the one that is to compute a prompt does not."""
-    ours: Any = SimpleNamespace(
-        manager=SimpleNamespace(clock=lambda: 0.0), seconds_until=lambda deadline: PATIENCE_S
-    )
+    manager = SimpleNamespace(clock=lambda: 0.0)
+    ours: Any = SimpleNamespace(manager=manager, seconds_until=lambda deadline: PATIENCE_S)
+    body = json.dumps(DRAWN | {"num_tokens": tokens}).encode()
     with pytest.raises(Refused) as caught:
-        body = json.dumps(DRAWN | {"num_tokens": tokens}).encode()
         PrefillServer(ours, url).begin([Inference([1], 2)], "/inference", body, JSON)
     return caught.value
 
@@ -80,16 +78,13 @@ def sent(**settings: Any) -> bytes:
     return packed(config, wants_more).body
 
 
-@pytest.mark.parametrize(
-    ("body", "error"),
-    [
-        (sent(weights="random"), "weights 'random' and this one 'pretrained'; start both"),
-        (sent(block_size=32), "block_size 32 and this one 16"),
-        (sent()[:-1], "bytes of keys and values instead of"),
-        (sent().replace(b"[7,", b"[7,7,"), "too many values"),
-        (b"{}", "'of'"),
-    ],
-)
+@pytest.mark.parametrize(("body", "error"), [
+    (sent(weights="random"), "weights 'random' and this one 'pretrained'; start both"),
+    (sent(block_size=32), "block_size 32 and this one 16"),
+    (sent()[:-1], "bytes of keys and values instead of"),
+    (sent().replace(b"[7,", b"[7,7,"), "too many values"),
+    (b"{}", "'of'"),
+])  # fmt: skip
 def test_keys_and_values_of_another_model_or_size_are_refused(body: bytes, error: str) -> None:
     with pytest.raises((Refused, ValueError, LookupError), match=error):
         unpack(build("dynamic", {"model": "demo"}, {}), body, [Inference([1] * 17, 5)], 0.0, 0.0)

@@ -34,8 +34,7 @@ from tests.fronts import (
     send,
     servers_of,
 )
-from tests.servers import ClientOf, asks, assert_all_answered, metric, wait_until
-from tests.sse import events
+from tests.servers import ClientOf, asks, assert_all_answered, events, metric, wait_until
 from wire.messages import to_json
 
 KEY = "sk-Sesame~42"
@@ -43,7 +42,6 @@ FAST: dict[str, Any] = {"model": "fake", "max_batch_size": 64}
 # an iteration takes 20 ms, and a server holds four requests
 SLOW = FAST | {"max_batch_size": 2, "max_waiting": 2, "loop_interval_ms": 20}
 WITH_KEY = JSON | {"Authorization": f"Bearer {KEY}"}
-
 ASK = {"prompt": "If the file", "num_tokens": 8, "seed": 3}
 OPENAI = {"prompt": "If the file", "max_tokens": 8, "seed": 3}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 3}
@@ -57,9 +55,8 @@ def reference(
     """Return the answer of an app in this process."""
     raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     response = client.open(path, method=method, data=raw, headers=headers)
-    return Response(
-        response.status_code, {name: response.headers.get(name) for name in COMPARED}, response.data
-    )
+    compared = {name: response.headers.get(name) for name in COMPARED}
+    return Response(response.status_code, compared, response.data)
 
 
 @pytest.fixture(scope="module", params=EVERY_FRONT)
@@ -79,17 +76,14 @@ def slow(front: Front) -> Iterator[str]:
         yield url
 
 
-# ---- whole answers
-
 ANSWERED: list[tuple[str, Any]] = [
     (INFERENCE, ASK | {"prompt": ["hi", "there"], "temperature": 0.5, "n": 2}),
     (INFERENCE, {"prompt_ids": [104, 105], "num_tokens": 8, "seed": 3, "echo": True}),
     (COMPLETIONS, OPENAI | {"model": "fake", "echo": True}),
     (COMPLETIONS, OPENAI | {"max_tokens": 100, "stop": ["s", "h"]}),
-    (COMPLETIONS, OPENAI | {"max_tokens": 0, "echo": True}),
-    (CHATS, CHAT | {"n": 2, "stop": "e"}),
+    (COMPLETIONS, OPENAI | {"max_tokens": 0, "echo": True}), (CHATS, CHAT | {"n": 2, "stop": "e"}),
     ("/tokenize", {"prompt": "If the file", "add_special_tokens": False}),
-]
+]  # fmt: skip
 TOLD = ["/v1/models", "/v1/models/fake", "/health", "/ready", "/openapi.json", "/"]
 
 
@@ -98,9 +92,7 @@ def named(value: Any) -> str | None:
 
 
 @pytest.mark.parametrize(("path", "body"), ANSWERED, ids=named)
-def test_a_plain_answer_is_the_reference_s(
-    fast: str, client_of: ClientOf, path: str, body: Any
-) -> None:
+def test_a_plain_answer_is_the_same(fast: str, client_of: ClientOf, path: str, body: Any) -> None:
     ours = reference(client_of(**FAST), "POST", path, body)
     response = fetch(fast, "POST", path, body, WITH_KEY)
     assert response.status == 200 and response.masked == ours.masked
@@ -115,7 +107,8 @@ def test_a_server_s_facts_are_the_reference_s(fast: str, client_of: ClientOf, pa
     assert response.masked == reference(client, "GET", path, headers=WITH_KEY).masked
 
 
-def test_a_head_has_no_body(fast: str) -> None:
+def test_what_watches_a_process_needs_no_key_and_a_head_has_no_body(fast: str) -> None:
+    assert [fetch(fast, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
     response = fetch(fast, "HEAD", "/health")
     assert (response.status, response.body) == (200, b"")
 
@@ -135,8 +128,6 @@ def test_a_request_s_id_comes_back_once_and_one_without_gets_one(fast: str, stre
     assert id_of(JSON | {"X-Request-Id": "trace-8"}) == "trace-8"
     assert id_of(WITH_KEY) != id_of(WITH_KEY)
 
-
-# ---- refusals
 
 REFUSED: list[tuple[int, str, str, Any]] = [
     (400, "POST", INFERENCE, ASK | {"num_tokens": 0, "stream": True}),
@@ -184,14 +175,8 @@ def test_a_refusal_by_headers_is_the_reference_s(
     assert response.headers["WWW-Authenticate"] == ("Bearer" if status == 401 else None)
 
 
-def test_what_watches_a_process_needs_no_key(fast: str) -> None:
-    assert [fetch(fast, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_beyond_the_queue_it_is_a_429_that_says_when_to_come_again(
-    slow: str, client_of: ClientOf, stream: bool
-) -> None:
+def test_beyond_the_queue_it_is_a_429(slow: str, client_of: ClientOf, stream: bool) -> None:
     client = client_of(**SLOW)
     full = [Inference([0], 300) for _ in range(4)]
     client.application.extensions["server"].manager.enqueue(full)
@@ -217,13 +202,8 @@ def test_beyond_the_queue_it_is_a_429_that_says_when_to_come_again(
         assert re.sub(rb"\d", b"", each.body) == re.sub(rb"\d", b"", ours.body)
 
 
-# ---- streams
-
-
 def joined(raw: bytes) -> dict[str, Any]:
-    """A stream, whatever piled up in it: of each completion its text, its tokens and why it ended;
-    and each kind of event once, without those.
-    """
+    """Texts, tokens and ends of a stream's completions; and each kind of event once."""
     texts: dict[int, str] = defaultdict(str)
     tokens: dict[int, int] = defaultdict(int)
     reasons: dict[int, list[str]] = defaultdict(list)
@@ -246,9 +226,8 @@ STREAMED: list[tuple[str, Any]] = [
     (INFERENCE, ASK | {"stream": True, "prompt": ["hi", "there"], "echo": True}),
     (COMPLETIONS, OPENAI | {"stream": True}),
     (COMPLETIONS, OPENAI | USAGE | {"max_tokens": 50, "stop": ["s", "h"]}),
-    (COMPLETIONS, OPENAI | USAGE | {"n": 2}),
-    (CHATS, CHAT | USAGE),
-]
+    (COMPLETIONS, OPENAI | USAGE | {"n": 2}), (CHATS, CHAT | USAGE),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMED, ids=named)
@@ -257,10 +236,8 @@ def test_a_stream_is_the_reference_s(slow: str, client_of: ClientOf, path: str, 
     response = fetch(slow, "POST", path, body)
     assert response.status == 200 and response.headers == ours.headers
     assert str(response.headers["Content-Type"]).startswith("text/event-stream")
-    assert (
-        response.headers["Cache-Control"] == "no-cache"
-        and response.headers["X-Accel-Buffering"] == "no"
-    )
+    assert response.headers["Cache-Control"] == "no-cache"
+    assert response.headers["X-Accel-Buffering"] == "no"
     assert joined(response.masked.body) == joined(ours.masked.body)
 
 
@@ -285,9 +262,6 @@ def test_a_late_answer_is_a_504_and_in_a_stream_an_event(slow: str, client_of: C
     assert response.status == 200 and 0 < len(pieces) < 100
     *_, ours = events(reference(client, "POST", INFERENCE, late | {"stream": True}).body)
     assert last == ours and last["error"]["code"] == "deadline_passed"
-
-
-# ---- rows
 
 
 def test_clients_that_go_away_free_their_rows(slow: str) -> None:

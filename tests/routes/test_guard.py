@@ -32,19 +32,14 @@ OF_MODELS: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
 }
 BODIES = OF_MODELS | {
-    "/live/load": {"rate": 0},
-    "/stats/reset": {},
-    "/reset_prefix_cache": {},
-    LOAD: {"lora_name": "a", "lora_path": "/"},
-    UNLOAD: {"lora_name": "a"},
-}
+    "/live/load": {"rate": 0}, "/stats/reset": {}, "/reset_prefix_cache": {},
+    LOAD: {"lora_name": "a", "lora_path": "/"}, UNLOAD: {"lora_name": "a"},
+}  # fmt: skip
 POSTS = [route.removeprefix("POST ") for route in ROUTES if route.startswith("POST ")]
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_a_post_that_a_web_page_could_send_unasked_is_a_415_and_changes_nothing(
-    client_of: ClientOf, path: str
-) -> None:
+def test_a_post_that_a_web_page_could_send_is_a_415(client_of: ClientOf, path: str) -> None:
     client, origin = client_of(), {"Origin": "http://evil.example"}
     client.post("/inference", json=BODIES["/inference"])
     body = json.dumps(BODIES[path])
@@ -119,8 +114,6 @@ def test_the_key_is_handed_to_the_worker_and_shown_to_nobody() -> None:
     assert KEY not in f"{invalid.value} {invalid.value!r}"
 
 
-# ---- several keys
-
 ANN, SECOND, BOB = "sk-of-ann-0123456", "sk-of-ann-too-789", "sk-of-bob-0123456"
 KEYS = f"# who may ask\n\nann {ANN}\nann\t{SECOND}\n  bob {BOB}\n"
 
@@ -150,10 +143,8 @@ def test_a_key_names_its_user_not_a_body(client_of: ClientOf, keys: Path, stream
     assert [status(BOB), status(f"{BOB}x"), status(BOB[:-1]), status("ann")] == [200, 401, 401, 401]
     assert client.get("/stats").status_code == 401
     users = client.get("/stats", headers=bearer(BOB)).get_json()["users"]
-    assert {name: (of["completed"], of["refused"]) for name, of in users.items()} == {
-        "ann": (2, 1),
-        "bob": (1, 0),
-    }
+    counts = {name: (of["completed"], of["refused"]) for name, of in users.items()}
+    assert counts == {"ann": (2, 1), "bob": (1, 0)}
 
 
 def test_of_a_file_of_keys_only_digests_are_handed_on(keys: Path) -> None:
@@ -166,26 +157,21 @@ def test_of_a_file_of_keys_only_digests_are_handed_on(keys: Path) -> None:
     assert not [digest for digest in config.users_of_keys if digest in shown]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (f"ann {ANN}\nann\n", "line 2 is no NAME KEY"),
-        (f"ann {ANN}\n\nbob of {BOB}\n", "line 3 is no NAME KEY"),
-        (f"ann: {ANN}\n", "line 1 is no NAME KEY"),
-        (f"{'x' * 65} {ANN}\n", "line 1 is no NAME KEY"),
-        ("ann sk-short\n", "line 1: a key is 16 or more"),
-        (f"ann {ANN}é\n", "line 1: a key is 16 or more"),
-        (f"{ANN} ann\n", "line 1: a key is 16 or more"),
-        (f"ann {ANN}\nbob {ANN}\n", "line 2 repeats the key"),
-        ("# nobody\n", "has 0 keys"),
-        ("".join(f"ann {ANN}{i}\n" for i in range(501)), "has 501 keys"),
-        (b"\xff\xfe", "cannot be read (it is no UTF-8)"),
-        (None, "cannot be read (No such file or directory)"),
-    ],
-)
-def test_a_file_of_keys_that_is_wrong_is_a_sentence_without_a_key(
-    tmp_path: Path, text: str | bytes | None, said: str
-) -> None:
+@pytest.mark.parametrize(("text", "said"), [
+    (f"ann {ANN}\nann\n", "line 2 is no NAME KEY"),
+    (f"ann {ANN}\n\nbob of {BOB}\n", "line 3 is no NAME KEY"),
+    (f"ann: {ANN}\n", "line 1 is no NAME KEY"),
+    (f"{'x' * 65} {ANN}\n", "line 1 is no NAME KEY"),
+    ("ann sk-short\n", "line 1: a key is 16 or more"),
+    (f"ann {ANN}é\n", "line 1: a key is 16 or more"),
+    (f"{ANN} ann\n", "line 1: a key is 16 or more"),
+    (f"ann {ANN}\nbob {ANN}\n", "line 2 repeats the key"),
+    ("# nobody\n", "has 0 keys"),
+    ("".join(f"ann {ANN}{i}\n" for i in range(501)), "has 501 keys"),
+    (b"\xff\xfe", "cannot be read (it is no UTF-8)"),
+    (None, "cannot be read (No such file or directory)"),
+])  # fmt: skip
+def test_a_wrong_key_file_is_refused(tmp_path: Path, text: str | bytes | None, said: str) -> None:
     path = tmp_path / "keys.txt"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -243,15 +229,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_comparison_gives_its_key_to_its_own_servers_alone_and_tells_nobody(
-    tmp_path: Path, heard: list[str | None]
-) -> None:
-    argv = "--modes static --model fake --numsamples 3 --arrival burst --lengths fixed:2"
+def test_a_comparison_gives_its_key_to_its_servers(tmp_path: Path, heard: list[str | None]) -> None:
+    argv = "--modes static --model fake --numsamples 3 --arrival burst --lengths fixed:2 "
+    argv += f"--skip-calibration --out {tmp_path} --api-key={KEY}"
     with stub() as other:
-        done = ran(
-            "compare", *argv.split(), "--skip-calibration", "--also", f"other={other.url}",
-            "--out", str(tmp_path), f"--api-key={KEY}",
-        )  # fmt: skip
+        done = ran("compare", *argv.split(), "--also", f"other={other.url}")
     assert done.returncode == 0, done.stderr
     assert heard and set(heard) == {None}
     for path in tmp_path.rglob("*"):
@@ -261,16 +243,12 @@ def test_a_comparison_gives_its_key_to_its_own_servers_alone_and_tells_nobody(
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_client_sends_its_key_to_the_server_that_is_named(
-    tmp_path: Path,
-    heard: list[str | None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, heard: list[str | None], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    argv = "--numsamples 2 --arrival burst --lengths fixed:2 --quiet --figure"
-    figure = str(tmp_path / "f.png")
+    argv = f"--numsamples 2 --arrival burst --lengths fixed:2 --quiet --figure {tmp_path}/f.png"
 
     def load(url: str, *more: str) -> Any:
-        arguments = client_py.parse([*argv.split(), figure, *more])
+        arguments = client_py.parse([*argv.split(), *more])
         return client_py.load(url, arguments, Console(file=io.StringIO()))
 
     with server("dynamic", {"model": "fake"}, key=KEY) as url:
@@ -297,9 +275,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("host", "known"), HOSTS.items())
-def test_without_a_key_a_name_that_nobody_allowed_is_a_403(
-    client_of: ClientOf, host: str, known: bool
-) -> None:
+def test_a_name_that_nobody_allowed_is_a_403(client_of: ClientOf, host: str, known: bool) -> None:
     """A site whose name leads to this machine could have a browser load and reset the server."""
     client = client_of(allowed_hosts="llm.example, other")
     for path in ("/stats", "/live", "/"):

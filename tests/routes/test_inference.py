@@ -11,8 +11,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from serving import member_seed
-from tests.servers import ClientOf
-from tests.sse import events
+from tests.routes.test_guard import OF_MODELS
+from tests.servers import ClientOf, events
 from wire.routes import ROUTES
 
 JSON = "application/json"
@@ -57,13 +57,9 @@ def test_methods_and_sizes_are_refused_with_what_is_taken(client: FlaskClient) -
     response = client.put("/stats/reset", json={})
     assert "use POST." in error(response, 405)["message"]
     assert "POST" in response.headers["Allow"].split(", ")
-    chunks = client.post(
-        "/inference",
-        input_stream=io.BytesIO(b"x" * 1_000_001),
-        environ_overrides={"wsgi.input_terminated": True},
-        content_type=JSON,
-    )
-    error(chunks, 413)  # of a chunked body, which names no length
+    chunked = {"wsgi.input": io.BytesIO(b"x" * 1_000_001), "wsgi.input_terminated": True}
+    large = client.post("/inference", environ_overrides=chunked, content_type=JSON)
+    error(large, 413)  # which names no length
     largest = json.dumps(HI).ljust(1_000_000)
     assert client.post("/inference", data=largest, content_type=JSON).status_code == 200
 
@@ -82,35 +78,25 @@ def test_the_front_page_describes_the_server(client: FlaskClient) -> None:
     assert page["config"]["max_batch_size"] == 4 and page["routes"].keys() == ROUTES.keys()
 
 
-# ---- several prompts in one request, and several completions of a prompt: each has a seed
-
-
 ASK = {"num_tokens": 12, "temperature": 1.0}
 
 
-def answer(client: FlaskClient, body: dict[str, Any]) -> dict[str, Any]:
-    return dict(client.post("/inference", json=body).get_json())
-
-
 def test_completions_of_a_request_are_drawn_apart_and_again_alone(client: FlaskClient) -> None:
-    """Four times the same prompt at temperature 1 once gave four equal texts: the group's members
-    shared a seed. Choice index = prompt · n + i; a prompt counts once.
-    """
+    """Equal prompts once got equal texts, by one seed. Choice index = prompt · n + i."""
     prompts = ["The file", "The file", "A list"]
     body: dict[str, Any] = ASK | {"prompt": prompts, "n": 2}
-    unseeded, seeded, again = (
-        answer(client, body | seed) for seed in ({}, {"seed": 7}, {"seed": 7})
-    )
+    seeds: list[dict[str, int]] = [{}, {"seed": 7}, {"seed": 7}]
+    unseeded, seeded, again = (infer(client, body | seed) for seed in seeds)
     for group in (unseeded, seeded):
         assert len(set(group["completion"][:4])) > 1 and len(set(group["seed"])) == 6
         for i, (text, seed) in enumerate(zip(group["completion"], group["seed"], strict=True)):
-            alone = answer(client, ASK | {"prompt": prompts[i // 2], "seed": seed})
+            alone = infer(client, ASK | {"prompt": prompts[i // 2], "seed": seed})
             assert (alone["completion"], alone["seed"]) == (text, seed)
     assert seeded["completion"] == again["completion"] and seeded["seed"] == again["seed"]
     assert seeded["seed"][0] == 7 and unseeded["completion"] != seeded["completion"]
     assert seeded["usage"]["prompt_tokens"] == sum(map(len, prompts))
     assert seeded["usage"]["completion_tokens"] == 6 * 12 and len(seeded["timings"]) == 6
-    one = answer(client, ASK | {"prompt": "A list", "n": 2})
+    one = infer(client, ASK | {"prompt": "A list", "n": 2})
     assert isinstance(one["completion"], list) and len(one["completion"]) == len(one["seed"]) == 2
 
 
@@ -121,7 +107,7 @@ def test_members_seeds_of_near_groups_do_not_meet() -> None:
 
 def test_n_streams_interleave_by_index_on_every_route(client: FlaskClient) -> None:
     asked = {"prompt": "The file", "num_tokens": 60, "temperature": 1.0, "seed": 7, "n": 3}
-    plain = answer(client, asked)
+    plain = infer(client, asked)
     *chunks, last = events(client.post("/inference", json=asked | {"stream": True}).data)
     texts = ["", "", ""]
     for chunk in chunks:
@@ -153,33 +139,16 @@ def test_an_n_that_cannot_be_served_is_refused(client_of: ClientOf) -> None:
     assert client.get("/stats").get_json()["invalid"] == 2
 
 
-# ---- on whose behalf a request comes, how urgent it is and how long it would wait
-
-
-BODIES: dict[str, dict[str, Any]] = {
-    "/inference": {"prompt": "hi", "num_tokens": 3},
-    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
-}
-on_every_route = pytest.mark.parametrize("path", BODIES)
-plain_or_streamed = pytest.mark.parametrize("stream", [False, True])
-
-
-@on_every_route
-@plain_or_streamed
-def test_every_inference_of_a_request_has_its_user_priority_and_queue_timeout(
-    path: str, stream: bool, client_of: ClientOf
-) -> None:
+@pytest.mark.parametrize("path", [*OF_MODELS][:3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_inference_has_a_user_and_level(path: str, stream: bool, client_of: ClientOf) -> None:
     client = client_of(order="priority", queue_policy="2:timeout_ms=60000,override=yes")
     scheduler = client.application.extensions["server"].scheduler
     who = {"user": "ann", "priority": 2, "queue_timeout_s": 20.5, "n": 2}
     with mock.patch.object(scheduler, "enqueue", wraps=scheduler.enqueue) as enqueue:
         for more in (who, {}):
-            body = BODIES[path] | {"stream": stream} | more
+            body = OF_MODELS[path] | {"stream": stream} | more
             assert client.post(path, json=body).status_code == 200
     queued = [inference for call in enqueue.call_args_list for inference in call.args[0]]
-    assert [(i.user, i.priority, i.queue_timeout_s) for i in queued] == [
-        ("ann", 2, 20.5),
-        ("ann", 2, 20.5),
-        (None, 2, None),  # the level in the middle
-    ]
+    found = [(i.user, i.priority, i.queue_timeout_s) for i in queued]
+    assert found == [*2 * [("ann", 2, 20.5)], (None, 2, None)], "the level in the middle"

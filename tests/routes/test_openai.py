@@ -1,6 +1,4 @@
-"""OpenAI's routes, held against the models of their answers, and the official client against a real
-server.
-"""
+"""OpenAI's routes, against the models of their answers and with the official client."""
 
 from __future__ import annotations
 
@@ -11,18 +9,14 @@ import pytest
 from flask.testing import FlaskClient
 from openai import OpenAI
 
-from tests.servers import ClientOf, Serve
-from tests.spelling import Spelling
-from tests.sse import events
+from tests.servers import ClientOf, Serve, Spelling, events
 from wire.answers import Completion, CompletionChunk
 
 ASK: dict[str, Any] = {"model": "fake", "prompt": "hi", "max_tokens": 6, "seed": 3}
 FORMS = {
-    "text": "hi",
-    "texts": ["hi", "there"],
-    "ids": [104, 105],
+    "text": "hi", "texts": ["hi", "there"], "ids": [104, 105],
     "lists of ids": [[104, 105], [116, 104, 101, 114, 101]],
-}
+}  # fmt: skip
 
 
 def plain(client: FlaskClient, body: dict[str, Any]) -> Completion:
@@ -59,11 +53,8 @@ def test_tokens_of_a_text_are_those_that_its_completion_goes_by(client_of: Clien
     text = "user: hi\nassistant:"
     ids = [*text.encode()]
     expected = {"count": 19, "max_model_len": 1024, "tokens": ids, "token_strs": None}
-    assert (
-        tokenized(prompt=text)
-        == tokenized(prompt=text, model="fake", add_special_tokens=False)
-        == expected
-    )
+    assert tokenized(prompt=text) == expected
+    assert tokenized(prompt=text, model="fake", add_special_tokens=False) == expected
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     assert tokenized(messages=chat["messages"], prompt=None) == expected
     usage = client.post("/v1/chat/completions", json=chat).get_json()["usage"]
@@ -167,9 +158,8 @@ def test_the_official_client_completes_streams_chats_and_sees_errors(shared_serv
         assert [model.id for model in client.models.list()] == ["fake"]
         assert client.models.retrieve("fake").id == "fake"
         answer = client.completions.create(**ask)
-        *chunks, last = client.completions.create(
-            **ask, stream=True, stream_options={"include_usage": True}
-        )
+        usage: Any = {"include_usage": True}
+        *chunks, last = client.completions.create(**ask, stream=True, stream_options=usage)
         assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
         assert last.usage == answer.usage and last.choices == []
         talk: dict[str, Any] = {"model": "fake", "messages": messages, "max_tokens": 20, "seed": 1}

@@ -17,40 +17,25 @@ from wire.request import Request
 
 # The worked example of docs/policies.md: two slots, three rows, an iteration a second
 EXAMPLE = [
-    Ask(0.0, tokens=3, adapter="a"),
-    Ask(0.0, tokens=8, adapter="b"),
-    Ask(0.5, tokens=2, adapter="c"),
-    Ask(0.6, tokens=3, adapter="a"),
-    Ask(0.7, tokens=3, adapter="a"),
-    Ask(0.8, tokens=2, adapter="b"),
-]
+    Ask(0.0, tokens=3, adapter="a"), Ask(0.0, tokens=8, adapter="b"),
+    Ask(0.5, tokens=2, adapter="c"), Ask(0.6, tokens=3, adapter="a"),
+    Ask(0.7, tokens=3, adapter="a"), Ask(0.8, tokens=2, adapter="b"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("adapters", "batches", "loads"),
-    [
-        (Adapters(2), "AB AB AB CB CB DEB DEB DEB F F", "0a0 0b1 3c0 5a0"),
-        (
-            Adapters(2, "grouped"),
-            "A A A B B B B B B B B C C DE DE DE F F",
-            "0a0 3b1 11c0 13a1 16b0",
-        ),
-        (Adapters(2, "skip"), "AB ADB ADB DEB EBF EBF CB CB", "0a0 0b1 6c0"),
-        (Adapters(2, "skip", 2.0), "AB ADB ADB DB CB CB EBF EBF E", "0a0 0b1 4c0 6a0"),
-        (Adapters(2, "drain"), "AB ABF ABF CB CB DEB DEB DEB", "0a0 0b1 3c0 5a0"),
-    ],
-    ids=["mixed", "grouped", "skip", "skip for 2 s", "drain"],
-)
+@pytest.mark.parametrize(("adapters", "batches", "loads"), [
+    (Adapters(2), "AB AB AB CB CB DEB DEB DEB F F", "0a0 0b1 3c0 5a0"),
+    (Adapters(2, "grouped"), "A A A B B B B B B B B C C DE DE DE F F", "0a0 3b1 11c0 13a1 16b0"),
+    (Adapters(2, "skip"), "AB ADB ADB DEB EBF EBF CB CB", "0a0 0b1 6c0"),
+    (Adapters(2, "skip", 2.0), "AB ADB ADB DB CB CB EBF EBF E", "0a0 0b1 4c0 6a0"),
+    (Adapters(2, "drain"), "AB ABF ABF CB CB DEB DEB DEB", "0a0 0b1 3c0 5a0"),
+], ids=["mixed", "grouped", "skip", "skip for 2 s", "drain"])  # fmt: skip
 def test_each_rule_serves_the_worked_example(adapters: Adapters, batches: str, loads: str) -> None:
     """loads: time, adapter and slot of each."""
     served = run(Dynamic(), EXAMPLE, adapters=adapters, max_batch_size=3)
     assert " ".join(served.batches) == batches
-    loaded = [
-        f"{now:g}{name}{slot}"
-        for now, iteration in served.iterations
-        for slot, name in iteration.loads
-    ]
-    assert " ".join(loaded) == loads
+    loaded = [(now, *load) for now, iteration in served.iterations for load in iteration.loads]
+    assert " ".join(f"{now:g}{name}{slot}" for now, slot, name in loaded) == loads
 
 
 @pytest.mark.parametrize(("rule", "batches"), [("mixed", ["AB", "DC"]), ("skip", ["ADB", "C"])])
@@ -67,16 +52,11 @@ def test_a_paused_row_keeps_the_slot_of_its_adapter(rule: Rule, batches: str) ->
     assert "".join(served.batches) == batches
 
 
-@pytest.mark.parametrize(
-    ("adapters", "names", "rule"),
-    [
-        (Adapters(1), ("a", "", "b"), "2 adapters are more than max_loras 1"),
-        (Adapters(9, "grouped"), ("a", ""), "2 adapters are more than the one of .* grouped"),
-    ],
-)
-def test_a_plan_with_more_adapters_is_refused(
-    adapters: Adapters, names: tuple[str, ...], rule: str
-) -> None:
+@pytest.mark.parametrize(("adapters", "names", "rule"), [
+    (Adapters(1), ("a", "", "b"), "2 adapters are more than max_loras 1"),
+    (Adapters(9, "grouped"), ("a", ""), "2 adapters are more than the one of .* grouped"),
+])  # fmt: skip
+def test_more_adapters_are_refused(adapters: Adapters, names: tuple[str, ...], rule: str) -> None:
     class Careless(Dynamic):
         def plan(self, view: View) -> Plan:
             return Plan(admit=[(inference, 2) for inference in view.queues[0].by_key.values()])
@@ -111,10 +91,8 @@ def test_prompts_of_different_adapters_share_nothing() -> None:
     asks = [Ask(2.0 * i, prompt=9, content=1, adapter=name) for i, name in enumerate("aba")]
     served = run(Dynamic(), asks, adapters=Adapters(1))
     assert [inference.cached_tokens for inference in served.inferences] == [0, 0, 8]
-    server = Server(
-        build("dynamic", {"model": "fake", "prefix_caching": True, "lora_random": "1:1"}, {}),
-        lambda *_: FakeGenerator(),
-    )
+    settings = {"model": "fake", "prefix_caching": True, "lora_random": "1:1"}
+    server = Server(build("dynamic", settings, {}), lambda *_: FakeGenerator())
     requests = [Request([[1] * 16], 1, adapter=name) for name in ("", "lora-0")]
     base, adapted = (Exchange(server, request).group[0].keys for request in requests)
     server.close()

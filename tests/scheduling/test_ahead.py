@@ -68,12 +68,9 @@ class Late(Generator):
 
 
 def served(
-    kind: type[BatchingManager],
-    policy: Policy,
-    inferences: Sequence[Inference],
-    generator: Generator | None = None,
-    **limits: Any,
-) -> tuple[list[list[int]], Iterations]:
+    kind: type[BatchingManager], policy: Policy, inferences: Sequence[Inference],
+    generator: Generator | None = None, **limits: Any,
+) -> tuple[list[list[int]], Iterations]:  # fmt: skip
     """Serve a burst; return the texts, and the rows of each iteration."""
     generator, begin = generator or Late(), threading.Event()
     iterations: Iterations = []
@@ -107,11 +104,10 @@ def served(
     return [inference.tokens for inference in inferences], iterations
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [NoBatching(), Static(), Windowed(), Dynamic(), DEMAND],
-    ids=lambda p: type(p).__name__,
-)
+POLICIES = [NoBatching(), Static(), Windowed(), Dynamic(), DEMAND]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
 def test_texts_and_iterations_are_the_same(policy: Policy) -> None:
     # so few that requests are preempted
     blocks: dict[str, Any] = {"n_blocks": 15} if policy is DEMAND else {}
@@ -228,11 +224,8 @@ def test_requests_end_in_the_middle_of_an_iteration() -> None:
     late, reached, go = paused()
     manager = AheadManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
     events: list[TokenEvent] = []
-    leaves, other, short = (
-        Inference([1], 50, listener=events.append),
-        Inference([2], 50),
-        Inference([3], 3),
-    )
+    leaves = Inference([1], 50, listener=events.append)
+    other, short = Inference([2], 50), Inference([3], 3)
     manager.enqueue([leaves, other, short])
     assert reached.wait(PATIENCE_S)
     manager.cancel([leaves])
@@ -240,19 +233,15 @@ def test_requests_end_in_the_middle_of_an_iteration() -> None:
     assert [event.n_tokens for event in events] == [1, 2, 2]
     closing = threading.Thread(target=manager.close)
     closing.start()
-    assert other.done.wait(PATIENCE_S) and isinstance(other.error, Draining)
-    assert short.done.wait(PATIENCE_S) and isinstance(short.error, Draining), (
-        "its ids were not known"
-    )
+    for each in (other, short):  # whose last id was not known
+        assert each.done.wait(PATIENCE_S) and isinstance(each.error, Draining)
     go.set()
     closing.join(PATIENCE_S)
     assert not closing.is_alive() and len(other.tokens) == 2
 
 
 @pytest.mark.parametrize(("engine_ms", "host_ms"), [(10, 3), (3, 10)])
-def test_virtual_time_has_the_same_iterations_each_as_long_as_the_longer_of_two_times(
-    engine_ms: int, host_ms: int
-) -> None:
+def test_virtual_time_has_the_same_iterations(engine_ms: int, host_ms: int) -> None:
     ms = PS // 1000
     costs = Costs("stated", Line(iteration=engine_ms * ms), gap=host_ms * ms)
     iterations, ends = list[list[Any]](), list[int]()

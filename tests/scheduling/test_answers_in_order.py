@@ -1,6 +1,4 @@
-"""`preserve_ordering`: plain answers leave in the order in which their requests came, and nothing
-else changes: rows and KV blocks are free when a request is done, and streams are as they were.
-"""
+"""`preserve_ordering`: plain answers leave in the order of arrival; nothing else changes."""
 
 from __future__ import annotations
 
@@ -28,11 +26,9 @@ from scheduling.scheduler import Scheduler
 from tests.counts import examples
 from tests.virtual import Ask, any_order, any_policy, make_scheduler, run, step
 
+QUEUES = "1:timeout_ms=3000;2:timeout_ms=2000,action=delay;3:max_size=2"
 ORDERS = any_order() | st.sampled_from(
-    [
-        Priority(queue_policy="1:timeout_ms=3000;2:timeout_ms=2000,action=delay;3:max_size=2"),
-        Priority(queue_policy="2:timeout_ms=4000,max_size=3"),
-    ]
+    [Priority(queue_policy=each) for each in (QUEUES, "2:timeout_ms=4000,max_size=3")]
 )
 ASKS = st.lists(
     st.builds(
@@ -47,20 +43,16 @@ ASKS = st.lists(
 # ---- a worked example: two rows, an iteration a second; A has 5 tokens, B 2, C 1, D 4
 
 
-@pytest.mark.parametrize(
-    ("policy", "order", "plain", "in_order"),
-    [
-        (Dynamic(), Fcfs(), [5, 2, 3, 7], [5, 5, 5, 7]),
-        (Dynamic(), Sjf(), [7, 2, 1, 5], [7, 7, 7, 7]),
-        (NoBatching(), Fcfs(), [5, 7, 8, 12], [5, 7, 8, 12]),
-        (NoBatching(), Sjf(), [12, 3, 1, 7], [12, 12, 12, 12]),
-        (Static(), Fcfs(), [5, 5, 9, 9], [5, 5, 9, 9]),
-        (Static(), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
-        (MultiBin(bins=1, batch_size_target=1), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
-        (Windowed(preferred_batch_sizes=(2,)), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Policy | Order) else "",
-)
+@pytest.mark.parametrize(("policy", "order", "plain", "in_order"), [
+    (Dynamic(), Fcfs(), [5, 2, 3, 7], [5, 5, 5, 7]),
+    (Dynamic(), Sjf(), [7, 2, 1, 5], [7, 7, 7, 7]),
+    (NoBatching(), Fcfs(), [5, 7, 8, 12], [5, 7, 8, 12]),
+    (NoBatching(), Sjf(), [12, 3, 1, 7], [12, 12, 12, 12]),
+    (Static(), Fcfs(), [5, 5, 9, 9], [5, 5, 9, 9]),
+    (Static(), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
+    (MultiBin(bins=1, batch_size_target=1), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
+    (Windowed(preferred_batch_sizes=(2,)), Sjf(), [7, 2, 2, 7], [7, 7, 7, 7]),
+], ids=lambda value: type(value).__name__ if isinstance(value, Policy | Order) else "")  # fmt: skip
 def test_a_short_answer_waits_for_the_longer_one_that_was_asked_for_before(
     policy: Policy, order: Order, plain: list[float], in_order: list[float]
 ) -> None:
@@ -72,17 +64,12 @@ def test_a_short_answer_waits_for_the_longer_one_that_was_asked_for_before(
     assert kept.batches == served.batches, "the same iterations"
 
 
-# ---- for any workload
-
-
 @examples(150)
 @given(any_policy(), ORDERS, ASKS, st.integers(4, 6), st.integers(0, 20))
 def test_every_answer_leaves_when_it_and_all_before_it_are_there_and_nothing_else_changes(
     policy: Policy, order: Order, asks: list[Ask], rows: int, spare_blocks: int
 ) -> None:
-    """Each iteration is the one that there would be without; who is rejected releases those behind
-    it, too.
-    """
+    """A rejected request releases those behind it, too."""
     assume(not order.preemptive or isinstance(policy, Dynamic))
     limits: dict[str, Any] = {"order": order, "max_batch_size": rows, "n_blocks": 20 + spare_blocks}
     free = run(policy, asks, **limits)
@@ -114,9 +101,6 @@ def check_held(scheduler: Scheduler, _: Iteration) -> None:
     assert seen.waiting + seen.running == len(scheduler.in_flight()) - sum(
         i.answered_at is not None for i in scheduler.running.values()
     )
-
-
-# ---- exits
 
 
 def three(**more: Any) -> tuple[Scheduler, list[Inference]]:
@@ -160,9 +144,7 @@ def test_one_that_expires_releases_those_behind_it_and_a_held_one_expires_at_its
 
 
 def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> None:
-    """Each request that was given up once was kept until the longest one before it was
-    answered.
-    """
+    """Requests that were given up were kept until the longest one before was answered."""
     scheduler = make_scheduler(Dynamic(), preserve_ordering=True)
     scheduler.enqueue([Inference([0], 300)], 0.0)
     for second in range(200):

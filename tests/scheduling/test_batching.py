@@ -1,26 +1,32 @@
-"""The handler thread with the fake generator: nothing ends it, no request is forgotten."""
+"""The handler thread forgets no request, and is ended by an engine that is broken for good."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from batching import BatchingManager
+from batching import FAILURES, BatchingManager
 from generate.fake import FakeGenerator, token
-from scheduling.errors import DeadlinePassed, Draining, GenerationFailed, InvalidRequest
-from scheduling.inference import Generator, Inference, State, TokenEvent
+from scheduling.errors import (
+    DeadlinePassed,
+    Draining,
+    EngineFailed,
+    GenerationFailed,
+    InvalidRequest,
+)
+from scheduling.inference import Generator, Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic, NoBatching, Policy, Windowed
 from scheduling.records import IterationRecord
-from tests.spelling import Spelling
+from tests.servers import PATIENCE_S, ClientOf, Spelling
 from tests.virtual import every_policy, make_scheduler
 
 ALL = every_policy()
 ManagerOf = Callable[..., BatchingManager]
-PATIENCE_S = 20  # a guard against hanging, not a measurement
 
 
 @pytest.fixture
@@ -37,9 +43,8 @@ def manager_of() -> Iterator[ManagerOf]:
     for manager in managers:
         manager.close()
         pool = manager._scheduler.pool
-        assert not manager._scheduler.has_work and pool.free_blocks == pool.n_blocks, (
-            "blocks or requests were lost"
-        )
+        assert not manager._scheduler.has_work, "requests were lost"
+        assert pool.free_blocks == pool.n_blocks, "blocks were lost"
 
 
 def wait(*inferences: Inference) -> None:
@@ -51,23 +56,14 @@ def wait(*inferences: Inference) -> None:
 def test_many_threads_get_the_tokens_of_each(policy: Policy, manager_of: ManagerOf) -> None:
     manager = manager_of(policy)
     inferences = [Inference([i, 1, 2], 1 + i % 7) for i in range(60)]
-    threads = [
-        threading.Thread(target=manager.enqueue, args=([inference],)) for inference in inferences
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(60) as pool:
+        list(pool.map(lambda inference: manager.enqueue([inference]), inferences))
     wait(*inferences)
-    for inference in inferences:
-        assert inference.tokens == [
-            token(inference.prompt_ids, 0, index) for index in range(inference.num_tokens)
-        ]
+    for each in inferences:
+        assert each.tokens == [token(each.prompt_ids, 0, i) for i in range(each.num_tokens)]
 
 
-def test_a_policy_that_raises_fails_its_requests_and_not_the_thread(
-    manager_of: ManagerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_may_raise(manager_of: ManagerOf, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = manager_of(Dynamic())
     with monkeypatch.context() as patch:
         patch.setattr(Dynamic, "plan", lambda self, view: 1 / 0)
@@ -182,9 +178,8 @@ def test_an_iteration_that_never_ends_makes_the_server_unready(manager_of: Manag
     assert gate.started.acquire(timeout=PATIENCE_S)
     assert manager.not_ready_because() is None
     time.sleep(0.02)
-    assert "an iteration has been running" in (
-        manager.not_ready_because(stalled_after_s=0.01) or ""
-    )
+    why = manager.not_ready_because(stalled_after_s=0.01)
+    assert why and "an iteration has been running" in why
     gate.go.release()
 
 
@@ -218,11 +213,127 @@ def test_a_stream_learns_of_its_end_last(manager_of: ManagerOf) -> None:
 
 
 def test_a_window_without_end_is_flushed_by_its_target(manager_of: ManagerOf) -> None:
-    manager = manager_of(
-        Windowed(max_batch_delay_ms=1e13, batch_size_target=2)
-    )  # longer than a thread can wait
+    longer_than_threads_wait = 1e13
+    manager = manager_of(Windowed(max_batch_delay_ms=longer_than_threads_wait, batch_size_target=2))
     first, second = Inference([1], 2), Inference([1], 2)
     manager.enqueue([first])
     assert not first.done.wait(0.1)
     manager.enqueue([second])
     wait(first, second)
+
+
+def started(generator: Generator) -> tuple[BatchingManager, list[BaseException]]:
+    failures: list[BaseException] = []
+    manager = BatchingManager(make_scheduler(Dynamic(), max_batch_size=2), lambda: generator)
+    manager.on_failure(failures.append)
+    return manager, failures
+
+
+def ended(manager: BatchingManager) -> None:
+    """Wait for the handler thread's end, and see that no request and no block is left."""
+    manager._thread.join(PATIENCE_S)
+    left = manager.snapshot()
+    assert not manager._thread.is_alive()
+    assert (left.waiting, left.running, left.blocks_used) == (0, 0, 0)
+
+
+def test_failures_with_a_success_between_them_end_nothing() -> None:
+    engine = Spelling()
+    manager, failures = started(engine)
+    for fails in 2 * [*[True] * (FAILURES - 1), False]:
+        engine.fails = fails
+        manager.enqueue([inference := Inference([0], 1)])
+        wait(inference)
+        assert (inference.error is not None) == fails
+    assert manager.not_ready_because() is None and failures == []
+    manager.close()
+
+
+def test_after_three_failures_in_a_row_everybody_is_answered_and_nobody_new_is_taken() -> None:
+    """/ready stayed 200 on a GPU that failed in every iteration."""
+    engine = Spelling(gated=True)
+    engine.fails = True
+    manager, failures = started(engine)
+    inferences = [Inference([0], 5) for _ in range(9)]  # of which two run at a time
+    manager.enqueue(inferences)
+    engine.go.release(FAILURES)
+    wait(*inferences)
+    ended(manager)
+    kinds = [type(inference.error) for inference in inferences]
+    assert kinds == [GenerationFailed] * 6 + [EngineFailed] * 3
+    why = "3 iterations in a row failed, the last with RuntimeError: no luck"
+    assert manager.not_ready_because() == why and why in str(inferences[-1].error)
+    with pytest.raises(EngineFailed, match="send the request to another one"):
+        manager.enqueue([Inference([0], 1)])
+    assert [str(error) for error in failures] == [why]
+    manager.on_failure(failures.append)
+    assert len(failures) == 2, "a later observer is notified at once"
+    manager.close()
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError("by zero"), SystemExit(3)])
+def test_a_defect_of_the_loop_itself_is_no_silence(raised: BaseException) -> None:
+    def defect() -> None:
+        raise raised
+
+    manager, failures = started(Spelling())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager._scheduler, "next_deadline", defect)
+        patch.setattr(manager._scheduler, "schedule", lambda now: (Iteration([], 0, 1, 0), None))
+        inference = Inference([0], 1)
+        manager.enqueue([inference])
+        wait(inference)
+        ended(manager)
+    assert isinstance(inference.error, EngineFailed) and failures[0] is raised
+    why = f"the handler thread ended with {type(raised).__name__}: {raised}"
+    assert manager.not_ready_because() == why
+    manager.close()
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_and_waiting_requests_are_answered() -> None:
+    loading, reported = threading.Event(), list[BaseException]()
+
+    def load() -> Generator:
+        assert loading.wait(PATIENCE_S)
+        raise OSError("no such file")
+
+    manager = BatchingManager(make_scheduler(Dynamic()), load)
+    manager.on_failure(reported.append)
+    inference = Inference([0], 1)
+    manager.enqueue([inference])
+    loading.set()
+    wait(inference)
+    assert isinstance(inference.error, EngineFailed)
+    assert "loading failed: no such file" in str(inference.error)
+    ended(manager)
+    assert manager.not_ready_because() == "loading failed: no such file"
+    assert [type(error) for error in reported] == [OSError]
+    manager.close()
+
+
+def test_a_listener_that_raises_disturbs_nobody() -> None:
+    def listener(update: TokenEvent) -> None:
+        raise ValueError("a defect")
+
+    manager, failures = started(FakeGenerator(lambda seconds: None))
+    heard, other = Inference([0], 3, listener=listener), Inference([0], 3)
+    manager.enqueue([heard, other])
+    wait(heard, other)
+    assert heard.error is None and len(heard.tokens) == 3
+    assert not failures and manager.not_ready_because() is None
+    manager.close()
+
+
+def test_over_http_a_broken_engine_is_503_and_ready_says_why(client_of: ClientOf) -> None:
+    engine = Spelling()
+    engine.fails = True
+    client = client_of(engine=lambda: engine)
+    body: dict[str, Any] = {"prompt": "hi", "num_tokens": 3}
+    statuses = [client.post("/inference", json=body).status_code for _ in range(FAILURES)]
+    assert statuses == [500] * FAILURES
+    ended(client.application.extensions["server"].manager)
+    ready, refused = client.get("/ready"), client.post("/inference", json=body)
+    assert ready.status_code == refused.status_code == 503
+    assert "no luck" in ready.get_json()["reason"]
+    assert refused.get_json()["error"]["code"] == "engine_failed"
+    assert client.get("/health").status_code == 200

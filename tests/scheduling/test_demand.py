@@ -1,6 +1,4 @@
-"""KV blocks on demand: which request is preempted, and its cost; in virtual time. (That it changes
-no text is in test_texts.)
-"""
+"""KV blocks on demand: which request is preempted, at which cost. Texts: test_texts.py."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def test_the_worked_example_with_swapping() -> None:
 
 @pytest.mark.parametrize("end", ["cancelled", "failed", "finished"])
 def test_what_the_host_keeps_is_free_again_however_it_ends(end: str) -> None:
-    """The newest of three rows is swapped out in an iteration that fails, or is over: if it fails
-    the copy may not have been made.
-    """
+    """The newest of three is swapped out in an iteration; if that fails, perhaps without a copy."""
     scheduler, rows = three([8, 8, 8], host_blocks=3)
     iteration, _ = scheduler.schedule(1.0)
     [again] = scheduler.swap.kept
@@ -81,19 +77,13 @@ def test_what_the_host_keeps_is_free_again_however_it_ends(end: str) -> None:
         scheduler.fail([again] if end == "cancelled" else [], Cancelled("gone"), 1.5)
         scheduler.apply(iteration, [7] * len(iteration.rows), 2.0)
     drive(scheduler, [], lambda _: 1.0)
-    recomputed = again.interruptions.recomputed_tokens
-    assert (again.state, recomputed) == {
-        "cancelled": (State.CANCELLED, 0),
-        "failed": (State.FINISHED, 8),
-        "finished": (State.FINISHED, 0),
-    }[end]
+    assert again.state is (State.CANCELLED if end == "cancelled" else State.FINISHED)
+    assert again.interruptions.recomputed_tokens == (8 if end == "failed" else 0)
     assert scheduler.swap._pool.free_blocks == 3 and not scheduler.swap.kept
 
 
 def three(tokens: list[int], **limits: int) -> tuple[Scheduler, list[Inference]]:
-    """Rows in order that have computed so many tokens, and nothing is free; the first needs a
-    block.
-    """
+    """Rows that have computed so many tokens; nothing is free, and the first needs a block."""
     scheduler = make_scheduler(demand(), max_batch_size=3, n_blocks=sum(tokens) // 4, **limits)
     rows = [Inference([0] * n, 9) for n in tokens]
     scheduler.enqueue(rows, 0.0)
@@ -168,9 +158,7 @@ class Unbounded(Dynamic):
 
 @pytest.mark.parametrize("victim", get_args(Victim))
 def test_the_first_in_order_always_progresses(victim: Victim) -> None:
-    """Requests of three quarters of the pool each, so that hardly two fit: who came first is never
-    preempted, and everybody ends.
-    """
+    """Requests of three quarters of the pool: the first is never preempted, and all end."""
 
     def check(scheduler: Scheduler, _: Iteration) -> None:
         running = scheduler.running.values()
@@ -234,9 +222,8 @@ def test_a_victim_that_was_planned_gives_its_share_of_the_budget_back() -> None:
     a, b, c = inference(0, 2, 1), inference(1, 10, 3), inference(2, 8, 2)
     prompt = inference(3, 30, 9)
     prompt.computed, prompt.decodes, prompt.tokens = 4, False, []
-    made = plan(
-        Fcfs(), [a, b, c, prompt], inference(4, 1), victim="most_computed", budget_counts="all"
-    )
+    how: dict[str, Any] = {"victim": "most_computed", "budget_counts": "all"}
+    made = plan(Fcfs(), [a, b, c, prompt], inference(4, 1), **how)
     assert made.preempt == [b]
     assert made.run == [(a, 1), (c, 1), (prompt, 6)], "8 − 2: b's one is theirs again"
 

@@ -1,6 +1,4 @@
-"""A policy or an order in a user's own file: served, compared, held to the contract, and harmless
-when it fails.
-"""
+"""A user's own policy or order: served, compared, held to the contract, harmless if it fails."""
 
 from __future__ import annotations
 
@@ -98,11 +96,9 @@ def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
 
 
 def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
-    done = python(
-        "-m simulate --variant bunches=mine.py:Bunches --numsamples 30 --out out "
-        "--variant short='dynamic --order mine.py:ShortPromptsFirst --patience 0'",
-        mine.parent,
-    )
+    words = "-m simulate --variant bunches=mine.py:Bunches --numsamples 30 --out out "
+    words += "--variant short='dynamic --order mine.py:ShortPromptsFirst --patience 0'"
+    done = python(words, mine.parent)
     assert done.returncode == 0, done.stderr
     assert json.loads((mine.parent / "out" / "bunches.json").read_text())["largest_batch"] == 2
     report = (mine.parent / "out" / "report.md").read_text()
@@ -119,22 +115,18 @@ def test_it_is_held_to_the_contract(mine: Path) -> None:
 def test_the_contract_says_what_is_violated_with_the_smallest_schedule(tmp_path: Path) -> None:
     (tmp_path / "faults.py").write_text(FAULTS)
     done = python("-m tests.contract --policy faults.py:Impossible", tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 1 and done.stdout.count("  request ") == 1
     assert "is impossible: no inference has two rows\n" in done.stdout
     assert "the smallest schedule found: Impossible(" in done.stdout
-    assert done.stdout.count("  request ") == 1
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("none.py:A", "there is no file "),
-        ("mine.py:Missing", "named Missing; it has .*mine.py:ShortPromptsFirst, .*mine.py:Bunches"),
-        ("raises.py:A", "ValueError: no luck \\(raises.py, line 1\\)"),
-        ("bare.py:A", "write its field k as setting\\(default, 'what it means'\\)"),
-        ("taken.py:A", "its field victim is a setting already; give it another name"),
-    ],
-)
+@pytest.mark.parametrize(("word", "sentence"), [
+    ("none.py:A", "there is no file "),
+    ("mine.py:Missing", "named Missing; it has .*mine.py:ShortPromptsFirst, .*mine.py:Bunches"),
+    ("raises.py:A", "ValueError: no luck \\(raises.py, line 1\\)"),
+    ("bare.py:A", "write its field k as setting\\(default, 'what it means'\\)"),
+    ("taken.py:A", "its field victim is a setting already; give it another name"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine: Path) -> None:
     order = "from scheduling.policies.orders import Order, setting\nclass A(Order):\n    "
     for name, text in {
@@ -148,17 +140,14 @@ def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine
     assert re.search(f"error: {word} cannot be used: .*{sentence}", refused.stderr)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("Raises", r"Raises failed: ZeroDivisionError: division by zero \(faults.py, line 8\)"),
-        ("Loops", r"Loops failed: TooSlow: it took longer than 1 s"),
-        ("LongKey", r"LongKey failed: TooSlow: it took longer than 1 s"),
-        ("NoPlan", r"NoPlan failed: TypeError: plan returned None, which is no Plan"),
-        ("Impossible", r"Impossible failed: ValueError: .* no inference has two rows"),
-        ("NoKey", r"NoKey failed: IndexError: list index out of range"),
-    ],
-)
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("Raises", r"Raises failed: ZeroDivisionError: division by zero \(faults.py, line 8\)"),
+    ("Loops", r"Loops failed: TooSlow: it took longer than 1 s"),
+    ("LongKey", r"LongKey failed: TooSlow: it took longer than 1 s"),
+    ("NoPlan", r"NoPlan failed: TypeError: plan returned None, which is no Plan"),
+    ("Impossible", r"Impossible failed: ValueError: .* no inference has two rows"),
+    ("NoKey", r"NoKey failed: IndexError: list index out of range"),
+])  # fmt: skip
 def test_one_that_fails_hurts_no_request_in_flight(
     name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +178,6 @@ def test_one_that_fails_hurts_no_request_in_flight(
 
 # ---- the proposals of proposals/: the contract of policies, and an example that shows each rule
 
-
 KINDS: dict[str, type[Any]] = {}
 for file in sorted((ROOT / "proposals").glob("*.py")):
     name = file.stem.title().replace("_", "")
@@ -207,9 +195,7 @@ def as_pair(made: Any, on_demand: bool) -> tuple[Policy, Order]:
 @EVERY
 def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
     @examples(60)
-    @given(
-        made=any_of(kind), on_demand=st.booleans(), asks=ASKS, **LIMITS
-    )  # fmt: skip
+    @given(made=any_of(kind), on_demand=st.booleans(), asks=ASKS, **LIMITS)
     def holds(made: Any, on_demand: bool, **more: Any) -> None:
         policy, order = as_pair(made, on_demand)
         serve_within_limits(policy, order, **more)

@@ -1,6 +1,4 @@
-"""Prefix caching: what is found, what is forgotten, what is never written; in virtual time, and
-over HTTP.
-"""
+"""Prefix caching: what is found, forgotten and never written, in virtual time and over HTTP."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ IDS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 
 @examples(200)
 @given(asks=st.lists(st.tuples(IDS, st.integers(1, 9), st.sampled_from(["", "x"])), max_size=12))
-def test_what_is_found_is_what_was_computed_before_under_the_same_salt(
-    asks: list[tuple[list[int], int, str]],
-) -> None:
+def test_what_is_found_was_computed_under_its_salt(asks: list[tuple[list[int], int, str]]) -> None:
     """One after another, on a pool that holds everything: an oracle knows each full block by all
     that was computed up to its end, completions too; the last prompt token is always computed.
     """
@@ -217,9 +213,7 @@ def test_who_has_the_longest_cached_prefix_goes_first() -> None:
 
 
 def test_of_those_that_would_compute_the_same_one_goes_and_the_others_wait_for_its_blocks() -> None:
-    """With rows and a budget for all B goes and D waits for its blocks; not if they are a batch, or
-    without hold-back.
-    """
+    """B goes and D waits for its blocks; not in a batch, or without hold-back."""
     limits = {"max_batch_size": 4, "token_budget": 100}
     order, inferences = served_by(Prefix(), Dynamic(), **limits)
     assert order == "A BC D"
@@ -278,20 +272,17 @@ def test_the_worked_example_of_n() -> None:
     asks = [Ask(0.0, prompt=10, tokens=2, content=1, n=3)]
     for policy in (Dynamic(), Static(), Dynamic(kv_reservation="demand")):
         served = run(policy, asks, max_batch_size=3, token_budget=8)
-        chunks = served.chunks
-        assert chunks == [[8], [2, 2, 2], [1, 1, 1]], policy
+        assert served.chunks == [[8], [2, 2, 2], [1, 1, 1]], policy
         used = [iteration.blocks_used for _, iteration in served.iterations]
         assert used[1:] == [5, 5], "two in common, and one each"
         assert served.scheduler.snapshot().prompt_tokens == 10, "a prompt counts once"
-    served = run(NoBatching(), asks, token_budget=8)
-    alone = [iteration.rows[0].n_tokens for _, iteration in served.iterations]
-    assert alone == [8, 2, 1, 2, 1, 2, 1], "one after another they share, too"
+    alone = run(NoBatching(), asks, token_budget=8).chunks
+    assert alone == [[8], [2], [1], [2], [1], [2], [1]], "one after another they share, too"
     ample = run(Dynamic(), asks, max_batch_size=3, token_budget=99)
     assert ample.chunks == [[10], [1, 2, 2], [1, 1]], "they wait, though the budget would do"
     single = [Ask(0.0, prompt=10, tokens=1, content=1, n=3)]
     served = run(Dynamic(), single, max_batch_size=3, token_budget=8)
-    chunks = served.chunks
-    assert chunks == [[8], [2, 2, 2]], "and when the first is done with its prompt"
+    assert served.chunks == [[8], [2, 2, 2]], "and when the first is done with its prompt"
 
 
 def test_followers_go_on_without_a_first_that_has_left() -> None:
@@ -311,8 +302,7 @@ def test_followers_go_on_without_a_first_that_has_left() -> None:
 
 def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
     """It may itself wait for the blocks that they have, and then neither would go on."""
-    demand = Dynamic(kv_reservation="demand", watermark=0.0)
-    scheduler = make_scheduler(demand, n_blocks=20, token_budget=4)
+    scheduler = make_scheduler(DEMAND, n_blocks=20, token_budget=4)
     first, other = Ask(0.0, prompt=10, tokens=20, content=1, n=2).group(4)
     scheduler.enqueue([first, other], 0.0)
     for now in range(14):

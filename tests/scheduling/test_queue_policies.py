@@ -56,12 +56,9 @@ def test_max_queue_size_of_ten_that_come_to_a_busy_engine_eight_may_wait(policy:
     asks = [Ask(0.0, tokens=5), *[Ask(1.0) for _ in range(10)]]
     served = run(policy, asks, order=levels("1:max_size=8"), max_batch_size=1)
     assert states(served) == "F" + 8 * "F" + 2 * "W"
-    for group in served.groups[9:]:
-        assert isinstance(group[0].error, Overloaded) and group[0].error.status == 429
-        assert str(group[0].error) == (
-            "8 requests of level 1 are waiting, of 8 that its queue holds; try again later, or "
-            "raise its max_size in --queue-policy."
-        )
+    for [refused] in served.groups[9:]:
+        assert isinstance(refused.error, Overloaded) and refused.error.status == 429
+        assert "8 requests of level 1 are waiting, of 8 that its queue holds" in str(refused.error)
 
 
 def test_policy_delay_and_reject_a_first_request_while_two_later_ones_are_batched() -> None:
@@ -73,16 +70,13 @@ def test_policy_delay_and_reject_a_first_request_while_two_later_ones_are_batche
     assert (states(served), ends(served)) == ("EFF", [1, 3, 3])
     error = served.groups[0][0].error
     assert isinstance(error, DeadlinePassed) and error.status == 504
-    assert str(error) == (
-        "The request waited for 1000 ms, the longest that the queue policy of level 1 allows."
-    )
+    assert "waited for 1000 ms, the longest that the queue policy of level 1 allows" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("asked_s", "ended"),
-    [(1.0, [1, 3, 3]), (100.0, [10, 11, 11]), (None, [10, 11, 11])],
+    ("asked_s", "ended"), [(1.0, [1, 3, 3]), (100.0, [10, 11, 11]), (None, [10, 11, 11])],
     ids=["shorter", "longer, which has no effect", "none"],
-)
+)  # fmt: skip
 def test_timeout_override_only_shortens(asked_s: float | None, ended: list[float]) -> None:
     """1 + 2 + 2 rows are none of the preferred 4 and 8: only without the first one 4 are there."""
     asks = [Ask(0.0, queue_timeout_s=asked_s), Ask(2.0, rows=2), Ask(2.0, rows=2)]
@@ -130,15 +124,12 @@ def test_a_priority_beyond_the_levels_is_a_400_that_names_it_and_0_is_the_defaul
 
 
 @pytest.mark.parametrize("sizes", [(2, 6), (6, 2), (2, 6, 2)], ids=str)
-@pytest.mark.parametrize(
-    ("n", "batches", "ended"),
-    [
-        (6, [2, 6], 6 * [4]),
-        (5, [2, 2, 2, 1], [4, 4, 5, 5, 102]),
-        (3, [2, 2, 1], [4, 4, 102]),
-        (9, [2, 6, 2, 1], 6 * [4] + [5, 5, 102]),
-    ],
-)
+@pytest.mark.parametrize(("n", "batches", "ended"), [
+    (6, [2, 6], 6 * [4]),
+    (5, [2, 2, 2, 1], [4, 4, 5, 5, 102]),
+    (3, [2, 2, 1], [4, 4, 102]),
+    (9, [2, 6, 2, 1], 6 * [4] + [5, 5, 102]),
+])  # fmt: skip
 def test_use_biggest_preferred_the_largest_size_that_the_queue_fills_goes_at_once(
     sizes: tuple[int, ...], n: int, batches: list[int], ended: list[float]
 ) -> None:
@@ -164,9 +155,6 @@ def test_preferred_sizes_beyond_the_batch_size_limit_are_never_waited_for() -> N
     assert served.batches == ["AB", "CD"] and served.answered_at == [1, 1, 2, 2]
 
 
-# ---- delay and reject in every mode
-
-
 @in_every_mode
 def test_delayed_requests_go_last_in_their_level_and_before_the_next(policy: Policy) -> None:
     """A runs until 5. B's 2.5 s are over at 3.5 and C's at 4.5; D has until 5.5."""
@@ -188,15 +176,10 @@ def test_who_is_delayed_may_starve_unless_a_longest_wait_is_promised() -> None:
     assert promised.groups[1][0].admitted_at == 5
 
 
-# ---- groups
-
-
 @pytest.mark.parametrize("shape", [{"rows": 3}, {"n": 3}, {"rows": 2, "n": 2}], ids=str)
 @pytest.mark.parametrize("action", ["reject", "delay"])
 @in_every_mode
-def test_a_request_of_several_times_out_and_is_delayed_as_a_whole(
-    policy: Policy, action: str, shape: dict[str, Any]
-) -> None:
+def test_a_group_is_delayed_as_a_whole(policy: Policy, action: str, shape: dict[str, Any]) -> None:
     """A runs until 5, and leaves no KV blocks for any other. B's time is over at 2."""
     asks = [Ask(0.0, prompt=395, tokens=5), Ask(0.0, prompt=9, content=3, **shape), Ask(4.0)]
     order = levels(f"1:timeout_ms=2000,action={action}")
@@ -218,9 +201,6 @@ def test_a_request_of_which_some_were_admitted_is_not_timed_out_any_more(action:
     served = run(Dynamic(), asks, order=levels(f"1:timeout_ms=2000,action={action}"))
     assert states(served) == "FFF"
     assert [i.admitted_at for i in served.groups[1]] == [0, 3, 6]
-
-
-# ---- exits, counts, memory
 
 
 @in_every_mode

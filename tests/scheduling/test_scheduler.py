@@ -1,12 +1,8 @@
-"""The scheduler's exits (cancel, expire, fail) and its admission; what policies decide is in
-test_policies.
-"""
+"""The scheduler's exits (cancel, expire, fail) and its admission."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State, TokenEvent
@@ -28,9 +24,8 @@ def test_a_queue_is_full_at_max_in_flight() -> None:
 def test_what_can_never_fit_is_refused_at_the_door() -> None:
     scheduler = make_scheduler(Dynamic(), n_blocks=2, block_size=4)
     scheduler.enqueue([Inference([0] * 4, 4)], now=0.0)
-    with pytest.raises(
-        InvalidRequest, match="needs 3 KV blocks of 4 tokens and the whole pool has 2"
-    ):
+    message = "needs 3 KV blocks of 4 tokens and the whole pool has 2"
+    with pytest.raises(InvalidRequest, match=message):
         scheduler.enqueue([Inference([0] * 4, 5)], now=0.0)
     scheduler.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)  # one after another
     together = make_scheduler(Static(), n_blocks=3, block_size=4)
@@ -39,10 +34,8 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
 
 
 def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> None:
-    scheduler = make_scheduler(
-        Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4, 1], token_budget=3
-    )
-    padded = []
+    limits = {"max_batch_size": 8, "decoder_batch_sizes": [8, 4, 1], "token_budget": 3}
+    scheduler, padded = make_scheduler(Dynamic(), **limits), []
     # RBLN's example: three requests run on the decoder of 4, seven on that of 8
     for rows in (1, 3, 3):
         scheduler.enqueue([Inference([0], 50) for _ in range(rows)], now=0.0)
@@ -52,9 +45,7 @@ def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> 
     assert padded == [(1, 0), (4, 0), (7, 1)]
     scheduler.enqueue([Inference([0] * 9, 2)], now=2.0)
     iteration, _ = scheduler.schedule(2.0)
-    assert (len(iteration.rows), iteration.padding) == (8, 0), (
-        "a prompt's shape is not the number of rows"
-    )
+    assert (len(iteration.rows), iteration.padding) == (8, 0), "a prompt has no such shape"
 
 
 def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> None:
@@ -63,10 +54,8 @@ def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> N
     scheduler.enqueue(group, now=0.0)
     scheduler.enqueue(fits, now=0.0)
     assert scheduler.limit_blocks(3, now=1.0) == group
-    assert {str(member.error) for member in group} == {
-        "The request needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens, "
-        "or start the server with a larger --kv-cache."
-    }
+    [said] = {str(member.error) for member in group}
+    assert "needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens" in said
     step(scheduler, 1.0)
     assert fits[0].state is State.RUNNING and scheduler.snapshot().n_blocks == 3
     dynamic = make_scheduler(Dynamic(), n_blocks=8, block_size=4)
@@ -105,10 +94,8 @@ def test_a_cancelled_row_of_a_static_batch_stays_idle_and_its_blocks_are_free_at
     scheduler.fail([gone], Cancelled("gone"), now=1.0)
     assert scheduler.pool.n_blocks - scheduler.pool.free_blocks == len(stays.blocks) == 1
     iteration, _ = scheduler.schedule(1.0)
-    assert [(row.inference, row.idle, bool(row.blocks)) for row in iteration.rows] == [
-        (gone, True, False),
-        (stays, False, True),
-    ]
+    rows = [(row.inference, row.idle, bool(row.blocks)) for row in iteration.rows]
+    assert rows == [(gone, True, False), (stays, False, True)]
     scheduler.apply(iteration, [7, 7], 2.0)
     assert step(scheduler, 2.0)[1] == [stays]
     assert not scheduler.has_work
@@ -154,11 +141,8 @@ def test_cancelling_the_last_live_row_of_a_batch_answers_held_ones(compact: bool
 
 def test_deadlines_end_waiting_and_running_requests_and_no_others() -> None:
     scheduler = make_scheduler(Dynamic(), max_batch_size=1)
-    running, waiting, patient = (
-        Inference([0], 9, deadline=2.0),
-        Inference([0], 1, deadline=1.0),
-        Inference([0], 1),
-    )
+    running, patient = Inference([0], 9, deadline=2.0), Inference([0], 1)
+    waiting = Inference([0], 1, deadline=1.0)
     scheduler.enqueue([running, waiting, patient], now=0.0)
     step(scheduler, 0.0)
     assert scheduler.next_deadline() == 1.0
@@ -177,10 +161,8 @@ def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
     scheduler = make_scheduler(Greedy(), n_blocks=1)
     inferences = [Inference([0], 1), Inference([0], 1)]
     scheduler.enqueue(inferences, now=0.0)
-    with pytest.raises(
-        ValueError,
-        match=r"plan of .*Greedy.* is impossible: it needs 1 KV blocks more than are free",
-    ):
+    impossible = "plan of .*Greedy.* is impossible: it needs 1 KV blocks more than are free"
+    with pytest.raises(ValueError, match=impossible):
         scheduler.schedule(0.0)
     assert scheduler.in_flight() == inferences and not scheduler.running
 
@@ -190,9 +172,8 @@ def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None
     first, second = Inference([0] * 5, 2), Inference([0] * 5, 2)
     scheduler.enqueue([first, second], now=0.0)
     iteration, _ = scheduler.schedule(0.0)  # the budget covers the first alone
-    failed = scheduler.fail(
-        [row.inference for row in iteration.rows], GenerationFailed("broken"), now=1.0
-    )
+    computed = [row.inference for row in iteration.rows]
+    failed = scheduler.fail(computed, GenerationFailed("broken"), now=1.0)
     assert failed == [first] and first.state is State.FAILED
     assert list(scheduler.running.values()) == [second]
     assert step(scheduler, 1.0)[1] == [] and step(scheduler, 2.0)[1] == [second]
@@ -204,8 +185,8 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
     assert (a, b, c) == ([0, 1, 2], [3, 4, 5, 6], [7, 8, 9])
     pool.free(a)
     pool.free(c)
-    assert pool.allocate(2) == [0, 1]
-    assert pool.allocate(4) == [2, 7, 8, 9]
+    assert pool.allocate(4) == [0, 1, 2, 7]
+    assert pool.allocate(2) == [8, 9]
     with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
         pool.allocate(1)
     for neighbours in ([3, 4], [5, 6]), ([5, 6], [3, 4]):  # freed one by one, they are one range
@@ -215,34 +196,12 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
         assert pool.allocate(2) == [0, 1]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
-def test_a_pool_never_gives_a_block_twice_and_loses_none(steps: list[tuple[bool, int]]) -> None:
-    pool, live = BlockPool(40, 4), []
-    for allocate, n in steps:
-        if allocate and n <= pool.free_blocks:
-            live.append(pool.allocate(n))
-            assert live[-1] == sorted(live[-1]) and len(live[-1]) == n
-        elif live:
-            pool.free(live.pop(n % len(live)))
-        owned = [block for blocks in live for block in blocks]
-        assert len(owned) == len(set(owned)) and len(owned) + pool.free_blocks == 40
-    for blocks in live:
-        pool.free(blocks)
-    assert pool.allocate(40) == list(range(40))
-
-
-# ---- rows and groups
-
-
 def test_who_only_listens_is_answered_with_its_batch_and_a_stream_with_its_own_last_token() -> None:
     """A listener alone once made a request of a static batch end early, as if it were streamed."""
     heard: list[TokenEvent] = []
     scheduler = make_scheduler(Static(), max_batch_size=3)
-    listener, stream, long = (
-        Inference([0], 1, listener=heard.append),
-        Inference([0], 1, listener=heard.append, streamed=True),
-        Inference([0], 3),
-    )
+    listener, long = Inference([0], 1, listener=heard.append), Inference([0], 3)
+    stream = Inference([0], 1, listener=heard.append, streamed=True)
     scheduler.enqueue([listener, stream, long], now=0.0)
     assert [step(scheduler)[1] for _ in range(3)] == [[stream], [], [listener, long]]
 
@@ -250,38 +209,27 @@ def test_who_only_listens_is_answered_with_its_batch_and_a_stream_with_its_own_l
 def test_prompts_of_one_token_are_prompts_and_get_no_padding() -> None:
     """Rows that computed one token and sampled were taken for decode rows."""
     scheduler = make_scheduler(Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4])
-    scheduler.enqueue([Inference([0], 9) for _ in range(3)], now=0.0)
-    first, _ = step(scheduler)
-    second, _ = step(scheduler)
-    assert [
-        (iteration.padding, [row.decodes for row in iteration.rows])
-        for iteration in (first, second)
-    ] == [(0, [False] * 3), (1, [True] * 3)]
-    scheduler.enqueue([Inference([0], 9)], now=2.0)
-    mixed, _ = step(scheduler)
-    assert (mixed.padding, [row.decodes for row in mixed.rows]) == (0, [True, True, True, False])
+    seen = []
+    for arriving in (3, 0, 1):
+        for _ in range(arriving):
+            scheduler.enqueue([Inference([0], 9)], now=0.0)
+        iteration, _ = step(scheduler)
+        seen.append((iteration.padding, [row.decodes for row in iteration.rows]))
+    assert seen == [(0, [False] * 3), (1, [True] * 3), (0, [True, True, True, False])]
 
 
-@pytest.mark.parametrize(
-    ("policy", "limit"),
-    [
-        (Static(), 4),
-        (Static(compact_batches=True), 4),
-        (Windowed(max_batch_delay_ms=1000, batch_size_target=2), 4),
-        (Windowed(max_batch_delay_ms=1000, batch_size_target=9, batch_size_limit=3), 3),
-        (Windowed(max_batch_delay_ms=1000, batch_size_target=2, batch_size_limit=50), 4),
-    ],
-)
-def test_a_policy_that_splits_no_group_says_how_large_one_may_be(
-    policy: Policy, limit: int
-) -> None:
+@pytest.mark.parametrize(("policy", "limit"), [
+    (Static(), 4),
+    (Static(compact_batches=True), 4),
+    (Windowed(max_batch_delay_ms=1000, batch_size_target=2), 4),
+    (Windowed(max_batch_delay_ms=1000, batch_size_target=9, batch_size_limit=3), 3),
+    (Windowed(max_batch_delay_ms=1000, batch_size_target=2, batch_size_limit=50), 4),
+])  # fmt: skip
+def test_a_policy_that_splits_no_group_says_its_largest(policy: Policy, limit: int) -> None:
     """A Static scheduler that was not told the limit besides let a larger group wait for ever."""
     scheduler = make_scheduler(policy, max_batch_size=4)
-    with pytest.raises(
-        InvalidRequest,
-        match=f"Maximum batch size exceeded: {limit + 1} completions in one request, at most "
-        f"{limit} in this mode",
-    ):
+    message = f"exceeded: {limit + 1} completions in one request, at most {limit} in this mode"
+    with pytest.raises(InvalidRequest, match=message):
         scheduler.enqueue([Inference([0], 1) for _ in range(limit + 1)], now=0.0)
     assert not scheduler.has_work
     group = [Inference([0], 1) for _ in range(limit)]

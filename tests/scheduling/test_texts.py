@@ -39,28 +39,24 @@ from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 from simulate import drive
 from tests.counts import nightly_but
-from tests.oracle import MAX_TOKENS, N_VOCAB, POLICIES, Guesses, Oracle, engine, model, serve  # noqa: F401
+from tests.oracle import MAX_TOKENS, N_VOCAB, POLICIES, Guesses, Oracle, engine, serve
+from tests.oracle import model as model  # a fixture
 from tests.virtual import make_scheduler
 
 DEMAND = [Dynamic("demand", victim, watermark=0.0) for victim in VICTIMS]
 CASES: list[tuple[Policy, Order]] = [
-    *((policy, Fcfs()) for policy in [*POLICIES, *DEMAND]),
-    (Dynamic(), Prefix()),
-    *((policy, Srpt()) for policy in DEMAND),
-    (Dynamic(), Mlfq(mlfq_quantum=2)),
+    *((policy, Fcfs()) for policy in [*POLICIES, *DEMAND]), (Dynamic(), Prefix()),
+    *((policy, Srpt()) for policy in DEMAND), (Dynamic(), Mlfq(mlfq_quantum=2)),
     (DEMAND[0], Mlfq(0.5, 2)),
-]
+]  # fmt: skip
 
 
 def conversations(block_size: int = 4) -> list[Inference]:
     """Prompts that begin alike, two of them wholly alike; every other one is sampled greedily."""
     rng = random.Random(11)
     prefixes = [[rng.randrange(N_VOCAB) for _ in range(n)] for n in (33, 16, 0)]
-    prompts = [
-        [*prefix, *(rng.randrange(N_VOCAB) for _ in range(n))]
-        for prefix in prefixes
-        for n in (1, 5, 12)
-    ]
+    pairs = itertools.product(prefixes, (1, 5, 12))
+    prompts = [[*prefix, *(rng.randrange(N_VOCAB) for _ in range(n))] for prefix, n in pairs]
     prompts.append(prompts[1])
     drawn = (Sampling(seed=0), Sampling(0.8, 40, 0.9, seed=1))
     return [
@@ -70,12 +66,12 @@ def conversations(block_size: int = 4) -> list[Inference]:
 
 
 @pytest.fixture(scope="module")
-def expected(model: GPT2) -> list[list[int]]:  # noqa: F811
+def expected(model: GPT2) -> list[list[int]]:
     return serve(NoBatching(), Oracle(model, N_VOCAB), conversations())
 
 
 @pytest.fixture(scope="module")
-def near(model: GPT2) -> Drafter:  # noqa: F811
+def near(model: GPT2) -> Drafter:
     """A model that is almost this one, with fewer places than there are requests."""
     model, rng = copy.deepcopy(model), torch.Generator().manual_seed(0)
     for parameter in model.parameters():
@@ -88,12 +84,7 @@ def near(model: GPT2) -> Drafter:  # noqa: F811
 )
 @pytest.mark.parametrize(("policy", "order"), CASES, ids=str)
 def test_tokens_are_those_of_each_request_alone(
-    model: GPT2,  # noqa: F811
-    expected: list[list[int]],
-    near: Drafter,
-    policy: Policy,
-    order: Order,
-    path: str,
+    model: GPT2, expected: list[list[int]], near: Drafter, policy: Policy, order: Order, path: str
 ) -> None:
     seen: Counter[str] = Counter()
     cases = itertools.product((4, 16), (False, True), (3, 60), ("0", "3"), (0, 9, 500))
@@ -105,13 +96,11 @@ def test_tokens_are_those_of_each_request_alone(
             each.keys = None
         n_blocks = spare + max(-(-each.total_tokens // block_size) for each in asks)
         limits = {
-            "n_blocks": n_blocks,
-            "block_size": block_size,
+            "n_blocks": n_blocks, "block_size": block_size,
             "token_budget": 12 if spare == 60 else 24,
-            "max_batch_size": 3 if order.preemptive else 5,
-            "speculate": speculate,
+            "max_batch_size": 3 if order.preemptive else 5, "speculate": speculate,
             "host_blocks": host,
-        }
+        }  # fmt: skip
         cached = engine(model, n_blocks, block_size, path)
         swapping = SwappingGenerator(cached, cached.attention.cache, host)
         kernels: Generator = swapping if host else cached
@@ -130,12 +119,8 @@ def test_tokens_are_those_of_each_request_alone(
     assert seen["paused"] or not order.preemptive
 
 
-def test_texts_are_the_same_when_others_leave_the_host(
-    model: GPT2,  # noqa: F811
-) -> None:
-    """Three completions of each prompt, which share its blocks; some are cancelled in the iteration
-    that copies them to the host, or later.
-    """
+def test_texts_are_the_same_when_others_leave_the_host(model: GPT2) -> None:
+    """Three completions of each prompt share blocks; some are cancelled while these are copied."""
 
     def thrice() -> list[Inference]:
         asks = conversations()[:5]
@@ -168,11 +153,7 @@ def test_texts_are_the_same_when_others_leave_the_host(
 
 
 @pytest.mark.parametrize("host", [0, 60])
-def test_texts_are_the_same_where_another_server_computes_prompts_and_first_tokens(
-    model: GPT2,  # noqa: F811
-    expected: list[list[int]],
-    host: int,
-) -> None:
+def test_texts_of_prompts_from_elsewhere(model: GPT2, expected: list[list[int]], host: int) -> None:
     """And each token is counted once, by the server that computes it, also with preemptions."""
     asks, firsts = conversations(), conversations()
     for each in firsts:
@@ -198,10 +179,7 @@ def test_texts_are_the_same_where_another_server_computes_prompts_and_first_toke
 
 
 @pytest.mark.parametrize("rule", get_args(Rule))
-def test_texts_are_those_of_each_adapter_alone_when_they_share_slots(
-    model: GPT2,  # noqa: F811
-    rule: Rule,
-) -> None:
+def test_texts_are_those_of_each_adapter_alone(model: GPT2, rule: Rule) -> None:
     adapters = [random_adapter(name, 4, i, model.shape) for i, name in enumerate("abc")]
 
     def texts(policy: Policy, slots: Adapters, names: str, n_blocks: int = 100) -> list[list[int]]:

@@ -65,13 +65,9 @@ def test_levels_of_the_feedback_queue() -> None:
     assert levels == [0, 0, 1, 0, 1, 1, 1, 1]
     # a request not computed for three seconds returns to the first level, as its last one
     long = [Ask(0.0, tokens=30), *(Ask(float(at), tokens=2) for at in range(1, 21, 2))]
-    starves = run(Dynamic(), long, order=order, max_batch_size=1)
-    bounded = run(Dynamic(), long, order=Mlfq(3.0, 2, 3), max_batch_size=1)
-    gaps = [
-        max(b - a for a, b in itertools.pairwise(served.groups[0][0].token_times))
-        for served in (starves, bounded)
-    ]
-    assert gaps == [21.0, 9.0]
+    for each, widest in (order, 21.0), (Mlfq(3.0, 2, 3), 9.0):
+        times = run(Dynamic(), long, order=each, max_batch_size=1).inferences[0].token_times
+        assert max(b - a for a, b in itertools.pairwise(times)) == widest
 
 
 def test_a_level_is_entered_by_the_prompt_and_left_by_the_quantum() -> None:
@@ -81,12 +77,10 @@ def test_a_level_is_entered_by_the_prompt_and_left_by_the_quantum() -> None:
         order.arrive([inference], 0)
     assert [inference.standing.state.number for inference in asked.values()] == [0, 1, 2]
     falls = asked[2]
-    order.computed(falls, 1, 4.0)
-    level = falls.standing.state
-    assert (level.number, level.since) == (0, 0.0)
-    order.computed(falls, 1, 5.0)
-    level = falls.standing.state
-    assert (level.number, level.tokens, level.since) == (1, 0, 5.0)
+    for now, expected in ((4.0, (0, 1, 0.0)), (5.0, (1, 0, 5.0))):
+        order.computed(falls, 1, now)
+        level = falls.standing.state
+        assert (level.number, level.tokens, level.since) == expected
 
 
 def test_recomputed_tokens_use_no_quantum_up() -> None:
@@ -100,8 +94,7 @@ def test_recomputed_tokens_use_no_quantum_up() -> None:
     asks = [Ask(float(i), prompt=4, tokens=9) for i in range(6)]
     policy = Dynamic("demand", watermark=0.0)
     served = run(policy, asks, order=Counts(mlfq_quantum=2), max_batch_size=2, n_blocks=6)
-    inferences = served.inferences
-    assert sum(inference.interruptions.recomputed_tokens for inference in inferences) > 0
+    assert sum(each.interruptions.recomputed_tokens for each in served.inferences) > 0
     assert set(used.values()) == {4 + 9 - 1}, "its last token is never computed"
 
 

@@ -1,6 +1,4 @@
-"""Runs that a Ray cluster of two nodes shares; left out where Ray is not installed
-(requirements-ray.txt).
-"""
+"""Runs that a Ray cluster of two nodes shares, where Ray is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ from typing import Any
 import pytest
 
 from simulate.cluster import Cluster
-from tests.simulate.test_simulated import SMALL, simulate
+from tests.programs import output
+from tests.simulate.test_simulated import SMALL
 
 pytestmark = [pytest.mark.extra, pytest.mark.alone]
 
@@ -29,10 +28,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.usefixtures("undrawn")
 def test_it_writes_the_same_and_repeats_a_lost_machines_calls(nodes: Any, tmp_path: Path) -> None:
     tables = []
-    for where in (("--jobs", "1"), ("--ray", nodes.address)):
-        out = tmp_path / where[0]
-        done = simulate(out, *SMALL, "--arrival", "poisson:50", "--repeats", "2", *where)
-        assert done.returncode == 0, done.stdout + done.stderr
+    for where in ("--jobs 1", f"--ray {nodes.address}"):
+        out = tmp_path / where.split()[0]
+        output("simulate", f"{SMALL} --arrival poisson:50 --repeats 2 {where} --out {out}")
         tables.append([(out / f"seed-{n}" / "dynamic.json").read_bytes() for n in range(2)])
     assert tables[0] == tables[1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from simulate.noise import Noise, NoisyRun
 from simulate.roofline import DEVICES, REACHED, Device
 from simulate.run import SimulatedServer
 from simulate.time import PS
-from tests.programs import ran
+from tests.programs import output
 
 UNITS = ("bytes", "flops")
 LINE = Line(iteration=500, row=70, context=3, prefill=11, chunk_context=2)
@@ -54,17 +55,12 @@ PREFILL = st.builds(chunk, st.integers(0, 900), st.integers(1, 256))
 
 
 def test_a_line_counts_what_an_iteration_computes() -> None:
-    """Two rows attend 10 and 20 positions; a chunk of 3 tokens from position 4 on attends 5, 6 and
-    7; and there is a padding row.
-    """
+    """Rows attend 10 and 20 positions, a chunk of 3 tokens 5, 6 and 7; one row is padding."""
     mixed = iteration([decode_row(10), decode_row(20, idle=True), chunk(4, 3)], padding=1)
     assert work(mixed) == (1, 4, 30, 3, 18)
     assert LINE.of(work(mixed)) == 500 + 4 * 70 + 30 * 3 + 3 * 11 + 18 * 2
-
-
-def test_a_prompt_of_one_token_is_prefill() -> None:
-    row = Row(Inference([0], 5), 0, 1, [], samples=True, idle=False)
-    assert work(iteration([row])) == (1, 1, 0, 1, 1)
+    one_token = Row(Inference([0], 5), 0, 1, [], samples=True, idle=False)
+    assert work(iteration([one_token])) == (1, 1, 0, 1, 1), "a prompt, too"
 
 
 def test_copies_of_kv_blocks_take_their_time() -> None:
@@ -105,50 +101,26 @@ def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> N
 
 
 def test_a_slower_server_is_slow_between_iterations_too() -> None:
-    costs = Costs(
-        "x", Line(100, 10), 1000, 10, 200, 8, 50, 3, 7, 9, 5, 6, {4: Line(400)},
-        load=3, least=150, beyond_few=7,
-    )  # fmt: skip
-    twice = costs.scaled(2.0)
-    assert twice.line == Line(200, 20) and twice.decode == {4: Line(800)}
-    assert (twice.gap, twice.gap_row) == (2000, 20)
-    assert (twice.load, twice.least, twice.beyond_few) == (6, 300, 14)
-    assert (twice.gap_answer, twice.gap_answer_row) == (400, 16)
-    assert (twice.gap_stream, twice.gap_stream_row) == (100, 6)
-    assert (twice.request, twice.answer, twice.request_turn, twice.answer_turn) == (7, 9, 5, 6)
+    def times(k: int) -> Costs:
+        gaps: list[Any] = [gap * k for gap in (1000, 10, 200, 8, 50, 3)]
+        rest: list[Any] = [7, 9, 5, 6, {4: Line(400 * k)}]  # of HTTP, and of graphs
+        costs = Costs("x", Line(100 * k, 10 * k), *gaps, *rest)
+        return replace(costs, load=3 * k, least=150 * k, beyond_few=7 * k)
+
+    costs = times(1)
+    assert costs.scaled(2.0) == times(2)
     assert costs.slower(2.0).gap == 1000, "an engine alone"
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    costs = Costs(
-        "mine",
-        LINE,
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-        10,
-        {4: LINE},
-        {"config": {"model": "demo"}},
-        11,
-        12,
-        13,
-        Noise(-0.1, 0.2, 0.3, 4.0, 0.5, 0.6, 0.7, 0.8, 0.9),
-        14,
-        15,
-    )
+    noise = Noise(-0.1, 0.2, 0.3, 4.0, 0.5, 0.6, 0.7, 0.8, 0.9)
+    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, noise, 14, 15]
+    costs = Costs("mine", LINE, *range(1, 11), *rest)
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))
 
 
-def test_costs_that_are_not_there_are_said_with_those_that_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_costs_are_said_with_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "FOLDER", tmp_path)
     save(Costs("", LINE), tmp_path / "demo.json")
     assert load("demo").name == "demo"
@@ -159,22 +131,17 @@ def test_costs_that_are_not_there_are_said_with_those_that_are(
         load(tmp_path / "nowhere.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"line": {"iteration": 1}}, "row"),
-        ({"gap": -1}, "-1 is no number of picoseconds"),
-        ({"gap": 1.5}, "1.5 is no number of picoseconds"),
-        ({"answer": True}, "True is no number"),
-        ({"decode": []}, "items"),
-        ({"noise": {"level": -0.1}}, "level=-0.1.* is no noise"),
-        ({"noise": {"drift_s": "1"}}, "is no noise"),
-        ({"noise": {"flicker": 1}}, "flicker"),
-    ],
-)
-def test_a_file_with_other_things_in_it_is_refused(
-    change: dict[str, object], reason: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"line": {"iteration": 1}}, "row"),
+    ({"gap": -1}, "-1 is no number of picoseconds"),
+    ({"gap": 1.5}, "1.5 is no number of picoseconds"),
+    ({"answer": True}, "True is no number"),
+    ({"decode": []}, "items"),
+    ({"noise": {"level": -0.1}}, "level=-0.1.* is no noise"),
+    ({"noise": {"drift_s": "1"}}, "is no noise"),
+    ({"noise": {"flicker": 1}}, "flicker"),
+])  # fmt: skip
+def test_a_wrong_file_is_refused(change: dict[str, object], reason: str, tmp_path: Path) -> None:
     save(Costs("", LINE), path := tmp_path / "x.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CostsError, match=f"holds no costs .*{reason}.*measure them again"):
@@ -187,9 +154,7 @@ def test_a_file_with_other_things_in_it_is_refused(
 @pytest.mark.parametrize("device", ["h100", "l4", "cpu:46:418"])
 @given(some=iterations(DECODE, PREFILL), padding=st.integers(0, 400))
 def test_an_estimate_is_the_roofline(device: str, some: Iteration, padding: int) -> None:
-    """Of gpt2-medium's 24 layers of width 1024, in two bytes. Padding rows: products outlast the
-    reading of weights.
-    """
+    """Of gpt2-medium's 24 layers of width 1024. With much padding products outlast reading."""
     some = some._replace(padding=padding)
     of_gpu = DEVICES.get(device, Device(46, 0.418, 0.418))
     bytes_per_s, flops_per_s = of_gpu.gb_per_s * 1e9, of_gpu.bfloat16 * 1e12
@@ -229,7 +194,6 @@ def test_the_error_of_estimates_for_this_machine_is_the_documented_one() -> None
 
 # ---- noise that is drawn: none of it changes nothing, and much of it shows as a range
 
-
 WILD = Noise(0.1, 0.05, 0.05, 2.0, 0.2, 0.5, 1.0, 0.02, 0.1)
 
 
@@ -258,18 +222,15 @@ def test_a_gap_is_as_much_longer_as_the_iteration_before_it() -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_shows_where_runs_lie(tmp_path: Path) -> None:
     save(replace(FAKE, noise=WILD), path := tmp_path / "wild.json")
-    done = ran(
-        "simulate", "--modes", "dynamic", "--numsamples", "20", "--lengths", "uniform:1:20",
-        "--arrival", "poisson:50", "--costs", str(path), "--noise", "--out", str(tmp_path),
-    )  # fmt: skip
-    assert done.returncode == 0 and report.NOISE in " ".join(done.stdout.split()), done.stderr
+    words = "--modes dynamic --numsamples 20 --lengths uniform:1:20 --arrival poisson:50 --noise"
+    shown = output("simulate", f"{words} --costs {path} --out {tmp_path}")
+    assert report.NOISE in " ".join(shown.split())
     result = json.loads((tmp_path / "dynamic.json").read_text())
     drawn = result["drawn"]["p99_e2el_ms"]
     assert len(set(drawn)) == 19 and result["p99_e2el_ms"] not in drawn
     heading, row = tables.ranges([{"dynamic": result}])
-    assert (
-        row[heading.index("latency p99, s")] == f"{min(drawn) / 1e3:.2f} to {max(drawn) / 1e3:.2f}"
-    )
+    ends = f"{min(drawn) / 1e3:.2f} to {max(drawn) / 1e3:.2f}"
+    assert row[heading.index("latency p99, s")] == ends
     assert tables.markdown([heading, row]) in (tmp_path / "report.md").read_text()
 
 

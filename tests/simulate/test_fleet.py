@@ -54,9 +54,7 @@ def serve(
 
 
 def mean_wait(trace: list[tuple[float, Inference]]) -> float:
-    return statistics.mean(
-        i.admitted_at - i.arrived_at for _, i in trace if i.admitted_at is not None
-    )
+    return statistics.mean((i.admitted_at or math.nan) - i.arrived_at for _, i in trace)
 
 
 def erlang_c(k: int, offered: float) -> float:
@@ -141,22 +139,17 @@ def test_a_slow_replica_gets_less_from_whoever_looks() -> None:
 
 
 def test_what_a_failing_replica_has_ends_and_a_new_one_comes() -> None:
-    """Requests of 1 s, one each 0.5 s: replica 0 has the first, third, …; it fails at 2.25 s, and
-    number 2 is there at 4.25 s.
-    """
+    """A request of 1 s each 0.5 s: replica 0 fails at 2.25 s, and number 2 is up at 4.25 s."""
     trace = [(0.5 * k, Inference([0], 100)) for k in range(12)]
     layout = Layout(2, "least_requests", start_s=2.0, failures=[Failure(0, 2.25)], seed=1)
     fleet = serve(trace, layout)
     failed = [k for k, (_, i) in enumerate(trace) if isinstance(i.error, EngineFailed)]
     assert len(failed) == 1 and trace[failed[0]][1].answered_at == 2.25
-    assert [(change.at_s, change.up, change.others) for change in fleet.changes[2:]] == [
-        (2.25, 1, 1),
-        (4.25, 2, 0),
-    ]
+    changes = [(change.at_s, change.up, change.others) for change in fleet.changes[2:]]
+    assert changes == [(2.25, 1, 1), (4.25, 2, 0)]
     assert set(fleet.sent) == {0, 1, 2}
-    assert all(
-        i.error is None and i.answered_at for k, (_, i) in enumerate(trace) if k not in failed
-    )
+    served = [i for k, (_, i) in enumerate(trace) if k not in failed]
+    assert all(i.error is None and i.answered_at for i in served)
     # two until 1 s; two, then one that starts beside one that is up, until 4 s
     assert fleet.replica_seconds(1.0) == 2.0 and fleet.replica_seconds(4.0) == 8.0
 
@@ -171,9 +164,8 @@ def test_requests_and_answers_of_a_server_come_one_after_another() -> None:
         left[inference] = now
         return ()
 
-    replica = SimulatedReplica(
-        loop, make_scheduler(Dynamic(), max_batch_size=4), costs, ended=ended
-    )
+    scheduler = make_scheduler(Dynamic(), max_batch_size=4)
+    replica = SimulatedReplica(loop, scheduler, costs, ended=ended)
     at = [0.0, 0.0, 0.0, 0.031, 0.06, 0.06, 0.06]
     trace = [Inference([0], 2) for _ in at]
     loop.at(62 * ms, ARRIVE, replica.cancel, [trace[6]])
@@ -188,18 +180,12 @@ def test_requests_and_answers_of_a_server_come_one_after_another() -> None:
     assert not replica.has_work
 
 
-def test_whoever_comes_while_none_is_up_waits_for_one() -> None:
+def test_whoever_comes_while_none_is_up_waits_and_missed_failures_are_told() -> None:
     late = Inference([0], 100)
-    trace = [(0.0, Inference([0], 100)), (1.5, late)]
-    serve(trace, Layout(1, start_s=2.0, failures=[Failure(0, 1.0)]))
-    assert late.arrived_at == 3.0 and late.answered_at == 4.0
-
-
-def test_a_failure_that_hits_nobody_is_told() -> None:
-    trace = [(0.0, Inference([0], 100)), (1.5, Inference([0], 100))]
     missed = [Failure(0, 1.2), Failure(0, 5.0)]  # while it starts again, and when all is done
-    fleet = serve(trace, Layout(1, start_s=2.0, failures=[Failure(0, 1.0), *missed]))
-    assert fleet.missed == missed
+    layout = Layout(1, start_s=2.0, failures=[Failure(0, 1.0), *missed])
+    fleet = serve([(0.0, Inference([0], 100)), (1.5, late)], layout)
+    assert late.arrived_at == 3.0 and late.answered_at == 4.0 and fleet.missed == missed
 
 
 def test_a_policy_that_runs_nobody_is_found_out_though_replicas_are_counted() -> None:
@@ -219,12 +205,8 @@ def test_replicas_follow_the_load_and_those_that_stop_finish_what_they_have() ->
         min_replicas=1, max_replicas=6, target_ongoing_requests=4, metrics_interval_s=1.0,
         look_back_period_s=5.0, upscale_delay_s=2.0, downscale_delay_s=20.0,
     )  # fmt: skip
-    fleet = serve(
-        trace,
-        Layout(1, "least_requests", start_s=3.0, autoscaling=rule),
-        Dynamic(),
-        max_batch_size=4,
-    )
+    layout = Layout(1, "least_requests", start_s=3.0, autoscaling=rule)
+    fleet = serve(trace, layout, Dynamic(), max_batch_size=4)
     most = max(change.up for change in fleet.changes)
     first_start = next(change for change in fleet.changes if change.others)
     first_up = next(change for change in fleet.changes[1:] if change.up > 1)

@@ -44,14 +44,9 @@ EVEN = Costs("even", Line(PS // 10), gap=PS // 10)
 
 
 def serve(
-    policy: Policy,
-    order: Order,
-    asks: Sequence[Ask],
-    jump: bool,
-    leaves: Sequence[float] = (),
-    costs: Costs = ODD,
-    **limits: Any,
-) -> tuple[list[list[Any]], list[Any], int]:
+    policy: Policy, order: Order, asks: Sequence[Ask], jump: bool, leaves: Sequence[float] = (),
+    costs: Costs = ODD, **limits: Any,
+) -> tuple[list[list[Any]], list[Any], int]:  # fmt: skip
     """Return the outcome of each inference, all iterations, and the number of stretches.
 
     leaves: how long after its request the k-th client goes, if it is still there.
@@ -68,9 +63,8 @@ def serve(
                 (row.inference.id, row.start, row.n_tokens, row.idle, row.blocks[:])
                 for row in stretch.rows(k)
             ]
-            facts = [
-                getattr(stretch.iteration, name) for name in ("padding", "running", "preempted")
-            ]
+            of = stretch.iteration
+            facts = of.padding, of.running, of.preempted
             iterations.append((stretch.begins(k), stretch.end(k), rows, *facts))
 
     replica = SimulatedReplica(loop, scheduler, costs, computed=computed, jump=jump)
@@ -91,75 +85,46 @@ def serve(
 @st.composite
 def loads(draw: st.DrawFn) -> list[Ask]:
     several = st.builds(
-        Ask,
-        at=st.integers(0, 60).map(lambda t: t / 10),
-        prompt=st.integers(1, 12),
-        tokens=st.integers(1, 40),
-        rows=st.sampled_from([1, 1, 1, 2]),
-        n=st.sampled_from([1, 1, 2]),
-        content=st.none() | st.sampled_from([0, 0, 1]),
-        user=st.sampled_from([None, "a", "b"]),
-        adapter=st.sampled_from(["", "a", "b", "c"]),
-        priority=st.integers(0, 2),
-        seed=st.integers(0, 3),
-        deadline=st.none() | st.integers(1, 120).map(lambda t: t / 10),
+        Ask, at=st.integers(0, 60).map(lambda t: t / 10), prompt=st.integers(1, 12),
+        tokens=st.integers(1, 40), rows=st.sampled_from([1, 1, 1, 2]), n=st.sampled_from([1, 1, 2]),
+        content=st.none() | st.sampled_from([0, 0, 1]), user=st.sampled_from([None, "a", "b"]),
+        adapter=st.sampled_from(["", "a", "b", "c"]), priority=st.integers(0, 2),
+        seed=st.integers(0, 3), deadline=st.none() | st.integers(1, 120).map(lambda t: t / 10),
         streamed=st.booleans(),
-    )
+    )  # fmt: skip
     return sorted(draw(st.lists(several, min_size=1, max_size=8)), key=lambda ask: ask.at)
 
 
-@examples(300)
 # the second one fills a block before the first does that comes to hold the same: that one is found
-@example(
-    Dynamic(),
-    Fcfs(),
-    [
-        Ask(0.0, prompt=1, tokens=20, content=0),
-        Ask(0.1, prompt=3, tokens=30, content=0),
-        Ask(2.5, prompt=12, tokens=2, content=0),
-    ],
-    3,
-    [],
-    ODD,
-    None,
-)
+ALIKE = [Ask(0.0, 1, 20, content=0), Ask(0.1, 3, 30, content=0), Ask(2.5, 12, 2, content=0)]
+
+
+@examples(300)
+@example(Dynamic(), Fcfs(), ALIKE, 3, [], ODD, None)
 @given(
-    any_policy(),
-    any_order(),
-    loads(),
-    st.integers(2, 4),
-    st.lists(st.integers(0, 40).map(lambda t: t / 10), max_size=4),
-    st.sampled_from([ODD, EVEN]),
+    any_policy(), any_order(), loads(), st.integers(2, 4),
+    st.lists(st.integers(0, 40).map(lambda t: t / 10), max_size=4), st.sampled_from([ODD, EVEN]),
     st.none()
     | st.tuples(st.integers(1, 2), st.sampled_from(get_args(Rule)), st.none() | st.just(1)),
-)
+)  # fmt: skip
 def test_jumping_comes_to_what_stepping_does(
-    policy: Policy,
-    order: Order,
-    asks: list[Ask],
-    rows: int,
-    leaves: list[float],
-    costs: Costs,
+    policy: Policy, order: Order, asks: list[Ask], rows: int, leaves: list[float], costs: Costs,
     slots: tuple[Any, ...] | None,
-) -> None:
+) -> None:  # fmt: skip
     limits = {"max_batch_size": rows, "n_blocks": 40, "token_budget": 9, "decoder_batch_sizes": [4]}
     limits |= {"max_in_flight": 12}
     if order.preemptive and not isinstance(policy, Dynamic):
         order = Fcfs()
-    stepped, jumped = (
-        serve(
-            policy, order, asks, jump, leaves, costs, **limits, adapters=slots and Adapters(*slots)
-        )
-        for jump in (False, True)
-    )
-    assert jumped[0] == stepped[0]
-    assert jumped[1] == stepped[1]
+
+    def served(jump: bool) -> tuple[Any, Any]:
+        own = Adapters(*slots) if slots else None
+        return serve(policy, order, asks, jump, leaves, costs, adapters=own, **limits)[:2]
+
+    assert served(True) == served(False)
 
 
 def test_a_prompt_that_sits_an_iteration_out_is_not_jumped_over() -> None:
-    """The budget holds one prompt of three: when the second one was computed beside the first row,
-    the third waited until one of both ended.
-    """
+    """Of a budget of one prompt the third waited until one of the first two ended."""
     asks = [Ask(0.0, prompt=9, tokens=20) for _ in range(3)]
     limits: dict[str, Any] = {"max_batch_size": 3, "token_budget": 9}
     stepped, jumped = (serve(Static(), Fcfs(), asks, jump, **limits) for jump in (False, True))
@@ -192,18 +157,11 @@ def test_a_trace_is_drawn_as_it_comes() -> None:
 
 
 def served_apart(
-    asks: Sequence[Ask],
-    policy: Policy,
+    asks: Sequence[Ask], policy: Policy,
     order: Order = Fcfs(),  # noqa: B008  (it is frozen)
-    costs: Costs = SECOND,
-    jump: bool = True,
-    prefill: int = 1,
-    decode: int = 1,
-    **limits: Any,
-) -> tuple[list[Inference], list[tuple[Any, ...]]]:
-    """Return the inferences and each iteration: its replica, times, rows. A token's keys and values
-    travel for half a second.
-    """
+    costs: Costs = SECOND, jump: bool = True, prefill: int = 1, decode: int = 1, **limits: Any,
+) -> tuple[list[Inference], list[tuple[Any, ...]]]:  # fmt: skip
+    """Inferences and iterations. A token's keys and values travel for half a second."""
     layout = Layout(prefill + decode, "least_tokens", prefill_replicas=prefill, kv_gbps=16e-9)
     loop, iterations, groups = Loop(), [], [ask.group(4) for ask in asks]
 
@@ -230,15 +188,10 @@ def test_the_example_of_the_page() -> None:
     assert [i.arrived_at for i in served] == [0, 0, 0, 2]
     assert [i.admitted_at for i in served] == [0, 0, 1, 4]
     assert iterations == [
-        (0, 0, 1, [(0, 0, 4)]),
-        (0, 1, 2, [(1, 0, 2), (2, 0, 1)]),
-        (0, 4, 5, [(3, 0, 4)]),
-        (0, 5, 6, [(3, 4, 4)]),
-        (1, 3, 4, [(0, 4, 1)]),
-        (1, 4, 5, [(0, 5, 1)]),
-        (1, 5, 6, [(1, 2, 1)]),
-        (1, 6, 7, [(1, 3, 1)]),
-    ]
+        (0, 0, 1, [(0, 0, 4)]), (0, 1, 2, [(1, 0, 2), (2, 0, 1)]), (0, 4, 5, [(3, 0, 4)]),
+        (0, 5, 6, [(3, 4, 4)]), (1, 3, 4, [(0, 4, 1)]), (1, 4, 5, [(0, 5, 1)]),
+        (1, 5, 6, [(1, 2, 1)]), (1, 6, 7, [(1, 3, 1)]),
+    ]  # fmt: skip
 
 
 def test_a_request_preempted_while_it_decodes_is_computed_again_there() -> None:
@@ -253,13 +206,9 @@ def test_a_request_preempted_while_it_decodes_is_computed_again_there() -> None:
 
 @examples(150)
 @given(
-    any_policy(),
-    any_order(),
-    loads(),
-    st.sampled_from([ODD, EVEN]),
+    any_policy(), any_order(), loads(), st.sampled_from([ODD, EVEN]), st.integers(1, 2),
     st.integers(1, 2),
-    st.integers(1, 2),
-)
+)  # fmt: skip
 def test_prefill_and_decode_apart_jump_to_what_stepping_does(
     policy: Policy, order: Order, asks: list[Ask], costs: Costs, prefill: int, decode: int
 ) -> None:

@@ -1,6 +1,4 @@
-"""How many replicas: the answer of a case that can be worked out, and questions without one. (Those
-that cannot be are in test_simulated.py.)
-"""
+"""How many replicas: an answer that can be worked out, and questions without one."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ ASKED = [*ENGINE, "--lengths", "fixed:2", "--arrival", "poisson:15"]
 ENOUGH = 200  # requests that tell whether the queue grows
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cheap(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn, no process is started, and how busy this machine is takes no look."""
     monkeypatch.setattr(simulation, "physical_cores", lambda: 1)
@@ -42,13 +40,13 @@ def planned(tmp_path: Path, *more: str, traffic: list[str] | None = None) -> dic
     return dict(json.loads((tmp_path / "plan.json").read_text()))
 
 
-def test_the_fewest_that_can_keep_up_are_found(tmp_path: Path) -> None:
+def test_the_fewest_that_keep_up_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # a figure is drawn
     found = planned(tmp_path, "--slo", "e2el:1000", "--attainment", "0.95", "--repeats", "4")
     [answer] = found["answers"]
     assert answer["fewest"] in (2, 3)
     judged = {each["replicas"]: each for each in answer["judged"]}
-    fewest = judged[answer["fewest"]]
-    fewer = judged[answer["fewest"] - 1]
+    fewest, fewer = judged[answer["fewest"]], judged[answer["fewest"] - 1]
     assert fewest["suffices"] == 1 and fewer["suffices"] < 0.95
     low, high = fewest["suffices_between"]
     assert low == pytest.approx(0.51, abs=0.01) and high == 1, "of four traces little is known"
@@ -57,7 +55,6 @@ def test_the_fewest_that_can_keep_up_are_found(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").stat().st_size > 20_000
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_number_whose_queue_grows_does_not_suffice(tmp_path: Path) -> None:
     """One replica serves 9 of 15 a second; the trace ends before that breaks the limit. Two keep
     up, as one does at 5 a second: there the answer is what it is without the growth.
@@ -72,7 +69,6 @@ def test_a_number_whose_queue_grows_does_not_suffice(tmp_path: Path) -> None:
     assert (calm["fewest"], calm["judged"][0]["growing"]) == (1, 0)
 
 
-@pytest.mark.usefixtures("cheap")
 def test_of_too_few_requests_it_is_said_that_growth_is_not_known(tmp_path: Path) -> None:
     few = ["--slo", "e2el:100000", "--repeats", "1", "--numsamples", "40"]
     [answer] = planned(tmp_path, *few)["answers"]
@@ -80,27 +76,21 @@ def test_of_too_few_requests_it_is_said_that_growth_is_not_known(tmp_path: Path)
     assert "| not known |" in (tmp_path / "plan.md").read_text()
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_trace_is_as_long_as_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MOST_REQUESTS", 50)
     traffic = ["--lengths", "fixed:2", "--arrival", "poisson:30"]
-    found = planned(tmp_path, "--slo", "e2el:100000", "--repeats", "1", traffic=traffic)
-    [answer] = found["answers"]
+    more = ["--slo", "e2el:100000", "--repeats", "1"]
+    [answer] = planned(tmp_path, *more, traffic=traffic)["answers"]
     assert answer["requests"] == answer["growth_needs"] == 300, "30 a second, 10 s"
     assert answer["fewest"] in (4, 5)
 
 
-@pytest.mark.usefixtures("cheap")
-@pytest.mark.parametrize(
-    "traffic",
-    [
-        ["--users", "a,10,fixed:2", "b,10,fixed:1"],
-        ["--users", "a,10,fixed:2,0-14", "b,10,fixed:1,0-14"],
-        # 2 conversations a second; while they last, at first and at the end, fewer requests come
-        ["--lengths", "fixed:2", "--arrival", "poisson:2", "--sessions", "5:2"],
-    ],
-    ids=["users", "their seconds", "conversations"],
-)
+@pytest.mark.parametrize("traffic", [
+    ["--users", "a,10,fixed:2", "b,10,fixed:1"],
+    ["--users", "a,10,fixed:2,0-14", "b,10,fixed:1,0-14"],
+    # 2 conversations a second; while they last, at first and at the end, fewer requests come
+    ["--lengths", "fixed:2", "--arrival", "poisson:2", "--sessions", "5:2"],
+], ids=["users", "their seconds", "conversations"])  # fmt: skip
 def test_users_and_conversations_are_planned_for(
     traffic: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +101,6 @@ def test_users_and_conversations_are_planned_for(
     assert answer["fewest"] == 2 and answer["judged"][0]["growing"] > 0
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_trace_is_the_same_for_each_seed(tmp_path: Path) -> None:
     requests = Workload(lengths="fixed:2").requests(60, "poisson:15")
     save_trace(file := tmp_path / "trace.jsonl", requests)
@@ -125,7 +114,6 @@ def test_a_trace_is_the_same_for_each_seed(tmp_path: Path) -> None:
     assert found["answers"][0]["requests"] == again["answers"][0]["requests"] == 60
 
 
-@pytest.mark.usefixtures("cheap")
 def test_of_a_fleet_that_autoscales_the_lowest_maximum_is_found(tmp_path: Path) -> None:
     rule = ["upscale_delay_s=0.5", "look_back_period_s=1", "metrics_interval_s=0.2"]
     more = ["--slo", "e2el:5000", "--repeats", "1", "--autoscale", *rule]
@@ -139,7 +127,6 @@ def test_of_a_fleet_that_autoscales_the_lowest_maximum_is_found(tmp_path: Path) 
     assert done.returncode == 2 and "3 replicas at most suffice in only 0 of 1" in done.stderr
 
 
-@pytest.mark.usefixtures("cheap")
 def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
     few = ["--numsamples", "40", "--slo", "tpot:10"]
     done = ran("simulate", "--plan", *ASKED, *few, "--out", str(tmp_path))
@@ -147,14 +134,11 @@ def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
     assert "no number of replicas meets tpot ≤ 10 ms" in done.stderr and "0.0% do" in done.stderr
 
 
-@pytest.mark.usefixtures("cheap")
 def test_limits_within_the_uncertainty_of_the_costs_have_no_answer(tmp_path: Path) -> None:
     """A token takes 1.06 ms, give or take 10%: two of eight traces never meet 1.16 ms."""
     held_out = {"of_runs_percent": [-16.45, 0.0, 16.45]}
-    source = {
-        "config": build("nobatch", {"model": "fake"}, {}).model_dump(mode="json"),
-        "residuals": {"held_out": held_out},
-    }
+    config = build("nobatch", {"model": "fake"}, {}).model_dump(mode="json")
+    source = {"config": config, "residuals": {"held_out": held_out}}
     save(replace(FAKE, source=source), costs := tmp_path / "unsure.json")
     limits = ["--slo", "tpot:1.16", "--numsamples", "30", "--repeats", "8"]
     traffic = ["--modes", "nobatch", "--lengths", "fixed:10", "--arrival", "poisson:50"]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 from urllib.request import Request as Post
@@ -31,7 +32,7 @@ from scheduling.scheduler import Scheduler
 from serving import Exchange, Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
-from tests.servers import PATIENCE_S, asks, assert_all_answered, server, wait_until_free
+from tests.servers import asks, assert_all_answered, server, wait_until_free
 from wire.request import Request
 
 SMALL = {
@@ -80,25 +81,20 @@ class Matching(ForcedAcceptance):
 
 
 def random_request(server: Server, draw: random.Random) -> list[Inference]:
-    """Draw a request: groups, prompts that begin alike, completions of one prompt, stop
-    strings, deadlines, levels, streams.
-    """
+    """Draw groups, alike prompts, several completions, stop strings, deadlines, levels, streams."""
     begin = list(range(97, 97 + draw.choice([0, 9, 20])))
     prompts = [
         begin + [draw.randrange(97, 123) for _ in range(draw.randint(1, 12))]
         for _ in range(draw.choice([1, 1, 1, 2]))
     ]
     request = Request(
-        prompts,
-        draw.randint(1, 24),
-        seed=draw.choice([None, 7]),
+        prompts, draw.randint(1, 24), seed=draw.choice([None, 7]),
         timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
         stop=draw.choice([None, ["t", "e", "na", "\0\0\0"]]),
         user=draw.choice([None, "ann", "bob"]),
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
-        queue_timeout_s=draw.choice([None, None, None, None, 0.002]),
-        n=draw.choice([1, 1, 2, 3]),
-    )
+        queue_timeout_s=draw.choice([None, None, None, None, 0.002]), n=draw.choice([1, 1, 2, 3]),
+    )  # fmt: skip
     group = Exchange(server, request).group
     if server.config.adapters:
         adapter = draw.choice(["", *server.config.adapters])
@@ -117,9 +113,7 @@ def forget_idle_adapters(scheduler: Scheduler) -> None:
 
 
 def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None = None) -> Witness:
-    """Serve clients that wait, go on, leave, or are refused, by a real server which is recorded; of
-    its iterations some fail.
-    """
+    """Record a real server of clients that wait, leave or are refused; some iterations fail."""
     begun = threading.Semaphore(0)
     witness = Witness()
 
@@ -163,11 +157,8 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
     server = Server(build(mode, SMALL | settings | {"record": str(path)}, {}), load)
     manager = server.manager
     manager.observe(witness)
-    threads = [threading.Thread(target=client, args=[seed]) for seed in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(client, range(CLIENTS)))
     server.close()
     return witness
 
@@ -187,15 +178,12 @@ def assert_replayed(path: Path, witness: Witness) -> None:
 
 
 MEMORY: list[dict[str, Any]] = [
-    {},
-    *({"kv_reservation": "demand", "victim": victim} for victim in get_args(Victim)),
-]
+    {}, *({"kv_reservation": "demand", "victim": victim} for victim in get_args(Victim)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", SOME_MODES)
-def test_every_iteration_of_a_recorded_server_comes_again_whatever_the_order_and_the_memory(
-    mode: str, tmp_path: Path
-) -> None:
+def test_every_iteration_of_a_recorded_server_comes_again(mode: str, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     orders = [name for name, kind in ORDERS.items() if mode == "dynamic" or not kind.preemptive]
     memories = (MEMORY if ALL else MEMORY[:2]) if mode == "dynamic" else MEMORY[:1]
@@ -214,9 +202,7 @@ def test_every_iteration_of_a_recorded_server_comes_again_whatever_the_order_and
 
 
 def case(mode: str, *ways: str, n_blocks: int | None = None, **settings: Any) -> tuple[Any, ...]:
-    """A server's mode and settings, the blocks that its engine turns out to have, and what must
-    have come to pass.
-    """
+    """A server, the blocks that its engine turns out to have, and what must come to pass."""
     return mode, settings, n_blocks, {*ways}
 
 

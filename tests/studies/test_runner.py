@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +14,28 @@ from studies import __main__ as program
 from studies import runner
 from studies.figure import figure
 from studies.study import Against, Case, Panel, Study, Table, tables
-from tests.programs import ran
+from tests.programs import output, ran
 
 FAST = {"variant": "fast"}
 RUNS: list[tuple[Any, ...]] = []  # load, variant, seed
 
 
 def cases(n: int, scale: float = 1.0) -> list[dict[str, Any]]:
-    return [
-        {"load": load, "variant": variant, "scale": scale}
-        for load in (0.5, 1.0)
-        for variant in ("fast", "slow")
-    ]
+    pairs = product((0.5, 1.0), ("fast", "slow"))
+    return [{"load": load, "variant": variant, "scale": scale} for load, variant in pairs]
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Seeds differ much more than variants do, which pairing takes out."""
     RUNS.append((case["load"], case["variant"], seed))
     slower = {"fast": 0.0, "slow": 1 + 0.1 * (seed % 2)}[case["variant"]] * case["load"]
-    return {
-        "s": case["scale"] * (10.0 * (seed + 1) + slower),
-        "word": case["variant"],
-        "none": None,
-    }
+    s = case["scale"] * (10.0 * (seed + 1) + slower)
+    return {"s": s, "word": case["variant"], "none": None}
 
 
 STUDY = Study(
-    name="made",
-    title="A made study",
-    question="Is slow slower?",
-    workload="{n} requests, {seeds} seeds, scale {scale:g}",
-    cases=cases,
-    run=run,
+    name="made", title="A made study", question="Is slow slower?",
+    workload="{n} requests, {seeds} seeds, scale {scale:g}", cases=cases, run=run,
     measures={"s": ("latency, s", "{:.1f}"), "word": ("word", ""), "none": ("nothing", "{}")},
     text=lambda cases: f"{len(cases)} cases.",
     tables=[Table(("load", "variant"), (), [Against(FAST, ["s"], ["s"])], title="All")],
@@ -55,11 +46,8 @@ STUDY = Study(
         Panel("bars", "s", "s", "variant", line="load"),
         Panel("not there", "s", "s", "load", where={"variant": "neither"}),
     ],
-    requests=7,
-    seeds=3,
-    options={"scale": (1.0, "of the latency")},
-    settings={"unit": "s"},
-)
+    requests=7, seeds=3, options={"scale": (1.0, "of the latency")}, settings={"unit": "s"},
+)  # fmt: skip
 MEASURED = [case | {"seeds": [run(case, 7, seed) for seed in range(3)]} for case in cases(7)]
 
 
@@ -76,23 +64,19 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(folder: Path, words: str = "") -> Any:
     """The numbers that a command writes."""
-    done = ran("studies", *f"made --processes 1 --out {folder} {words}".split())
-    assert done.returncode == 0, done.stderr
+    output("studies", f"made --processes 1 --out {folder} {words}")
     return json.loads((folder / "made.json").read_text())
 
 
-def test_a_study_is_run_and_its_page_figure_and_numbers_are_written_and_shown_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "draw", figure)
     kept = command(tmp_path / "one", "--scale 2")
     assert (kept["requests"], kept["seeds"], kept["scale"], kept["unit"]) == (7, 3, 2.0, "s")
     assert [case["variant"] for case in kept["cases"]] == ["fast", "slow"] * 2
     assert [seed["s"] for seed in kept["cases"][0]["seeds"]] == [20.0, 40.0, 60.0]
     page = (tmp_path / "one" / "made.md").read_text()
-    assert page.startswith(
-        "# A made study\n\nIs slow slower?\n\n7 requests, 3 seeds, scale 2. Made by `python -m"
-    )
+    head = "# A made study\n\nIs slow slower?\n\n7 requests, 3 seeds, scale 2. Made by `python -m"
+    assert page.startswith(head)
     assert f"commit {kept['commit']}, {kept['date']}" in page and "\n\n4 cases.\n\n## All" in page
     assert page.endswith("![Latency over load](made.png)\n")
     assert (tmp_path / "one" / "made.png").exists()
@@ -106,9 +90,7 @@ def test_all_cases_of_a_seed_are_run_before_the_next_seed(tmp_path: Path) -> Non
     assert [(load, "slow", seed) for seed in range(3) for load in (0.5, 1.0)] == RUNS
 
 
-def test_a_stopped_study_goes_on_and_other_code_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(case: Case, n: int, seed: int) -> dict[str, Any]:
         if len(RUNS) == 5:
             raise KeyboardInterrupt

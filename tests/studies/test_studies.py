@@ -77,9 +77,8 @@ def test_a_study_is_run_and_shown(name: str, tmp_path: Path) -> None:
 
 def test_every_study_has_its_module_and_every_module_its_study() -> None:
     modules = {path.stem for path in Path(orders.__file__).parent.glob("*.py")}
-    assert modules - {"__init__", "__main__", "figure", "league", "runner", "study", "virtual"} == {
-        *NAMES
-    }
+    others = {"__init__", "__main__", "figure", "league", "runner", "study", "virtual"}
+    assert modules - others == {*NAMES}
     assert [load(name).name for name in NAMES] == [*NAMES]
     assert {*NAMES} <= {*ran("studies", "--help").stdout.split()}
 
@@ -135,9 +134,7 @@ def test_of_one_replica_there_is_no_choice() -> None:
 
 
 def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
-    """Whole sweeps in virtual time. What they found once was 0.76 to 1.81 times the truth, and
-    never had been completed.
-    """
+    """Whole sweeps. What they found once was 0.76 to 1.81 times the truth."""
     true = capacity.true_capacity("dynamic", 1000)
     found = capacity.run({"mode": "dynamic", "true": true}, 1000, 0)
     assert found["ratio"] == pytest.approx(1, abs=0.03)
@@ -145,15 +142,12 @@ def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
     assert found["seconds"] < 300, "of virtual time, which a real server takes as well"
 
 
-@pytest.mark.parametrize(
-    ("simulated", "repeats", "verdict"),
-    [
-        (102.0, (100.0, 100.0), fidelity.MET),
-        (94.0, (100.0, 100.0), fidelity.MISSED),
-        (106.0, (104.0, 96.0), fidelity.BY_SPREAD),
-        (115.0, (104.0, 96.0), fidelity.MISSED),
-    ],
-)
+@pytest.mark.parametrize(("simulated", "repeats", "verdict"), [
+    (102.0, (100.0, 100.0), fidelity.MET),
+    (94.0, (100.0, 100.0), fidelity.MISSED),
+    (106.0, (104.0, 96.0), fidelity.BY_SPREAD),
+    (115.0, (104.0, 96.0), fidelity.MISSED),
+])  # fmt: skip
 def test_an_error_is_judged_by_its_target_and_by_how_far_real_runs_are_apart(
     simulated: float, repeats: tuple[float, float], verdict: str
 ) -> None:
@@ -182,9 +176,7 @@ def test_an_error_is_judged_by_its_target_and_by_how_far_real_runs_are_apart(
 
 
 @pytest.mark.nightly
-def test_real_servers_are_held_against_simulated_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_beside_simulated_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"kv_reservation": "demand", "kv_cache": "64blocks"}
     monkeypatch.setattr(fidelity, "VARIANTS", {"demand": ("dynamic", few)})
     monkeypatch.setattr(fidelity, "COSTS", {"fake": "fake"})

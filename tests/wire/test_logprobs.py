@@ -1,10 +1,9 @@
-"""Log-probabilities, penalties and min_tokens: from the engine, held against the whole sequence
-computed at once, and over HTTP.
-"""
+"""Log-probabilities, penalties and min_tokens, against one pass over the whole, and on HTTP."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +21,7 @@ from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Policy
 from scheduling.sampling import Sampling, Score, Scores
 from tests.oracle import N_VOCAB, POLICIES, SHAPE, Guesses, engine, enliven, serve, workload
-from tests.servers import ClientOf
-from tests.sse import events
+from tests.servers import ClientOf, events
 from tokenizer import load_tokenizer
 from wire.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from wire.logprobs import Logprobs
@@ -68,9 +66,7 @@ def check(model: GPT2, inferences: list[Inference]) -> None:
 
 
 @pytest.mark.parametrize("path", ["plain", "kernels in one call"])
-def test_scores_are_the_models_log_softmax_in_every_mode(
-    model: GPT2, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_log_softmaxes(model: GPT2, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate.scoring, "PASS", 7)  # smaller than prompts and than their chunks
     expected = serve(NoBatching(), NaiveGenerator(model, N_VOCAB), workload(12, SAMPLED))
     preempted = 0
@@ -100,7 +96,7 @@ def by_hand(model: GPT2, inference: Inference) -> list[int]:
     how, tokens = inference.sampling, list[int]()
     naive = NaiveGenerator(model, N_VOCAB)
     while len(tokens) < inference.num_tokens:
-        so_far = replace_(inference, tokens)
+        so_far = fresh(inference, tokens)
         logits = naive.logits(so_far, len(so_far.prompt_ids) + len(tokens))[0, :N_VOCAB].tolist()
         for id_ in range(N_VOCAB):
             n = tokens.count(id_)
@@ -115,7 +111,7 @@ def by_hand(model: GPT2, inference: Inference) -> list[int]:
     return tokens
 
 
-def replace_(inference: Inference, tokens: list[int]) -> Inference:
+def fresh(inference: Inference, tokens: Sequence[int] = ()) -> Inference:
     stops = frozenset(inference.sampling.stop_ids)
     stop = stops.__contains__ if stops else None
     given = inference.prompt_ids, inference.num_tokens, inference.sampling
@@ -144,10 +140,6 @@ def test_penalties_and_min_tokens_are_each_rows_own_in_every_mode(model: GPT2) -
             assert serve(policy, cached, again, speculate=speculate) == expected
 
 
-def fresh(inference: Inference) -> Inference:
-    return replace_(inference, [])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_without_penalties_keep_their_logits_and_cost_nothing(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -164,9 +156,6 @@ def test_rows_without_penalties_keep_their_logits_and_cost_nothing(dtype: torch.
     assert torch.equal(*(draw(found, draws, N_VOCAB) for draw in (sample, sample_on_cpu)))
 
 
-# ---- over HTTP
-
-
 @pytest.fixture
 def client(client_of: ClientOf) -> FlaskClient:
     return client_of(model="demo", prefix_caching=True)
@@ -176,12 +165,11 @@ def ask(client: FlaskClient, path: str = "/v1/completions", **body: Any) -> Any:
     """What it answers, as the document describes it."""
     response = client.post(path, json=body)
     assert response.status_code == 200, response.data
-    result = events(response.data) if body.get("stream") else response.get_json()
-    kinds = (
-        (ChatCompletion, ChatCompletionChunk) if "chat" in path else (Completion, CompletionChunk)
-    )
-    for each in result if body.get("stream") else [result]:
-        kinds[bool(body.get("stream"))].model_validate(each)
+    streams, chats = bool(body.get("stream")), "chat" in path
+    result = events(response.data) if streams else response.get_json()
+    whole, piece = (ChatCompletion, ChatCompletionChunk) if chats else (Completion, CompletionChunk)
+    for each in result if streams else [result]:
+        (piece if streams else whole).model_validate(each)
     return result
 
 
@@ -211,9 +199,8 @@ def test_completions_have_openais_lists_and_streams_the_same(client: FlaskClient
     assert joined(ask(client, **ASK, echo=True, logprobs=2, stream=True)) == logprobs
     [alone] = ask(client, **ASK, logprobs=0)["choices"]
     assert alone["logprobs"]["tokens"] == logprobs["tokens"][8:]
-    assert alone["logprobs"]["token_logprobs"] == pytest.approx(
-        logprobs["token_logprobs"][8:], abs=1e-4
-    )
+    expected = pytest.approx(logprobs["token_logprobs"][8:], abs=1e-4)
+    assert alone["logprobs"]["token_logprobs"] == expected
     assert alone["logprobs"]["text_offset"][0] == 0
     [none] = ask(client, **ASK)["choices"]
     assert none["logprobs"] is None and none["text"] == alone["text"]

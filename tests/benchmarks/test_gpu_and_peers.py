@@ -1,6 +1,4 @@
-"""benchmarks/gpu.sh on a CPU: each part, what becomes of one that fails or takes too long, and how
-it is repeated.
-"""
+"""benchmarks/gpu.sh on a CPU, and benchmarks.peers with fakes in the place of peers."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import agreement, burst, engine, gpu
+from benchmarks import agreement, burst, engine, gpu, harness
+from benchmarks.peers import __main__ as peers
 from benchmarks.peers import engines
 from config import ConfigError
 from tests.servers import ROOT
@@ -37,27 +37,19 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     config: Any = SimpleNamespace(**model, dtype="float32", device="cuda")
     flags = ("--tokenizer", "--max-batch-size", "--loop-interval-ms", "--order")
     commands = gpu.commands(options, config, Path("out"), "NVIDIA H100 80GB HBM3")
-    assert {
-        name: [word for word in words if word in flags] for name, words in commands.items()
-    } == {
-        "agreement": ["--max-batch-size", "--order"],
-        "steps": ["--max-batch-size"],
-        **{name: ["--max-batch-size"] for name in ("eager", "cublas", "invariant")},
-        "burst": ["--max-batch-size", "--loop-interval-ms", "--order"],
-        "comparison": [*flags],
-        "prompts": [*flags],
-        "costs": ["--tokenizer", "--max-batch-size"],
-        "simulated": ["--max-batch-size", "--loop-interval-ms", "--order"],
-        "fidelity": [],
-        "generate": [],
-    }
+    tokenizer, size, interval, order = flags
+    found = {name: [word for word in words if word in flags] for name, words in commands.items()}
+    assert found == {
+        "agreement": [size, order], "steps": [size], "eager": [size], "cublas": [size],
+        "invariant": [size], "burst": [size, interval, order], "comparison": [*flags],
+        "prompts": [*flags], "costs": [tokenizer, size], "simulated": [size, interval, order],
+        "fidelity": [], "generate": [],
+    }  # fmt: skip
     assert "sjf=dynamic --order sjf" in commands["comparison"]
     assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
 
 
-def test_a_part_is_repeated_and_the_others_are_kept(
-    small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All shares are of the time that is left, which these parts do not take."""
     found = {"burst": "exit code 1: so it said"}
     seconds = {}
@@ -140,9 +132,8 @@ def test_every_part_is_reported_or_said_to_be_missing(
 
 @pytest.mark.nightly
 def test_a_part_that_fails_is_told_from_one_that_ran(tmp_path: Path) -> None:
-    assert gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100) == (
-        "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
-    )
+    failed = gpu.call(["benchmarks.engine", "--rows", "x"], tmp_path / "log", 100)
+    assert failed == "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
     assert "positive numbers" in (tmp_path / "log").read_text()
     assert gpu.call(["benchmarks.engine"], tmp_path / "log", -1.0) == "no time was left"
     endless = gpu.call(["http.server", "0"], tmp_path / "log", 1.0)
@@ -160,8 +151,90 @@ def test_an_environment_is_made_of_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     here = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = "benchmarks/carry_wheels.sh install && ROOT=. && . ./setup.sh requirements.txt"
-    command = f"{script} && $PYTHON -c 'import flask, torch; print(torch.__file__)'"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=here, capture_output=True, text=True
-    )
+    program = f"{script} && $PYTHON -c 'import flask, torch; print(torch.__file__)'"
+    command = ["bash", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
     assert done.stderr == "" and done.stdout.endswith("torch/__init__.py\n")
+
+
+BFLOAT16 = ["ours dtype bfloat16", "vLLM bfloat16", "OpenVINO bfloat16"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Measures with fake interpreters, which log what they run; returns what is new in the log.
+
+    Ours says 30 tok/s, 20 in its second round; a peer 10, in int8 an error.
+    """
+    log, model = tmp_path / "log", tmp_path / "small"
+    model.mkdir()
+    (model / "config.json").touch()
+
+    def fake(name: str, speech: str) -> str:
+        path = tmp_path / name
+        path.write_text(f'#!/bin/bash\necho "$@" >>{log}\n{speech}\n')
+        path.chmod(0o755)
+        return str(path)
+
+    ours = f"echo $((30 - 10 * ($(grep -c burst {log}) == 2))).0 tok/s"
+    fails = 'case "$*" in *int8*) echo "no int8 here" >&2; exit 2; esac'
+    both = fake("peer", f"{fails}; echo A peer 1.2, 10.0 tok/s")
+    monkeypatch.setattr(sys, "executable", fake("ours", ours))
+    monkeypatch.setattr(peers, "native_bfloat16", lambda: True)
+    monkeypatch.setattr(peers, "ROWS", (64,))
+
+    def measured(*more: str) -> list[str]:
+        before = len(log.read_text().splitlines()) if log.exists() else 0
+        words = ["--model", str(model), "--out", str(tmp_path / "out"), "--peers-python", both]
+        monkeypatch.setattr(sys, "argv", ["peers", *words, "--vllm-python", both, *more])
+        harness.run(peers.main)
+        return log.read_text().splitlines()[before:]
+
+    return measured
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "out" / "peers.json").read_text())
+    return found
+
+
+def test_ratios_are_of_neighbouring_runs(bench: Callable[..., list[str]], tmp_path: Path) -> None:
+    ran = bench("--pairs", "2")
+    of_bfloat16 = [line for line in ran if "int8" not in line]
+    programs = [" ".join(line.split()[1:3]).removesuffix(" --threads") for line in of_bfloat16]
+    peer = "benchmarks.peers.engines"
+    once = ["benchmarks.burst", f"{peer} vllm", f"{peer} openvino"]
+    assert programs == once + once[::-1]
+    assert all(f"--model {tmp_path / 'small'} --n 64" in line for line in ran)
+    first, second = (r for r in saved(tmp_path)["rounds"] if r["kind"] == "bfloat16")
+    assert [run["runner"] for run in first["runs"]] == BFLOAT16
+    assert [run["tokens_per_s"] for run in second["runs"]] == [20, 10, 10]
+    page = (tmp_path / "out" / "peers.md").read_text()
+    row = "| small | 64 | ours dtype bfloat16 | vLLM bfloat16 | 25.0 (20.0 to 30.0) | 10.0 "
+    assert row + "(10.0 to 10.0) | **2.50** (2.00 to 3.00) | 2 |" in page
+    everything = page + json.dumps(saved(tmp_path))
+    assert ", A peer 1.2; `" in page
+    assert not any(str(tmp_path / name) in everything for name in ("small", "peer", "ours"))
+
+
+def test_a_failed_peer_is_run_once(bench: Callable[..., list[str]], tmp_path: Path) -> None:
+    ran = bench("--pairs", "2")
+    assert [sum(f"{peer} --" in line for line in ran if "int8" in line) for peer in
+            ("burst", "openvino", "ctranslate2")] == [4, 1, 1]  # fmt: skip
+    assert "no int8 here" in (tmp_path / "out" / "peers.md").read_text()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("openvino", "No module named 'openvino'; install benchmarks/requirements-peers.txt"),
+    ("vllm --n 65", "--n must be from 1 to 64"),
+    ("ctranslate2", "make it by python -m benchmarks.peers.checkpoint"),
+    ("vllm --dtype int8", "vllm computes in bfloat16 or float32 here"),
+])  # fmt: skip
+def test_bad_input_ends_with_a_sentence(
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["engines", *arguments.split(), "--model", str(tmp_path)])
+    (tmp_path / "openvino").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        engines.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
