@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from scheduling.inference import Inference
 
 ROW_KINDS = ("live", "idle", "padding", "recomputed", "rejected")  # of computed rows
@@ -151,10 +149,8 @@ def measured(name: str) -> property:
 
 @dataclass(slots=True)
 class Times:
-    """The time stamps of an answered request, in seconds on one clock, or columns of many; and
-    what follows from them. A request starts when it arrives at the server.
-
-    Not frozen, which takes 2 µs more for every answer of a server.
+    """The stamps of an answered request, in seconds on one clock, or columns of many, and what
+    follows from them. Not frozen, which takes 2 µs more for every answer of a server.
     """
 
     started_at: Any
@@ -182,40 +178,6 @@ class Times:
             self.started_at + later, self.admitted_at + later, self.first_token_at + later,
             self.last_token_at + later, answered_at, self.completion_tokens,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One request as the client saw it, in seconds since the run's start; `timings` are the
-    server's own, if it gave them.
-
-    `itl_s` are the gaps between the arrivals of a stream's events, or between tokens at the server
-    for a plain answer.
-    """
-
-    id: int
-    scheduled_at: float
-    sent_at: float
-    first_token_at: float
-    last_token_at: float
-    answered_at: float
-    prompt_tokens: int
-    completion_tokens: int
-    itl_s: Sequence[float] | np.ndarray
-    timings: Mapping[str, Any] | None
-
-    @property
-    def started_at(self) -> float:
-        return self.sent_at
-
-    @property
-    def lag_s(self) -> float:
-        return self.sent_at - self.scheduled_at
-
-    ttft_s = measured("ttft")
-    decode_s = measured("decode_time")
-    tpot_s = measured("tpot")
-    e2e_s = measured("e2el")
 
 
 def times_of(inference: Inference) -> Times:

@@ -41,12 +41,9 @@ LONG = (300, 700)
 # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
 BFLOAT16_TOLERANCE = 0.05
 PLAIN = {
-    "generator": "naive",
-    "linear": "plain",
-    "decoder_batch_sizes": (),
-    "prefix_caching": False,
+    "generator": "naive", "linear": "plain", "decoder_batch_sizes": (), "prefix_caching": False,
     "order": "fcfs",
-}
+}  # fmt: skip
 BENCHMARK = Benchmark(
     "agreement",
     "The engine against the oracle.",
@@ -126,11 +123,8 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
             ).float()
         worst = max(worst, float((logits - expected).abs().max()))
         largest = max(largest, float(expected.abs().max()))
-    return {
-        "largest_difference": worst,
-        "largest_logit": largest,
-        "tolerance": BFLOAT16_TOLERANCE * largest,
-    }
+    result = {"largest_difference": worst, "largest_logit": largest}
+    return result | {"tolerance": BFLOAT16_TOLERANCE * largest}
 
 
 def main() -> None:

@@ -71,17 +71,14 @@ def measure(config: Config, requests: Sequence[Prompted]) -> dict[str, Any]:
     latencies = [(inference.answered_at or 0.0) - inference.arrived_at for inference in inferences]
     most_blocks = max(record.iteration.blocks_used for record in seen.records)
     result = {
-        "output_throughput": tokens / seconds,
-        "wall_clock_s": seconds,
-        "mean_e2el_ms": 1e3 * float(np.mean(latencies)),
-        "completion_tokens": tokens,
-        "iterations": len(seen.records),
-        "load_s": load_s,
+        "output_throughput": tokens / seconds, "wall_clock_s": seconds,
+        "mean_e2el_ms": 1e3 * float(np.mean(latencies)), "completion_tokens": tokens,
+        "iterations": len(seen.records), "load_s": load_s,
         "kv_blocks": manager.snapshot().n_blocks,
         "resident_gb": psutil.Process().memory_info().rss / 1e9,
         "weights_gb": config.shape.weight_bytes(config.dtype, config.multiplied_as) / 1e9,
         "kv_used_gb": most_blocks * config.block_bytes / 1e9,
-    }
+    }  # fmt: skip
     manager.close()
     print(
         f"{config.mode}: {len(requests)} requests, {tokens:,} tokens in {seconds:.1f} s, "

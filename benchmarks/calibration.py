@@ -137,15 +137,10 @@ class TrafficServer:
             raise ServerError(f"a request failed: {outcome.error}")
         arrived_at = answer.timings["arrived_at"] - self._epoch
         return Served(
-            answer.sent_at + begun_at,
-            arrived_at,
-            arrived_at + answer.timings["queue_s"],
-            arrived_at + answer.timings["e2e_s"],
-            answer.answered_at + begun_at,
-            answer.prompt_tokens,
-            answer.completion_tokens,
-            stream,
-        )
+            answer.sent_at + begun_at, arrived_at, arrived_at + answer.timings["queue_s"],
+            arrived_at + answer.timings["e2e_s"], answer.answered_at + begun_at,
+            answer.prompt_tokens, answer.completion_tokens, stream,
+        )  # fmt: skip
 
 
 def measure(server: TrafficServer, seconds: float, seed: int) -> Iterator[list[Segment]]:

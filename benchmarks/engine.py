@@ -152,16 +152,11 @@ def against_bound(
     reached = sorted(max(bound) / seconds for bound, seconds in zip(bounds, taken))
     memory_s, arithmetic_s = map(statistics.median, zip(*bounds))
     return {
-        "rows": n,
-        "context": context,
-        "bytes": n_bytes,
-        "seconds": statistics.median(taken),
-        "memory_s": memory_s,
-        "arithmetic_s": arithmetic_s,
-        "reached": statistics.median(reached),
-        "reached_least": reached[0],
+        "rows": n, "context": context, "bytes": n_bytes, "seconds": statistics.median(taken),
+        "memory_s": memory_s, "arithmetic_s": arithmetic_s,
+        "reached": statistics.median(reached), "reached_least": reached[0],
         "reached_most": reached[-1],
-    }
+    }  # fmt: skip
 
 
 def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
@@ -198,12 +193,8 @@ def measure(
         print(f"{n} rows of context {context}: {1e3 * steps[-1]['seconds']:.2f} ms", flush=True)
     for step in steps:  # only now: what was profiled once may be slower afterwards
         step |= launches(engine, decode_rows(step["rows"], step["context"], config.block_size))
-    return {
-        "bytes_per_s": machine.bytes_per_s,
-        "flops_per_s": machine.flops_per_s,
-        "flops_dtype": str(machine.dtype),
-        "steps": steps,
-    }
+    peaks = {"bytes_per_s": machine.bytes_per_s, "flops_per_s": machine.flops_per_s}
+    return peaks | {"flops_dtype": str(machine.dtype), "steps": steps}
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -211,7 +211,7 @@ def _picoseconds(seconds: np.ndarray) -> list[int]:
     return [round(each * PS) for each in seconds.tolist()]
 
 
-def relative(terms: np.ndarray, seconds: np.ndarray, outlier: float = OUTLIER) -> np.ndarray:
+def relative(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Coefficients, none below 0, by least squares of errors relative to what is predicted.
 
     Relative to what was measured would favour short times. Outliers are left out.
@@ -221,7 +221,7 @@ def relative(terms: np.ndarray, seconds: np.ndarray, outlier: float = OUTLIER) -
         coefficients = nonnegative(terms, seconds, weights)
         predicted = np.maximum(terms @ coefficients, 1e-9)
         apart = seconds / predicted
-        inside = (apart < outlier) & (apart > 1 / outlier)
+        inside = (apart < OUTLIER) & (apart > 1 / OUTLIER)
         weights = np.where(inside, 1 / predicted, 0.0)
     return coefficients
 

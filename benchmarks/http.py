@@ -112,16 +112,14 @@ async def load(url: str, traffic: Traffic, seconds: float) -> dict[str, float]:
         seen, n_chunks = np.array(latencies_s), chunks
         for task in tasks:
             task.cancel()
+    n, n_tokens = len(seen), traffic.tokens * len(seen)
     return {
-        "requests_per_s": len(seen) / took_s,
-        "tokens_per_s": traffic.tokens * len(seen) / took_s,
-        "chunks_per_s": n_chunks / took_s,
-        "p50_ms": 1e3 * float(np.percentile(seen, 50)),
-        "p99_ms": 1e3 * float(np.percentile(seen, 99)),
-        "cpu_ms_per_request": 1e3 * spent_s / len(seen),
-        "cpu_us_per_token": 1e6 * spent_s / (traffic.tokens * len(seen)),
+        "requests_per_s": n / took_s, "tokens_per_s": n_tokens / took_s,
+        "chunks_per_s": n_chunks / took_s, "p50_ms": 1e3 * float(np.percentile(seen, 50)),
+        "p99_ms": 1e3 * float(np.percentile(seen, 99)), "cpu_ms_per_request": 1e3 * spent_s / n,
+        "cpu_us_per_token": 1e6 * spent_s / n_tokens,
         "cpu_us_per_chunk": 1e6 * spent_s / n_chunks if n_chunks else 0.0,
-    }
+    }  # fmt: skip
 
 
 def measure(front: str, traffics: Sequence[Traffic], seconds: float) -> dict[str, dict[str, float]]:
@@ -152,11 +150,8 @@ def table(rounds: Mapping[str, Mapping[str, Sequence[Round]]]) -> str:
 def main() -> None:
     options = BENCHMARK.parser().parse_args()
     traffics = kinds(options.clients, options.tokens)
-    turns = alternate(
-        options.fronts.split(","),
-        lambda front: measure(front, traffics, options.seconds),
-        options.rounds,
-    )
+    fronts = options.fronts.split(",")
+    turns = alternate(fronts, lambda name: measure(name, traffics, options.seconds), options.rounds)
     rounds = {
         front: {each.name: [turn[each.name] for turn in taken] for each in traffics}
         for front, taken in turns.items()

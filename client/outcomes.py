@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from client import traces
 from client.traces import Request, Trace
-from stats import TIMINGS, Answer, Measure, Times, times_from
+from stats import TIMINGS, Measure, Times, measured, times_from
 
 SAMPLE = 20_000
 REFUSED = "429 "  # how such an error begins: the queue is full, or a user beyond a limit
@@ -31,6 +32,30 @@ ROW = np.dtype(
     + [(name, np.int32) for name in ("prompt_tokens", "completion_tokens")]
     + [(f"reported_{name}", float) for name in REPORTED]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request as the client saw it, in seconds since the run's start; `timings` are the
+    server's own, if it gave them. itl_s: gaps between the arrivals of a stream's events, or of a
+    plain answer between tokens at the server.
+    """
+
+    id: int
+    scheduled_at: float
+    sent_at: float
+    first_token_at: float
+    last_token_at: float
+    answered_at: float
+    prompt_tokens: int
+    completion_tokens: int
+    itl_s: Sequence[float] | np.ndarray
+    timings: Mapping[str, Any] | None
+
+    started_at = property(attrgetter("sent_at"))
+    ttft_s = measured("ttft")
+    tpot_s = measured("tpot")
+    e2e_s = measured("e2el")
 
 
 class Outcome(NamedTuple):

@@ -175,9 +175,7 @@ def openings(
 
 
 def save_trace(path: Path, requests: Sequence[Request]) -> None:
-    path.write_text(
-        "".join(request.model_dump_json(exclude_none=True) + "\n" for request in requests)
-    )
+    path.write_text("".join(f"{each.model_dump_json(exclude_none=True)}\n" for each in requests))
 
 
 def load_trace(path: Path, scale: int | None = None) -> list[Request]:
@@ -305,14 +303,11 @@ def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:
     start = min(mooncake.timestamp for mooncake in parsed)
     return [
         Request(
-            id=i,
-            at=round((mooncake.timestamp - start) / 1e3, 6),
-            prompt_ids=prompt(mooncake),
-            num_tokens=_scaled(mooncake.output_length, scale),
-            seed=i,
+            id=i, at=round((mooncake.timestamp - start) / 1e3, 6), prompt_ids=prompt(mooncake),
+            num_tokens=_scaled(mooncake.output_length, scale), seed=i,
         )
         for i, mooncake in enumerate(parsed)
-    ]
+    ]  # fmt: skip
 
 
 def _scaled(tokens: int, scale: int) -> int:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from client.outcomes import Answer
 from client.traces import Request
-from stats import Answer, times_from
+from stats import times_from
 
 APIS = ("inference", "openai")
 
@@ -94,14 +95,9 @@ class OpenAI:
         body = request.body()
         prompt = body.pop("prompt") if "prompt" in body else body.pop("prompt_ids")
         return {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": body.pop("num_tokens"),
-            **body,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+            "model": self._model, "prompt": prompt, "max_tokens": body.pop("num_tokens"), **body,
+            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
 
     def read(self, reply: Reply) -> tuple[Answer, str]:
         times, texts, usage = [], [], None

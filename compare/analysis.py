@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from client.outcomes import Answers
-from stats import ROW_KINDS, Answer
+from client.outcomes import Answer, Answers
+from stats import ROW_KINDS
 
 CONFIDENCE = 0.95
 BLOCKS = 10

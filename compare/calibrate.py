@@ -66,13 +66,9 @@ def calibrate(progress: Progress) -> dict[str, Any]:
             f"when it is idle"
         )
     result = {
-        "rate": best,
-        "tokens": TOKENS,
-        "answered": answered,
-        "key": key(),
-        "commit": commit(),
+        "rate": best, "tokens": TOKENS, "answered": answered, "key": key(), "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    }  # fmt: skip
     cache().mkdir(parents=True, exist_ok=True)
     save_json(cache() / FILE, result)
     return result

@@ -63,9 +63,7 @@ class Comparison:
     program = "./compare.sh"
 
     def __init__(self, options: Options, progress: Progress):
-        self.options = options
-        self.progress = progress
-        self.arrival = options.arrival
+        self.options, self.progress, self.arrival = options, progress, options.arrival
         arrival = None if self.arrival == "auto" else self.arrival
         self.trace: Sequence[Request] | None = None
         # an invalid workload, of any seed, is an error before any server starts
@@ -89,16 +87,12 @@ class Comparison:
         """Return the facts that are the same in every seed's summary."""
         options = self.options
         return self.machine | {
-            "goodput": options.goodput,
-            "stream": options.stream,
-            "also": options.also,
+            "goodput": options.goodput, "stream": options.stream, "also": options.also,
             "deployment": asdict(options.deployment) if options.deployment else None,
-            "capacity": self.capacity,
-            "baseline": options.baseline,
-            "asked": {"seeds": self.seeds, "servers": options.names},
-            "started_here": True,
+            "capacity": self.capacity, "baseline": options.baseline,
+            "asked": {"seeds": self.seeds, "servers": options.names}, "started_here": True,
             "command": command_line(self.program, sys.argv[1:]),
-        }
+        }  # fmt: skip
 
     @property
     def seeds(self) -> list[int]:

@@ -134,13 +134,8 @@ def _aiperf_request(record: Json) -> tuple[float, ...] | None:
 
 def _vllm(path: Path, file: Json) -> Found:
     arrival = f"{file['request_rate']} requests/s, burstiness {file['burstiness']:g}"
-    facts = {
-        "tool": VLLM.name,
-        "model": file["model_id"],
-        "tokens counted by": SERVER,
-        "arrival": arrival,
-        "date": file["date"],
-    }
+    facts = {"tool": VLLM.name, "model": file["model_id"], "tokens counted by": SERVER}
+    facts |= {"arrival": arrival, "date": file["date"]}
     latencies = {
         name: [file[f"mean_{name}_ms"], file[f"median_{name}_ms"], file.get(f"p99_{name}_ms")]
         for name in LATENCIES
@@ -156,21 +151,14 @@ def _vllm(path: Path, file: Json) -> Found:
 
 
 GUIDELLM = Tool(
-    "guidellm",
-    "0.8.1",
-    _guidellm,
-    frozenset({"metadata", "benchmarks"}),
+    "guidellm", "0.8.1", _guidellm, frozenset({"metadata", "benchmarks"}),
     {
-        "ttft": "time_to_first_token_ms",
-        "tpot": "inter_token_latency_ms",
-        "e2el": "request_latency",
-        "normalized_latency": "time_per_output_token_ms",
+        "ttft": "time_to_first_token_ms", "tpot": "inter_token_latency_ms",
+        "e2el": "request_latency", "normalized_latency": "time_per_output_token_ms",
         "request_throughput": "requests_per_second",
         "output_throughput": "output_tokens_per_second",
-        "total_token_throughput": "tokens_per_second",
-        "wall_clock_s": "duration",
-        "total_input_tokens": "prompt_token_count",
-        "total_output_tokens": "output_token_count",
+        "total_token_throughput": "tokens_per_second", "wall_clock_s": "duration",
+        "total_input_tokens": "prompt_token_count", "total_output_tokens": "output_token_count",
     },
     {
         "ttft": CONNECTED,
@@ -179,41 +167,29 @@ GUIDELLM = Tool(
         "normalized_latency": "(last token − start) / n, and a request counts n times",
         "percentiles": "the next higher value that occurred; nothing is interpolated",
     },
-)
+)  # fmt: skip
 AIPERF = Tool(
-    "aiperf",
-    "0.13.0",
-    _aiperf,
-    frozenset({"aiperf_version", "request_count"}),
+    "aiperf", "0.13.0", _aiperf, frozenset({"aiperf_version", "request_count"}),
     {
-        "ttft": "time_to_first_token",
-        "tpot": "inter_token_latency",
-        "itl": "inter_chunk_latency",
-        "e2el": "request_latency",
-        "output_throughput": "output_token_throughput",
-        "wall_clock_s": "benchmark_duration",
-        "completed": "request_count",
-        "failed": "error_request_count",
-        "total_input_tokens": "total_isl",
-        "total_output_tokens": "total_osl",
+        "ttft": "time_to_first_token", "tpot": "inter_token_latency",
+        "itl": "inter_chunk_latency", "e2el": "request_latency",
+        "output_throughput": "output_token_throughput", "wall_clock_s": "benchmark_duration",
+        "completed": "request_count", "failed": "error_request_count",
+        "total_input_tokens": "total_isl", "total_output_tokens": "total_osl",
     },
     {
-        "itl": "its percentiles are estimates (t-digest)",
-        "e2el": LAST_TOKEN,
+        "itl": "its percentiles are estimates (t-digest)", "e2el": LAST_TOKEN,
         "wall_clock_s": "ends with the last token of all",
     },
-)
+)  # fmt: skip
 VLLM = Tool(
-    "vllm bench serve",
-    "0.32.0",
-    _vllm,
-    frozenset({"endpoint_type", "request_rate", "burstiness"}),
-    {"wall_clock_s": "duration"},
+    "vllm bench serve", "0.32.0", _vllm,
+    frozenset({"endpoint_type", "request_rate", "burstiness"}), {"wall_clock_s": "duration"},
     {
         "e2el": LAST_TOKEN,
         "wall_clock_s": "begins a gap before the first request is sent, unless in a burst",
     },
-)
+)  # fmt: skip
 TOOLS = (GUIDELLM, AIPERF, VLLM)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from client.calls import ServerError, get, post
 from client.load import Interrupted, Watch, replay
-from client.outcomes import Answers, Outcome, Outcomes
+from client.outcomes import Answer, Answers, Outcome, Outcomes
 from client.traces import Request, Trace
 from client.wire import Wire
 from compare import analysis
@@ -21,7 +21,7 @@ from compare.results import ENGINE, OURS
 from compare.summary import summarise
 from config import Config
 from scheduling.policies import MODES, chosen
-from stats import DEFINITIONS, Answer
+from stats import DEFINITIONS
 
 LEAST_BURST = 16
 BINS = 400  # of rows over time
@@ -188,22 +188,17 @@ def judged(
     tokens, busy_s = analysis.always_waiting(answers)
     other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
     return result | {
-        "partial": False,
-        "sample": outcomes.sample,
-        "mean_in_flight": None,
+        "partial": False, "sample": outcomes.sample, "mean_in_flight": None,
         **dict.fromkeys(OURS),
-        "requested_rate": rate,
-        "mean_num_tokens": mean,
-        "offered_throughput": rate and rate * mean,
+        "requested_rate": rate, "mean_num_tokens": mean, "offered_throughput": rate and rate * mean,
         "growth": analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
         "slowest_row_s": fill_s,
         "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
-        "busy_s": busy_s,
-        "busy_throughput": tokens / busy_s if busy_s else None,
+        "busy_s": busy_s, "busy_throughput": tokens / busy_s if busy_s else None,
         **by_groups(trace, outcomes, result["wall_clock_s"], goodput),
         "other_length": int((other_length & outcomes.rows["answered"]).sum()),
         "errors": dict(outcomes.errors.most_common()),
-    }
+    }  # fmt: skip
 
 
 def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:

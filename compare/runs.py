@@ -186,16 +186,11 @@ def save(
     summary = {
         "variants": variants,  # simulated ones have no texts
         "identical_outputs": identical_outputs({} if facts.get("simulated") else compared),
-        "config": _config(results),
-        "workload": describe(requests) | dict(workload),
-        "partial": facts["stopped"] is not None,
-        "sweep": points,
-        "swept": list(swept),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "definitions": DEFINITIONS,
-        **facts,
-    }
-    save_json(folder / "summary.json", summary)
+        "config": _config(results), "workload": describe(requests) | dict(workload),
+        "partial": facts["stopped"] is not None, "sweep": points, "swept": list(swept),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "definitions": DEFINITIONS,
+    }  # fmt: skip
+    save_json(folder / "summary.json", {**summary, **facts})
 
 
 def _configs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from client.outcomes import Answers
+from client.outcomes import Answer, Answers
 from client.traces import Limits
-from stats import IN_RESULTS, MEASURES, Answer, distribution, throughputs
+from stats import IN_RESULTS, MEASURES, distribution, throughputs
 
 CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limited by its client
 

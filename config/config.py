@@ -96,10 +96,6 @@ class Config(Settings):
         return int(self.host_kv_gb * 1e9 / self.block_bytes) if swaps else 0
 
     @property
-    def kv_bytes(self) -> int:
-        return (self.n_blocks + self.host_blocks) * self.block_bytes
-
-    @property
     def forced_rates(self) -> list[float]:
         """Chances that draft tokens are accepted, where they are stated."""
         kind, rates = read_draft(self.draft)
@@ -149,9 +145,7 @@ class Config(Settings):
 
     @property
     def http_connections(self) -> int:
-        """Open connections at most. Kept-alive ones and slow senders need no thread, and however
-        few may wait, all that come at once get an answer.
-        """
+        """Open connections at most; idle ones need no thread, and all that come get an answer."""
         return 2 * max(self.http_threads, 1024)
 
     def connections_within(self, files: int) -> int:
@@ -302,7 +296,8 @@ def _too_large(config: Config) -> Iterator[str]:
         )
     models = [each for each in (config, config.draft_model) if each is not None]
     weights = sum(each.shape.weight_bytes(each.dtype, each.multiplied_as) for each in models)
-    kv, memory = sum(each.kv_bytes for each in models), psutil.virtual_memory().total
+    kv = sum((each.n_blocks + each.host_blocks) * each.block_bytes for each in models)
+    memory = psutil.virtual_memory().total
     # a GPU's free memory is known once the weights are there
     if config.device == "cpu" and weights + kv > memory:
         names = " and ".join(each.model for each in models)

@@ -46,15 +46,12 @@ AHEAD_WITHOUT = {"record": None, "shed": False, "prefill": "mixed"}
 ENGINES = (NAIVE, PADDED)  # of which a server has one
 FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE, AHEAD)
 _BY_CACHED_ENGINE = {
-    PREFIXES: "KV blocks are shared",
-    DRAFTS: "draft tokens are verified",
-    ADAPTERS: "adapters are added",
-    SWAP: "KV blocks are swapped",
+    PREFIXES: "KV blocks are shared", DRAFTS: "draft tokens are verified",
+    ADAPTERS: "adapters are added", SWAP: "KV blocks are swapped",
     INT8_KV: "keys and values are rounded to 8 bits",
     SIZES: "iterations are filled up to fixed sizes",
-    SEPARATE: "keys and values are handed over",
-    AHEAD: "iterations are planned ahead",
-}
+    SEPARATE: "keys and values are handed over", AHEAD: "iterations are planned ahead",
+}  # fmt: skip
 # of each pair that does not go together, why
 APART = {
     **{
@@ -87,11 +84,10 @@ def contradictions(config: Config) -> Iterator[str]:
 
 def table() -> str:
     """Return in Markdown which features go together."""
-    lines = [f"| | {' | '.join(each.name for each in FEATURES[:-1])} |"]
-    lines.append("|---|" + "---|" * (len(FEATURES) - 1))
+    n = len(FEATURES) - 1
+    lines = [f"| | {' | '.join(each.name for each in FEATURES[:-1])} |", "|---|" + "---|" * n]
     for i, row in enumerate(FEATURES[1:], 1):
         apart = [(column, row) in APART or (column, row) == ENGINES for column in FEATURES[:i]]
-        cells = ["no" if no else "yes" for no in apart]
-        cells += [""] * (len(FEATURES) - 1 - i)
+        cells = ["no" if no else "yes" for no in apart] + [""] * (n - i)
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -46,6 +46,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+READERS: dict[str, Callable[[str], object]] = {  # of settings that stay texts
+    "length_predictor": predictor, "prefill": read_prefill, "queue_policy": read_queue_policies,
+    "user_weights": read_user_weights, "slo_classes": read_slo_classes,
+    "speculate": read_speculate, "draft": read_draft, "lora_random": read_lora_random,
+}  # fmt: skip
+
+
 class ConfigError(Exception):
     """A setting that cannot be used; the message is one sentence that names the fix."""
 
@@ -260,24 +267,11 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
             raise ValueError(f"{min(sizes)} is no batch size; every one must be 1 or more")
         return tuple(sorted({*sizes, most}, reverse=True))
 
-    @field_validator(
-        "length_predictor", "prefill", "queue_policy", "user_weights", "slo_classes", "speculate",
-        "draft", "lora_random",
-    )  # fmt: skip
+    @field_validator(*READERS)
     @classmethod
     def _read_list(cls, text: str, info: ValidationInfo) -> str:
         """Refuse a text that its reader cannot read, with the reader's sentence."""
-        readers: dict[str, Callable[[str], object]] = {
-            "length_predictor": predictor,
-            "prefill": read_prefill,
-            "queue_policy": read_queue_policies,
-            "user_weights": read_user_weights,
-            "slo_classes": read_slo_classes,
-            "speculate": read_speculate,
-            "draft": read_draft,
-            "lora_random": read_lora_random,
-        }
-        readers[str(info.field_name)](text)
+        READERS[str(info.field_name)](text)
         return text
 
     @field_validator("lora")

@@ -42,9 +42,8 @@ class Handles:
     async def answer(self, request: Request, to: str | None) -> Answer:
         tried: list[str] = []
         while True:
-            answer = await self._one(
-                self._handle.answer.remote(request, to=to, tried=tried, tries=self._tries)
-            )
+            call = self._handle.answer.remote(request, to=to, tried=tried, tries=self._tries)
+            answer = await self._one(call)
             if not isinstance(answer, Full):
                 return answer
             tried = [*tried, answer.name]

@@ -65,9 +65,8 @@ class OurRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True  # else Ray tries without a pause
         untried, *tried = offered(candidate_replicas, pending_request)
         known = {number(each.replica_id): each for each in untried}
-        chosen = self._router.choose(
-            self._routed(pending_request), [self._known(n, each) for n, each in known.items()]
-        )
+        loads = [self._known(n, each) for n, each in known.items()]
+        chosen = self._router.choose(self._routed(pending_request), loads)
         first = known.pop(chosen)
         return [[first], [*known.values()], *tried]
 

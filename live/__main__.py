@@ -32,9 +32,8 @@ def main() -> None:
     add("run", type=Path, help="a folder of simulate.sh or compare.sh --record, or a recording")
     add("--vllm", type=Path, metavar="FILE", help="show this log of vLLM beside one server")
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
-    add(
-        "--timeline", action="store_true", help="write Chrome's trace events of all servers instead"
-    )
+    events = "write Chrome's trace events of all servers instead"
+    add("--timeline", action="store_true", help=events)
     add("--out", type=Path, help="the page, or a timeline's folder (default: in the run)")
     arguments = parser.parse_args()
     run: Path = arguments.run

@@ -37,11 +37,9 @@ class MadeLoad:
         most = self._server.config.max_model_len
         prompt, completion = request.prompt_tokens[1], request.num_tokens[1]
         if prompt + completion > most:
-            raise ContextTooLong(
-                f"{prompt} prompt tokens + {completion} completion tokens "
-                f"is beyond the context of {most}; ask for fewer.",
-                param="num_tokens",
-            )
+            message = f"{prompt} prompt tokens + {completion} completion tokens is beyond the "
+            message += f"context of {most}; ask for fewer."
+            raise ContextTooLong(message, param="num_tokens")
         with self._lock:
             if self._load is not None:
                 self._load.stop()

@@ -116,12 +116,7 @@ def again(run: Run) -> dict[str, str]:
 
 
 def serve_again(
-    name: str,
-    config: Config,
-    costs: Costs,
-    requests: Sequence[Request],
-    note: str,
-    stream: bool = False,
+    name: str, config: Config, costs: Costs, requests: Sequence[Request], note: str, stream: bool
 ) -> str:
     """Serve a trace by a simulated server; return its history, as JSON."""
     observers: list[RunObserver] = []

@@ -236,9 +236,7 @@ class Metrics:
     def _adapters_now(self, names: Sequence[str], values: Sequence[str]) -> Metric:
         """Return vLLM's gauge of adapters with requests."""
         family = GAUGE(*ADAPTERS, labels=(*names, *OF_ADAPTERS))
-        groups = self._manager.inspect(
-            lambda s: (list(s.running.values()), list(s.waiting.values()))
-        )
+        groups = self._manager.inspect(lambda s: [[*s.running.values()], [*s.waiting.values()]])
         used = [",".join(sorted({i.adapter for i in group} - {""})) for group in groups]
         family.add_metric((*values, str(self._max_lora), *used), time.time())
         return family

@@ -235,15 +235,11 @@ def load(name: str | Path) -> Costs:
     try:
         values = json.loads(path.read_text())
         values.pop("unit")
-        noise = values.pop("noise", None)
-        return Costs(
-            path.stem,
-            _line(values.pop("line")),
-            decode={int(size): _line(line) for size, line in values.pop("decode").items()},
-            **{time: _picoseconds(values.pop(time, 0)) for time in _TIMES},
-            noise=noise and Noise(**noise),
-            source=values,
-        )
+        noise, line = values.pop("noise", None), _line(values.pop("line"))
+        decode = {int(size): _line(of) for size, of in values.pop("decode").items()}
+        times = {time: _picoseconds(values.pop(time, 0)) for time in _TIMES}
+        noise = noise and Noise(**noise)
+        return Costs(path.stem, line, decode=decode, **times, noise=noise, source=values)
     except OSError:
         names = ", ".join([*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))])
         raise CostsError(

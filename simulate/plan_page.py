@@ -47,10 +47,8 @@ def _sentence(answer: PlanAnswer, question: Question) -> str:
     text += f" ({answer.simulated_requests:,} simulated requests, {answer.requests:,} a trace"
     text += f" in {answer.arrivals_s:,.3g} s)" if answer.arrivals_s else ")"
     if answer.requests < answer.growth_needs:
-        text += (
-            f"; whether the queue grows is not known, since that takes traces of "
-            f"{answer.growth_needs:,} requests"
-        )
+        text += "; whether the queue grows is not known, since that takes traces of "
+        text += f"{answer.growth_needs:,} requests"
     return f"{text}."
 
 
@@ -72,19 +70,14 @@ def table(answers: Sequence[PlanAnswer], question: Question) -> list[list[str]]:
             from_, to = judged.suffices_between
             mark = f" at most, {judged.mean_replicas:.1f} on average" * answer.autoscaled
             mark += " ←" * (judged.replicas == answer.fewest)
-            rows.append(
-                [
-                    answer.name,
-                    f"{judged.replicas}{mark}",
-                    f"{100 * statistics.mean(judged.attainments):.2f}",
-                    f"{100 * low:.1f} to {100 * high:.1f}",
-                    f"in {judged.growing} of {n}" if growth_is_known else "not known",
-                    f"{judged.suffices:.2f}",
-                    f"{from_:.2f} to {to:.2f}",
-                    f"{judged.p99_ttft_ms:,.0f}",
-                    f"{judged.p99_e2el_ms:,.0f}",
-                ]
-            )
+            rows.append([
+                answer.name, f"{judged.replicas}{mark}",
+                f"{100 * statistics.mean(judged.attainments):.2f}",
+                f"{100 * low:.1f} to {100 * high:.1f}",
+                f"in {judged.growing} of {n}" if growth_is_known else "not known",
+                f"{judged.suffices:.2f}", f"{from_:.2f} to {to:.2f}",
+                f"{judged.p99_ttft_ms:,.0f}", f"{judged.p99_e2el_ms:,.0f}",
+            ])  # fmt: skip
     return rows
 
 

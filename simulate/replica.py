@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, ServingError
@@ -17,6 +17,8 @@ from simulate.jump import apply_repeated, cannot_join, going_on, repeats
 from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop
 from simulate.noise import NoisyRun
 from simulate.time import PS, not_before, seconds
+
+LATER: dict[str, Any] = {"n_tokens": 1, "recomputed": 0}  # of rows after the first iteration
 
 
 class Stretch(NamedTuple):
@@ -56,10 +58,6 @@ class Stretch(NamedTuple):
         """Return the time of the first n iterations, without the gaps between them."""
         return self.end(n - 1) - self.begun - (n - 1) * self.gap if n else 0
 
-    def begun_before(self, instant: int) -> int:
-        """Count the iterations that begin before an instant."""
-        return bisect_right(range(self.n), instant - 1, key=self.begins)
-
     def ended_by(self, instant: int) -> int:
         """Count the iterations that end at an instant or before."""
         return bisect_right(range(self.n), instant, key=self.end)
@@ -67,22 +65,16 @@ class Stretch(NamedTuple):
     def after(self, n: int) -> Stretch:
         """Return the stretch without its first n iterations."""
         first = self.second + (n - 1) * self.growth
-        return self._replace(
-            iteration=self.iteration._replace(rows=self.rows(n), loads=()),
-            begun=self.begins(n),
-            first=first,
-            second=first + self.growth,
-            n=self.n - n,
-        )
+        iteration = self.iteration._replace(rows=self.rows(n), loads=())
+        begun, second = self.begins(n), first + self.growth
+        return Stretch(iteration, begun, first, second, self.growth, self.gap, self.n - n)
 
     def rows(self, k: int) -> list[Row]:
         """Return the rows of the k-th iteration."""
         if not k:
             return self.iteration.rows
         return [
-            row
-            if row.idle
-            else row._replace(start=row.start + row.n_tokens + k - 1, n_tokens=1, recomputed=0)
+            row if row.idle else row._replace(start=row.start + row.n_tokens + k - 1, **LATER)
             for row in self.iteration.rows
         ]
 
@@ -300,7 +292,8 @@ class SimulatedReplica:
         """Compute only those iterations of the stretch that begin before an instant."""
         stretch = self._stretch
         assert stretch is not None
-        n = max(1, stretch.begun_before(max(instant, self._loop.now)))
+        last = max(instant, self._loop.now) - 1  # those that begin later are left out
+        n = max(1, bisect_right(range(stretch.n), last, key=stretch.begins))
         if n < stretch.n or self._next is None:
             if self._next is not None:
                 self._next.cancel()

@@ -18,7 +18,7 @@ import numpy as np
 from client.calls import ServerError
 from client.draws import WorkloadError
 from client.load import TICK_S, UNSENT, Interrupted, Watch
-from client.outcomes import Outcome, Outcomes
+from client.outcomes import Answer, Outcome, Outcomes
 from client.traces import Request, Trace
 from compare.measure import ServerReport
 from config import Config
@@ -41,7 +41,7 @@ from simulate.noise import NoisyRun, http_factor
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
 from simulate.time import PS, instant, seconds
-from stats import Answer, times_of, timings_of
+from stats import times_of, timings_of
 from tokenizer import load_tokenizer
 
 

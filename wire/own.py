@@ -68,14 +68,11 @@ def to_page(prefix: str = "") -> Answer:
 def description(config: Config, pids: Sequence[int]) -> Answer:
     """Answer GET /. pids: the server's processes, by which the program that started it knows it."""
     result = {
-        "name": "effective-batching",
-        "mode": config.mode,
-        "model": config.model,
+        "name": "effective-batching", "mode": config.mode, "model": config.model,
         "config": config.model_dump(),
         "routes": {name: route.summary for name, route in offered(config.live == "on").items()},
-        "definitions": DEFINITIONS,
-        "pids": pids,
-    }
+        "definitions": DEFINITIONS, "pids": pids,
+    }  # fmt: skip
     return answer(result)
 
 

@@ -107,29 +107,23 @@ class RequestReader:
             raise InvalidRequest(
                 f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100]
             )
-        field, prompt = (
-            ("prompt", body.prompt) if body.prompt is not None else ("prompt_ids", body.prompt_ids)
-        )
+        field = "prompt" if body.prompt is not None else "prompt_ids"
+        prompt = body.prompt if body.prompt is not None else body.prompt_ids
         assert prompt is not None
         adapter = self.models.adapter_of(body.model)
         return Request(
             self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens"),
-            body.num_tokens,
-            Sampling(body.temperature, body.top_k, body.top_p),
-            body.seed,
-            adapter=adapter,
-            alone=is_alone(prompt),
-            echo=body.echo,
+            body.num_tokens, Sampling(body.temperature, body.top_k, body.top_p), body.seed,
+            adapter=adapter, alone=is_alone(prompt), echo=body.echo,
             **body.model_dump(include={*Common.model_fields}),
-        )
+        )  # fmt: skip
 
     def completion(self, raw: bytes) -> Request:
         body = parse(CompletionRequest, raw)
         self.models.adapter_of(body.model)
-        prompts = self._encode(
-            body.prompt, body.max_tokens, field="prompt", length_field="max_tokens"
-        )
-        return self._openai("completion", body, prompts, body.max_tokens, body.logprobs, body.echo)
+        most = body.max_tokens
+        prompts = self._encode(body.prompt, most, field="prompt", length_field="max_tokens")
+        return self._openai("completion", body, prompts, most, body.logprobs, body.echo)
 
     def chat(self, raw: bytes) -> Request:
         body = parse(ChatRequest, raw)
@@ -174,27 +168,20 @@ class RequestReader:
         self._check_ids(stop_ids, "stop_token_ids", "Every stop token id")
         if not body.ignore_eos:
             stop_ids.add(self.tokenizer.eot_token)
+        sampling = Sampling(
+            body.temperature if body.top_p else 0.0, body.top_k if body.top_k > 0 else None,
+            body.top_p if 0 < body.top_p < 1 else None, presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty, min_tokens=body.min_tokens,
+            stop_ids=tuple(sorted(stop_ids)),
+        )  # fmt: skip
         return Request(
-            prompts,
-            num_tokens,
-            Sampling(
-                body.temperature if body.top_p else 0.0,
-                body.top_k if body.top_k > 0 else None,
-                body.top_p if 0 < body.top_p < 1 else None,
-                presence_penalty=body.presence_penalty,
-                frequency_penalty=body.frequency_penalty,
-                min_tokens=body.min_tokens,
-                stop_ids=tuple(sorted(stop_ids)),
-            ),
-            None if body.seed == -1 else body.seed,
+            prompts, num_tokens, sampling, None if body.seed == -1 else body.seed,
             adapter=self.models.adapter_of(body.model),
             stop=[body.stop] if isinstance(body.stop, str) else body.stop,
-            logprobs=logprobs,
-            form=form,
-            echo=echo,
+            logprobs=logprobs, form=form, echo=echo,
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
             **body.model_dump(include={*Common.model_fields}),
-        )
+        )  # fmt: skip
 
     def _encode(
         self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str

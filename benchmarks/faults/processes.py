@@ -23,7 +23,6 @@ from benchmarks.faults.tools import (
     after,
     all_answered,
     connect,
-    none_answered,
     replaying,
     requests_of,
     serving,
@@ -81,7 +80,8 @@ def killed(short: bool) -> Iterator[Finding]:
             post(f"{served.url}/inference", {"prompt": "hi", "num_tokens": 5})
             until(lambda: path.read_bytes().count(b"\n") >= 21, 5)
         *lines, rest = path.read_bytes().split(b"\n")
-    yield f"{summary(outcomes)}, within {ended_s:.1f} s", ended_s < 5 and none_answered(outcomes)
+    lost = not any(outcome.answer for outcome in outcomes)
+    yield f"{summary(outcomes)}, within {ended_s:.1f} s", ended_s < 5 and lost
     yield f"ready again after {ready_s:.1f} s", True
     torn = sum(not _is_json(line) for line in lines) + bool(rest)
     yield f"{len(lines)} lines of the request log, {torn} torn", len(lines) >= 21 and not torn
@@ -98,7 +98,7 @@ def failing_now_and_then(served: Served, short: bool) -> Iterator[Finding]:
 
 def failing_for_good(served: Served, short: bool) -> Iterator[Finding]:
     outcomes = replay(served.url, requests_of(40, 4, a_second=20), timeout_s=PATIENCE_S)
-    yield summary(outcomes), none_answered(outcomes)
+    yield summary(outcomes), not any(outcome.answer for outcome in outcomes)
     code = served.exit_code()
     yield f"exit code {code}", code == 3
     sentences = [line for line in served.output.splitlines() if "in a row" in line] or ["nothing"]

@@ -180,10 +180,6 @@ def all_answered(outcomes: Sequence[Outcome]) -> bool:
     return all(outcome.answer for outcome in outcomes)
 
 
-def none_answered(outcomes: Sequence[Outcome]) -> bool:
-    return not any(outcome.answer for outcome in outcomes)
-
-
 def post_bytes(
     body: Mapping[str, Any], route: str = "/inference", version: str = "1.1", more: str = ""
 ) -> bytes:
@@ -211,15 +207,13 @@ def read_to_end(connection: socket.socket) -> bytes:
     return received
 
 
-def until(
-    true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s: float = 0.02
-) -> float | None:
+def until(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> float | None:
     """Seconds until it is true; None if it is not by then."""
     start = time.monotonic()
     while not true():
         if time.monotonic() - start > patience_s:
             return None
-        time.sleep(every_s)
+        time.sleep(0.02)
     return time.monotonic() - start
 
 

@@ -74,14 +74,10 @@ def vllm(options: Options) -> tuple[str, Serve]:
     from vllm import LLM, SamplingParams, __version__
 
     engine = LLM(
-        str(options.model),
-        skip_tokenizer_init=True,
-        dtype=options.dtype,
-        max_num_seqs=LARGEST,
-        max_model_len=1024,
+        str(options.model), skip_tokenizer_init=True, dtype=options.dtype, max_num_seqs=LARGEST,
+        max_model_len=1024, disable_log_stats=True,
         enable_prefix_caching=False,  # the burst is served twice
-        disable_log_stats=True,
-    )
+    )  # fmt: skip
 
     def serve(requests: Sequence[Prompted]) -> list[int]:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]

@@ -31,16 +31,11 @@ LOOKS = [Look(colour, *line) for line in LINES for colour in PALETTE]
 COLOURS = 128  # of a PNG
 INK = "#444444"  # in a legend, for the colour of any variant
 STYLE: dict[Any, Any] = {
-    "font.size": 12,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "figure.dpi": 130,
-    "legend.frameon": False,
-    "svg.hashsalt": "effective-batching",
+    "font.size": 12, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titleweight": "bold", "axes.titlelocation": "left", "figure.dpi": 130,
+    "legend.frameon": False, "svg.hashsalt": "effective-batching",
     "text.parse_math": False,  # a dollar in a model's name is a dollar
-}
+}  # fmt: skip
 styled = matplotlib.rc_context(STYLE)  # decorator of functions that draw
 
 

@@ -46,12 +46,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
     """Return the figures that a run has: a name, and a function that draws it."""
     load, limits, first = run.first["workload"], _limits(run), run.results[0]
     sent = [summary["workload"]["requests"] for summary in run.summaries]
-    seeds = f" in {len(sent)} seeds" if len(sent) > 1 else ""
-    requests = f"{sum(sent):,} requests{seeds}"
-    sample = sentences.sample(run)
-    caption = _caption(run, f"{requests}, {load['arrival']}")
-    of_points = caption
-    if sample:
+    requests = f"{sum(sent):,} requests" + (f" in {len(sent)} seeds" if len(sent) > 1 else "")
+    caption = of_points = _caption(run, f"{requests}, {load['arrival']}")
+    if sample := sentences.sample(run):
         of_points = _caption(run, f"{sample:,} of {requests}, {load['arrival']}")
     of_one = _caption(run, f"{sent[0]:,} requests, {load['arrival']}, seed {run.first['seed']}")
 
@@ -79,12 +76,10 @@ def drawings(run: Run) -> dict[str, Drawing]:
         rows = max(r["config"]["max_batch_size"] * replicas.number(r) for r in ours.values())
         whole = {name: not r["partial"] for name, r in first.items()}
         drawn["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
+        seeds_of = {name: run.variants[name] for name in ours}
         computed = {
-            name: {
-                kind: sum(r.get(f"{kind}_rows") or 0 for r in run.variants[name])
-                for kind in ROW_KINDS
-            }
-            for name in ours
+            name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in seeds) for kind in ROW_KINDS}
+            for name, seeds in seeds_of.items()
         }
         expected = {name: run.variants[name][0]["expected_useful_fraction"] for name in computed}
         drawn["rows"] = partial(figures.computed_rows, computed, expected, caption)
@@ -95,9 +90,13 @@ def drawings(run: Run) -> dict[str, Drawing]:
 
 
 def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Return TTFT, TPOT and latency of answered requests, in seconds; NaN where undefined."""
+    """Return `latencies` of answered requests."""
     names = ("sent_at", "first_token_at", "last_token_at", "answered_at", "completion_tokens")
-    start, first, last, end, tokens = (np.array([r[name] for r in answered]) for name in names)
+    return latencies(*(np.array([r[name] for r in answered]) for name in names))
+
+
+def latencies(start: Any, first: Any, last: Any, end: Any, tokens: Any) -> dict[str, np.ndarray]:
+    """Return TTFT, TPOT and latency by stamps, in seconds; NaN where undefined."""
     times = Times(start, np.nan, first, last, end, tokens)
     return {measure.name: measure.of(times) for measure in LIMITED.values()}
 
@@ -194,28 +193,21 @@ def contents(run: Run) -> str:
     model = f" on {escape(config['model'])}" if config else ""
     several = len(run.summaries) > 1 and len(run.names) > 1
     seeds = [(summary["seed"], summary["sweep"]) for summary in run.summaries if run.points]
-    return document(
-        [
-            f"# {', '.join(run.names)}{model}{marked(run)}",
-            tables.headlines(run.variants, marked(run)),
-            " ".join(sentences.sentences(run)),
-            tables.differences_table(run.variants, run.baseline) if several else "",
-            f"{NOISE}:\n\n{tables.markdown(ranges)}" if ranges else "",
-            sentences.conditions(run),
-            *shown("latency_vs_tokens"),
-            *by_group.part(run.variants, shown("by_group")),
-            *sweep_part(run, shown("latency_vs_throughput", "goodput")),
-            "## Rows and latencies",
-            *shown("occupancy", "rows", "distributions"),
-            f"[Every row, iteration by iteration]({LIVE})" if (run.folder / LIVE).exists() else "",
-            *replicas.simulated_part(run, shown("replicas")),
-            *replicas.measured_part(run),
-            "## How it was made",
-            "\n".join(f"- {fact}" for fact in facts(run)),
-            "## Every rate" if seeds else "",
-            *(f"Seed {seed}:\n\n{tables.points_table(points)}" for seed, points in seeds),
-        ]
-    )
+    return document([
+        f"# {', '.join(run.names)}{model}{marked(run)}",
+        tables.headlines(run.variants, marked(run)), " ".join(sentences.sentences(run)),
+        tables.differences_table(run.variants, run.baseline) if several else "",
+        f"{NOISE}:\n\n{tables.markdown(ranges)}" if ranges else "",
+        sentences.conditions(run), *shown("latency_vs_tokens"),
+        *by_group.part(run.variants, shown("by_group")),
+        *sweep_part(run, shown("latency_vs_throughput", "goodput")),
+        "## Rows and latencies", *shown("occupancy", "rows", "distributions"),
+        f"[Every row, iteration by iteration]({LIVE})" if (run.folder / LIVE).exists() else "",
+        *replicas.simulated_part(run, shown("replicas")), *replicas.measured_part(run),
+        "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
+        "## Every rate" if seeds else "",
+        *(f"Seed {seed}:\n\n{tables.points_table(points)}" for seed, points in seeds),
+    ])  # fmt: skip
 
 
 def document(parts: Iterable[str]) -> str:

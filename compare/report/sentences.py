@@ -19,17 +19,9 @@ from deploy.kinds import KINDS
 def sentences(run: Run) -> list[str]:
     """Sentences that apply to a run, the gravest first."""
     applying = [
-        simulated(run),
-        partial(run),
-        *failures(run),
-        *other_lengths(run),
-        client_limited(run),
-        busy(run.first),
-        sampled(run),
-        identity(run),
-        littles_law(run),
-        seeds(run),
-    ]
+        simulated(run), partial(run), *failures(run), *other_lengths(run), client_limited(run),
+        busy(run.first), sampled(run), identity(run), littles_law(run), seeds(run),
+    ]  # fmt: skip
     return [sentence for sentence in applying if sentence]
 
 
@@ -94,10 +86,8 @@ def busy(summary: Mapping[str, Any]) -> str | None:
     percent = summary["hardware"]["busy_before_percent"]
     if percent <= 20 or summary.get("simulated"):
         return None
-    return (
-        f"Other processes used {percent:.0f}% of the processor before the run: its numbers are "
-        f"suspect."
-    )
+    used = f"Other processes used {percent:.0f}% of the processor before the run"
+    return f"{used}: its numbers are suspect."
 
 
 def simulated(run: Run) -> str | None:

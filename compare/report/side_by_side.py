@@ -19,10 +19,10 @@ from compare.analysis import BLOCKS, difference
 from compare.foreign import Measured
 from compare.quoting import code, escape
 from compare.report import figures, sentences, tables
-from compare.report.report import distributions, document, marked, write_files
+from compare.report.report import distributions, document, latencies, marked, write_files
 from compare.results import Key
 from compare.runs import FIGURES, Run, RunError, is_run, load
-from stats import LIMITED, Times
+from stats import LIMITED
 
 LINES = ("-", "--", ":", "-.")  # of runs, in figures
 ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -113,19 +113,14 @@ def compare_runs(runs: Sequence[Run], out: Path) -> str:
                 values[f"{name}, {label}"] = distributions(run.answered(name))
     caption = " · ".join(f"{label}: commit {run.first['commit']}" for label, run in named.items())
     draw = partial(figures.distributions, values, caption, styles)
-    text = document(
-        [
-            f"# {' against '.join(named)}",
-            "## What differs",
-            tables.markdown(_differing(named), left=1 + len(runs)),
-            SAME if same else OTHER,
-            *_foreign_costs(named),
-            *remarks,
-            "## Variants",
-            tables.runs_table({label: run.variants for label, run in named.items()}, paired=same),
-            f"![{FIGURES['distributions']}](distributions.png)" if values else "",
-        ]
-    )
+    text = document([
+        f"# {' against '.join(named)}",
+        "## What differs", tables.markdown(_differing(named), left=1 + len(runs)),
+        SAME if same else OTHER, *_foreign_costs(named), *remarks,
+        "## Variants",
+        tables.runs_table({label: run.variants for label, run in named.items()}, paired=same),
+        f"![{FIGURES['distributions']}](distributions.png)" if values else "",
+    ])  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     write_files(out, text, {"distributions": draw} if values else {})
     return text
@@ -209,23 +204,20 @@ def compare_measured(runs: Sequence[Measured], out: Path) -> str:
     numbered = [f"{i}: {n}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
     named = {escape(name): run for name, run in zip(numbered, runs)}
     columns = {name: _columns(run) for name, run in named.items() if run.requests}
-    values = {name: _latencies(columns[name]) if name in columns else {} for name in named}
+    stamps = ("sent_at", "first_token_at", "last_token_at", "last_token_at", "completion_tokens")
+    values: dict[str, Columns] = {name: {} for name in named}
+    for name, of in columns.items():  # to the last token, since not all know when an answer ended
+        values[name] = latencies(*(of[stamp] for stamp in stamps))
     reported = {name: run.results[0] for name, run in named.items() if len(run.results) == 1}
     caption = " · ".join(run.facts["tool"] for run in runs)
     draw = partial(figures.distributions, values, caption, reported=reported)
-    text = document(
-        [
-            f"# {' against '.join(named)}",
-            "## What differs",
-            *_facts(named),
-            "## What each tool reports",
-            *_numbers(named),
-            "## The same requests, by one definition",
-            *_ratios(columns, values),
-            f"![{FIGURES['distributions']}](distributions.png)",
-            FIGURE,
-        ]
-    )
+    text = document([
+        f"# {' against '.join(named)}",
+        "## What differs", *_facts(named),
+        "## What each tool reports", *_numbers(named),
+        "## The same requests, by one definition", *_ratios(columns, values),
+        f"![{FIGURES['distributions']}](distributions.png)", FIGURE,
+    ])  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     write_files(out, text, {"distributions": draw})
     return text
@@ -239,14 +231,12 @@ def _facts(runs: Mapping[str, Measured]) -> list[str]:
             sum(result[key] for result in run.results)
             for key in ("completed", "failed", "total_input_tokens", "total_output_tokens")
         )
-        facts.append(
-            {
-                **run.facts,
-                "requests": f"{completed:.0f} answered, {failed:.0f} failed",
-                "tokens of a prompt": f"{prompt / (completed or 1):.1f}",
-                "tokens of a completion": f"{completion / (completed or 1):.1f}",
-            }
-        )
+        counted = {
+            "requests": f"{completed:.0f} answered, {failed:.0f} failed",
+            "tokens of a prompt": f"{prompt / (completed or 1):.1f}",
+            "tokens of a completion": f"{completion / (completed or 1):.1f}",
+        }
+        facts.append({**run.facts, **counted})
     rows, same = [["", *runs]], []
     for what in dict.fromkeys(itertools.chain.from_iterable(facts)):
         cells = [escape(each.get(what) or "not recorded") for each in facts]
@@ -293,13 +283,6 @@ def _columns(run: Measured) -> Columns:
         name: column[order] - (start if name.endswith("_at") else 0)
         for name, column in columns.items()
     }
-
-
-def _latencies(columns: Columns) -> dict[str, np.ndarray]:
-    """Return TTFT, TPOT and latency to the last token, in seconds; NaN where undefined."""
-    sent, first, last = (columns[f"{name}_at"] for name in ("sent", "first_token", "last_token"))
-    times = Times(sent, np.nan, first, last, last, columns["completion_tokens"])
-    return {measure.name: measure.of(times) for measure in LIMITED.values()}
 
 
 def _same_requests(first: Columns, second: Columns) -> bool:

@@ -117,9 +117,7 @@ def line_text(line: Mapping[str, float] | None) -> str:
 def mean_line(results: Sequence[Result]) -> str:
     """The lines of several seeds, averaged."""
     lines = [line for result in results if (line := result["latency_line"])]
-    return line_text(
-        {key: fmean(line[key] for line in lines) for key in lines[0]} if lines else None
-    )
+    return line_text({k: fmean(line[k] for line in lines) for k in lines[0]} if lines else None)
 
 
 def label(name: str, results: Sequence[Result]) -> str:
@@ -129,10 +127,8 @@ def label(name: str, results: Sequence[Result]) -> str:
 def terminal_table(results: Results, marked: str = "") -> Table:
     """The headline table within 80 columns. marked: beside the heading of the names."""
     columns = [key for key in HEADLINES if key.short]
-    rows = rows_of(results, columns)
-    return terminal(
-        [[f"variant{marked}".replace(" ", "\n"), *(c.short for c in columns)], *rows[1:]]
-    )
+    head = [f"variant{marked}".replace(" ", "\n"), *(key.short for key in columns)]
+    return terminal([head, *rows_of(results, columns)[1:]])
 
 
 def rows_of(results: Results, columns: Sequence[Key], marked: str = "") -> list[list[str]]:

@@ -38,7 +38,7 @@ def test_a_plain_answers_tokens_are_placed_by_the_servers_timings() -> None:
     body = {"completion": "abc", "usage": USED, "timings": timings}
     answer, text = Plain().read(reply((3.2, json.dumps(body).encode())))
     assert (answer.id, answer.prompt_tokens, answer.completion_tokens, text) == (7, 2, 3, "abc")
-    assert answer.e2e_s == pytest.approx(1.7) and answer.lag_s == 0.5
+    assert answer.e2e_s == pytest.approx(1.7) and answer.sent_at - answer.scheduled_at == 0.5
     # the server answered 1.1 s after the first token, and so did this client hear of it
     assert (answer.ttft_s, answer.tpot_s) == pytest.approx((0.6, 0.5))
     assert answer.itl_s == [0.4, 0.6]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from client.outcomes import Answer
 from compare.analysis import (
     batch_sizes,
     difference,
@@ -16,7 +17,7 @@ from compare.analysis import (
     occupancy_over_time,
 )
 from compare.summary import latency_line, summarise
-from stats import DEFINITIONS, MEASURES, TIMINGS, Answer, Times, distribution, times_from
+from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
 
 
 def test_the_interval_is_students() -> None:

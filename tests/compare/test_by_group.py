@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from client.outcomes import Outcome
+from client.outcomes import Answer, Outcome
 from client.traces import Request
 from compare.groups import quartiles
 from compare.measure import judged, with_requests
 from compare.report import by_group, drawing, tables
 from compare.results import keys
-from stats import DEFINITIONS, Answer
+from stats import DEFINITIONS
 
 
 def answered(request: Request, seconds: float, first_s: float, **timings: float) -> Outcome:

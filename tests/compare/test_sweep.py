@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client.outcomes import Answer
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
@@ -18,7 +19,6 @@ from compare.groups import describe
 from compare.report import tables
 from compare.report.tables import capacity_table, point_line
 from compare.sweep import Point
-from stats import Answer
 
 
 def swept(

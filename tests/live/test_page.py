@@ -228,8 +228,9 @@ CHIPS = """() => [...document.querySelectorAll('.legend li')].map((item) => {
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of two simulated servers."""
     trace = Workload(seed=1).requests(30, "poisson:60")
+    settings = {"model": "fake", "max_batch_size": 8}
     histories = [
-        serve_again(mode, build(mode, {"model": "fake", "max_batch_size": 8}, {}), FAKE, trace, "x")
+        serve_again(mode, build(mode, settings, {}), FAKE, trace, "x", False)
         for mode in ("static", "dynamic")
     ]
     path = tmp_path_factory.mktemp("saved") / "live.html"

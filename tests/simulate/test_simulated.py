@@ -70,7 +70,11 @@ def test_a_request_alone_takes_what_its_iterations_take() -> None:
         first = (1.06 + answer.prompt_tokens * 0.01) * ms
         assert [answer.ttft_s, answer.e2e_s] == pytest.approx([first, first + 9 * 1.06 * ms])
         assert list(answer.itl_s) == pytest.approx([1.06 * ms] * 9)
-        assert answer.lag_s == 0 and answer.timings and answer.timings["queue_s"] == 0
+        assert (
+            answer.sent_at == answer.scheduled_at
+            and answer.timings
+            and answer.timings["queue_s"] == 0
+        )
     assert result["mean_tpot_ms"] == pytest.approx(1.06)
     assert result["largest_batch"] == 1 and result["occupancy"] == pytest.approx(1 / 32)
     assert result["live_rows"] == 300
