@@ -138,8 +138,8 @@ def sentence(rows: Mapping[str, Mapping[str, Cell]], load: float) -> str:
     )
     none = sum(not better for better, _ in counts.values())
     return (
-        f"At a load of {load:g} better than vLLM's default on the most traces, {most} of {n}: "
-        f"{leaders}. {none} of {len(rows)} policies are better on none."
+        f"Best at a load of {load:g}, better than vLLM's default on {most} of {n} traces: "
+        f"{leaders}. {none} of {len(rows)} policies are better on no trace."
     )
 
 

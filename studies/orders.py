@@ -92,11 +92,11 @@ STUDY = Study(
         "answered": ("answers/s until the last arrival", "{:.1f}"),
         "throughput": ("throughput, tok/s", "{:,.0f}"),
     },
-    text="Load is the rate of requests ÷ what `fcfs` completes with as many rows while requests "
-    "always wait. Shortest and longest quarter: of the requests, by completion tokens. σ: lengths "
-    "are predicted with a log-normal error of this sigma; without σ they are exact. At a load "
-    "above 1 the queue grows until the last arrival, so latencies there depend on the number of "
-    "requests.",
+    text="docs/policies.md explains the orders. Load is the rate of requests ÷ what `fcfs` "
+    "completes with as many rows while requests always wait. Shortest and longest quarter: of the "
+    "requests, by completion tokens. σ: lengths are predicted with a log-normal error of this "
+    "sigma; without σ they are exact. At a load above 1 the queue grows until the last arrival, so "
+    "latencies there depend on the number of requests.",
     tables=[
         Table(BY, against=AGAINST, where=GRID, title="By row limit and load"),
         Table(BY, against=AGAINST, where=MORE, title="More rows, arrivals as for 8 rows"),

@@ -7,6 +7,7 @@ so that every row is taken. All engines then compute the same iterations.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from client.draws import lengths
-from compare.report.tables import formatted
+from compare.report.tables import formatted, markdown
 from config import Config, build
 from generate import load_generator
 from scheduling.building import build_scheduler
@@ -77,19 +78,12 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
 
 
 def verdict(cases: Cases) -> str:
-    """Say what prompts apart give, and what the ragged kernel gives over that."""
-
-    def gains(base: str, variant: str) -> str:
-        pairs = zip(only(cases, {"variant": base}), only(cases, {"variant": variant}))
-        return ", ".join(
-            f"{formatted(ratio(one, other, *TOKENS), '{:.2f}')} ({one['model']}, {one['lengths']})"
-            for one, other in pairs
-        )
-
-    return (
-        f"- `{APART}` ÷ `{TOGETHER}`, throughput: {gains(TOGETHER, APART)}.\n"
-        f"- `{RAGGED}` ÷ `{APART}`, throughput: {gains(APART, RAGGED)}.\n\n{ENGINES}"
-    )
+    """Show what prompts of their own give, and what the ragged kernel gives over that."""
+    rows = [["model", "lengths", f"{APART} ÷ {TOGETHER}", f"{RAGGED} ÷ {APART}"]]
+    for steps in zip(*(only(cases, {"variant": each}) for each in (TOGETHER, APART, RAGGED))):
+        gains = [formatted(ratio(*pair, *TOKENS), "{:.2f}") for pair in itertools.pairwise(steps)]
+        rows.append([steps[0]["model"], steps[0]["lengths"], *gains])
+    return f"{ENGINES}\n\nThroughput, as ratios:\n\n{markdown(rows, left=2)}\n\nAll variants:"
 
 
 ENGINES = """\

@@ -313,8 +313,8 @@ STUDY = Study(
     source="with K draft tokens, each accepted with probability a, a row has (1 − a^(K+1)) ÷ (1 − "
     "a) tokens per iteration (Leviathan et al., ICML 2023); a server is up to 2.8 times as fast at "
     "low load, and 1.4 to 1.8 times as slow at high load (vLLM, 2024)",
-    workload="{seeds} seeds, real engines on 2 cores; GPT-2 with random weights in bfloat16; over "
-    "HTTP {n} requests",
+    workload="{seeds} seeds, real engines on 2 cores; GPT-2 with random weights in bfloat16; {n} "
+    "requests over HTTP",
     requests=150,
     seeds=3,
     cases=cases,

@@ -62,7 +62,9 @@ def test_a_table_marks_the_best_of_each_trace_and_begins_with_the_most_often_bet
         "| quarter | **0.25 ± 0.00** | 2.00 ± 0.00 |",
     ]
     said = league.sentence(rows, 1.1)
-    assert said.endswith(", 2 of 2: `half` (worse on 0). 0 of 2 policies are better on none.")
+    assert said.endswith(
+        " 2 of 2 traces: `half` (worse on 0). 0 of 2 policies are better on no trace."
+    )
 
 
 def test_a_trace_mixes_its_kinds_by_time_in_their_shares_at_one_rate() -> None:
