@@ -20,6 +20,7 @@ from client.calls import ServerError
 from compare.analysis import Estimate, estimate
 from compare.comparison import sigterm_is_ctrl_c
 from compare.machine import command_line, stamp
+from compare.options import folder
 from config import (
     ONLY_OVER_HTTP,
     Config,
@@ -76,7 +77,8 @@ class Benchmark:
                 parser.add_argument(flag, type=default, help=f"{text} (default: none)")
             else:
                 text = f"{text} (default: {default})"
-                parser.add_argument(flag, type=type(default), default=default, help=text)
+                kind = folder if isinstance(default, Path) else type(default)
+                parser.add_argument(flag, type=kind, default=default, help=text)
         return parser
 
     def configs(

@@ -43,7 +43,7 @@ from compare.addresses import api_key, server_url, target_of  # noqa: E402
 from compare.groups import describe, described  # noqa: E402
 from compare.machine import command_line  # noqa: E402
 from compare.measure import Target, measure, with_requests  # noqa: E402
-from compare.options import parse_goodput  # noqa: E402
+from compare.options import check_numbers, file, folder, parse_goodput  # noqa: E402
 from compare.report import drawing, figures, report  # noqa: E402
 from compare.summary import latency_line  # noqa: E402
 from config import ConfigError  # noqa: E402
@@ -80,14 +80,14 @@ LOAD: dict[str, dict[str, Any]] = {
         "the same as --lengths choice:N,N,…"},
     "--arrival": {"help": f"{ARRIVALS} (default: wait:1)"},
     "--wait": {"type": float, "metavar": "S", "help": "the same as --arrival wait:S"},
-    "--save-trace": {"type": Path, "metavar": "FILE", "help": "save the workload as a trace"},
+    "--save-trace": {"type": file, "metavar": "FILE", "help": "save the workload as a trace"},
     "--seed": {"type": int, "default": 0, "help": "seed of the workload (default: 0)"},
     "--stream": {"action": "store_true", "help":
         "ask for streams (OpenAI's requests always do)"},
     "--goodput": {"nargs": "+", "default": [], "metavar": "NAME:MS", "help":
         f"limits on {', '.join(LIMITED)}"},
-    "--out": {"type": Path, "help": "save the run with its report in this folder"},
-    "--figure": {"type": Path, "default": Path("latency_vs_tokens.png"), "help":
+    "--out": {"type": folder, "help": "save the run with its report in this folder"},
+    "--figure": {"type": file, "default": Path("latency_vs_tokens.png"), "help":
         "file of the figure (default: %(default)s)"},
     "--quiet": {"action": "store_true", "help": "do not print completions as they arrive"},
 }  # fmt: skip
@@ -111,10 +111,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
     try:
+        check_numbers(arguments)
         if wrong := workloads.contradiction(arguments):
             parser.error(wrong)
         sized = arguments.numsamples is not None or workloads.seconds_say_how_many(arguments)
-    except WorkloadError as error:
+    except (ConfigError, WorkloadError) as error:
         parser.error(str(error))
     if arguments.prompt is None and arguments.trace is None and not sized:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
@@ -122,8 +123,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(
             "--prompt asks a server of ours; leave out --api and --model, or send it with --trace"
         )
-    if arguments.numsamples is not None and arguments.numsamples < 1:
-        parser.error("--numsamples must be at least 1")
     return arguments
 
 
@@ -235,8 +234,8 @@ def _show_text(outcome: Outcome, console: Console) -> None:
 
 def main() -> None:
     arguments = parse()
-    url = server_url(arguments.url)
     try:
+        url = server_url(arguments.url)
         if arguments.prompt is not None:
             one_prompt(url, arguments)
         else:

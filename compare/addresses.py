@@ -19,13 +19,18 @@ from config import MODES, ConfigError, read_key
 
 
 def server_url(given: str | None) -> str:
-    """Return --url, else IP of the environment or a .env, else this machine; on port 8500."""
+    """Return --url, else IP of the environment or a .env, else this machine; on port 8500. Raises
+    ConfigError.
+    """
     address = base_url(given or _setting("IP") or "127.0.0.1")
     if "//" not in address:
         address = f"http://{address}"
-    parts = urlsplit(address)
-    if parts.port is None and parts.scheme == "http" and not parts.path:
-        address += ":8500"
+    try:
+        parts = urlsplit(address)
+        if parts.port is None and parts.scheme == "http" and not parts.path:
+            address += ":8500"
+    except ValueError as error:
+        raise ConfigError(f"--url {address}: {error}; write http://HOST:PORT") from None
     return address
 
 

@@ -120,7 +120,7 @@ def parser_of(program: str, description: str) -> Parser:
         f"--slo-mix {' '.join(SWEEP_GOODPUT)})")
     add("--stream", action="store_true",
         help="ask for streamed answers; others come when their batch is done")
-    add("--out", type=Path, help="folder for the results (default: runs/DATE-TIME)")
+    add("--out", type=folder, help="folder for the results (default: runs/DATE-TIME)")
     # fmt: on
     return parser
 
@@ -138,7 +138,7 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
     parser = Parser(prog="./compare.sh", allow_abbrev=False, add_help=False)
     parser.add_argument("--runs", **RUNS)
-    parser.add_argument("--out", type=Path, default=new_folder())
+    parser.add_argument("--out", type=folder, default=new_folder())
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         raise ConfigError(
@@ -147,6 +147,23 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     if len(known.runs) < 2:
         raise ConfigError("--runs compares two runs or more; name another one")
     return known.runs, known.out
+
+
+def folder(text: str) -> Path:
+    """Return the path of a folder that is there, or can be made. Raises ArgumentTypeError."""
+    path = Path(text).absolute()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if there.is_dir() and os.access(there, os.W_OK):
+        return Path(text)
+    raise argparse.ArgumentTypeError(f"{there} is no folder with write access; name another")
+
+
+def file(text: str) -> Path:
+    """Return the path of a file that can be written. Raises ArgumentTypeError."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder with write access")
+    return path
 
 
 def new_folder() -> Path:
@@ -261,14 +278,19 @@ def check(options: Options) -> None:
             f"--baseline {options.baseline!r} is not compared; name one of "
             f"{', '.join(options.names)}"
         )
+    check_numbers(options)
+
+
+def check_numbers(options: Any) -> None:
+    """Raise ConfigError for a number out of its range; one that is None, or missing, is fine."""
     if options.seed < 0:
         raise ConfigError("--seed must be 0 or more")
     for name in ("numsamples", "repeats"):
-        if (number := getattr(options, name)) is not None and number < 1:
+        if (number := getattr(options, name, None)) is not None and number < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
     for name in ("seconds", "timeout"):
-        if (number := getattr(options, name)) is not None and not 0 < number < float("inf"):
-            raise ConfigError(f"{flag(name)} must be a number of seconds above 0")
+        if (number := getattr(options, name, None)) is not None and not 0 < number <= 1e9:
+            raise ConfigError(f"{flag(name)} must be a number of seconds above 0, at most 1e9")
 
 
 def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:

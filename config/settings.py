@@ -40,10 +40,10 @@ DOOMED_FILES = 4096  # connections that may wait to be closed, where the system 
 # how long Ctrl-C waits for clients; gunicorn kills the worker 2 s after a second signal
 END_S = 1.5
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # the variable that hands the Config to gunicorn's worker
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 
 
 READERS: dict[str, Callable[[str], object]] = {  # of settings that stay texts
@@ -65,7 +65,8 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     )
 
     # fmt: off
-    max_batch_size: Count = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU")
+    max_batch_size: Count = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU",
+        le=100_000)
     token_budget: Count = setting(256, "prefill tokens and draft tokens in an iteration at most",
         "256 on a CPU, 2048 on a GPU")
     loop_interval_ms: NotNegative = setting(0.0,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from client.calls import ServerError
+from compare.options import folder
 from compare.runs import read_json
 from config import ConfigError
 from simulate.costs import CostsError
@@ -48,18 +49,25 @@ def parser_of(studies: Iterable[Study]) -> argparse.ArgumentParser:
         of_study = names.add_parser(study.name, help=study.question, description=study.question)
         of_study.set_defaults(study=study)
         add = of_study.add_argument
-        add("--seeds", type=int, default=study.seeds, help="traces of each case (%(default)s)")
-        add("--requests", type=int, default=study.requests, help="of each trace (%(default)s)")
+        add("--seeds", type=above_0, default=study.seeds, help="traces of each case (%(default)s)")
+        add("--requests", type=above_0, default=study.requests, help="of each trace (%(default)s)")
         add("--processes", type=int, default=2, help="processes at once (%(default)s)")
         add("--minutes", type=float, default=float("inf"), help="after these no run begins")
         add("--only", action="append", default=[], metavar="KEY=VALUE",
             help="run only cases with this value; may be repeated")  # fmt: skip
         add("--from", type=Path, dest="source", metavar="DIR",
             help="show the numbers of DIR again, instead of measuring")  # fmt: skip
-        add("--out", type=Path, default=Path("runs") / study.name, help="folder (%(default)s)")
+        add("--out", type=folder, default=Path("runs") / study.name, help="folder (%(default)s)")
         for name, (default, text) in study.options.items():
             add(f"--{name}", type=type(default), default=default, help=f"{text} (%(default)s)")
     return parser
+
+
+def above_0(text: str) -> int:
+    """Return a number from 1 on. Raises ArgumentTypeError."""
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
 
 
 def chosen(cases: Sequence[Mapping[str, Any]], conditions: Sequence[str]) -> list[Any]:
@@ -77,7 +85,10 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the cases with their measures, as measured now or as kept in a folder."""
     study: Study = options.study
     if options.source:
-        kept = read_json(options.source / f"{study.name}.json")
+        try:
+            kept = read_json(options.source / f"{study.name}.json")
+        except OSError as error:
+            sys.exit(f"error: --from {options.source}: {error.strerror} ({study.name}.json)")
         return {"requests": study.requests, "seeds": len(kept["cases"][0]["seeds"]), **kept}
     given = {name: getattr(options, name) for name in study.options}
     cases = chosen(study.cases(options.requests, **given), options.only)

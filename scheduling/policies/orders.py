@@ -107,7 +107,7 @@ class Bounded(Order):
         "--lora-policy skip or drain it is overtaken no longer",
         "none",
         gt=0,
-        allow_inf_nan=False,
+        le=1e9,
     )
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
@@ -134,7 +134,7 @@ class ByWork(Order):
 
     by_length: ClassVar[bool] = True
     prefill_weight: float = setting(
-        0.2, "decoded tokens that a prompt token to compute counts as", ge=0, allow_inf_nan=False
+        0.2, "decoded tokens that a prompt token to compute counts as", ge=0, le=1e9
     )
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
@@ -160,7 +160,7 @@ class Sjf(ByWork, Bounded):
         0.0,
         "decoded tokens that a second of waiting takes off the length of a request",
         ge=0,
-        allow_inf_nan=False,
+        le=1e9,
     )
 
     def key(self, inference: Inference) -> float:

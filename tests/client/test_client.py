@@ -147,8 +147,12 @@ def test_no_server_and_an_unknown_workload_are_sentences_that_name_the_fix() -> 
     ended = ran("client.client", "--url", "http://127.0.0.1:9", "--prompt", "hi")
     assert ended.returncode == 1 and ended.stderr.startswith("error: no answer from http://127.")
     assert "(Connection refused); is it running? ./server.sh MODE starts one" in ended.stderr
-    ended = ran("client.client", *split("--numsamples 3 --arrival auto"))
-    assert ended.returncode == 2 and ended.stderr.startswith("error: unknown arrival 'auto'; ")
+    for words, sentence in (
+        ("--numsamples 3 --arrival auto", "unknown arrival 'auto'; "),
+        ("--prompt hi --url host:x", "--url http://host:x: Port could not be cast to integer"),
+    ):
+        ended = ran("client.client", *split(words))
+        assert ended.returncode == 2 and ended.stderr.startswith(f"error: {sentence}")
 
 
 def test_the_client_prints_one_completion_wherever_it_runs(shared_server: Serve) -> None:
@@ -197,6 +201,10 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "sentence"), [
     ("", "give --prompt TEXT, --numsamples N or --trace FILE"),
     ("--numsamples 0", "must be at least 1"),
+    ("--numsamples 3 --seed -1", "--seed must be 0 or more"),
+    ("--prompt hi --timeout inf", "--timeout must be a number of seconds above 0"),
+    (f"--numsamples 3 --out {__file__}", f"{__file__} is no folder with write access"),
+    ("--numsamples 3 --save-trace .", "'.' must be a file in a folder with write access"),
     ("--numsamples 3 --selection ascend", "invalid choice"),
     ("--numsamples 3 --wait 1 --arrival burst", "contradict each other"),
     ("--numsamples 3 --scale 4", "add --trace FILE"),
