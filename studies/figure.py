@@ -45,7 +45,7 @@ def figure(study: Study, cases: Cases, caption: str) -> Figure:
             handles, labels = axes.get_legend_handles_labels()
             legend |= dict(zip(labels, handles))
         drawn.legend([*legend.values()], [*legend], loc="outside lower center", ncols=4)
-        caption_of(drawn, textwrap.fill(caption.replace("`", ""), 62 * columns))
+        caption_of(drawn, textwrap.fill(caption, 62 * columns))
     return drawn
 
 

@@ -141,7 +141,7 @@ def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = 
     folder.mkdir(parents=True, exist_ok=True)
     has_panels = any(only(result["cases"], panel.where) for panel in study.panels)
     draws = study.drawn or (functools.partial(draw, study) if has_panels else None)
-    if draws and (figure := draws(result["cases"], caption)):
+    if draws and (figure := draws(result["cases"], caption.replace("`", ""))):
         drawing.save(figure, folder / f"{study.name}.png")
         page += f"\n![{study.figure}]({study.name}.png)\n"
     (folder / f"{study.name}.md").write_text(page)
