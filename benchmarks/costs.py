@@ -155,9 +155,14 @@ def main() -> None:
     print(costs.noise)
     record = BENCHMARK.record([config])
     settings = traffic.config.model_dump(mode="json")
-    source = {"processor": processor(record["hardware"], settings), "n_blocks": traffic.n_blocks}
-    source |= {"block_bytes": traffic.config.block_bytes, **costs.source, **record}
-    source["config"] = settings
+    source = {
+        "processor": processor(record["hardware"], settings),
+        "n_blocks": traffic.n_blocks,
+        "block_bytes": traffic.config.block_bytes,
+        **costs.source,
+        **record,
+        "config": settings,
+    }
     save(replace(costs, source=source), options.out / f"{name}.json")
     print(f"{options.out / name}.json")
 

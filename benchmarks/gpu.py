@@ -38,8 +38,12 @@ from simulate.simulation import ENGINE, WITHOUT_EFFECT
 MINUTES = 8.5
 STOP_S = 30  # for the last part to stop in
 OUT_OF_TIME = (124, -9, 137)  # exit codes of `timeout`, if the part ended by SIGTERM, or did not
-DEFAULTS: dict[str, Any] = {"model": "gpt2-medium", "weights": "random", "tokenizer": "bytes"}
-DEFAULTS["device"] = "cuda"
+DEFAULTS: dict[str, Any] = {
+    "model": "gpt2-medium",
+    "weights": "random",
+    "tokenizer": "bytes",
+    "device": "cuda",
+}
 # tok/s of DEFAULTS in bfloat16 at CONTEXT on an H100, by rows; half of the bound from MANY on
 CONTEXT, TARGETS = 256, {1: 2e3, 8: 13e3, 32: 40e3, 128: 80e3}
 LEAST, MANY = {1: 1.5e3}, 32

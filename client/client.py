@@ -127,8 +127,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def one_prompt(url: str, arguments: argparse.Namespace) -> None:
-    body = {"prompt": arguments.prompt, "num_tokens": arguments.numtokens}
-    body["temperature"] = arguments.temperature
+    body = {
+        "prompt": arguments.prompt,
+        "num_tokens": arguments.numtokens,
+        "temperature": arguments.temperature,
+    }
 
     def show(text: str) -> None:
         try:

@@ -134,8 +134,13 @@ def _aiperf_request(record: Json) -> tuple[float, ...] | None:
 
 def _vllm(path: Path, file: Json) -> Found:
     arrival = f"{file['request_rate']} requests/s, burstiness {file['burstiness']:g}"
-    facts = {"tool": VLLM.name, "model": file["model_id"], "tokens counted by": SERVER}
-    facts |= {"arrival": arrival, "date": file["date"]}
+    facts = {
+        "tool": VLLM.name,
+        "model": file["model_id"],
+        "tokens counted by": SERVER,
+        "arrival": arrival,
+        "date": file["date"],
+    }
     latencies = {
         name: [file[f"mean_{name}_ms"], file[f"median_{name}_ms"], file.get(f"p99_{name}_ms")]
         for name in LATENCIES
