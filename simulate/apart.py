@@ -24,11 +24,11 @@ END = ("state", "answered_at", "error", "is_over")
 
 
 def refuse(config: Config, variant: str) -> None:
-    """Raise ConfigError for settings that are not simulated where prefill and decode are apart."""
+    """Raise ConfigError for settings that are not simulated with disaggregated prefill."""
     for name, value in WITHOUT.items():
         if getattr(config, name) != value:
             raise ConfigError(
-                f"{flag(name)} is not simulated where prefill and decode are apart, and {variant} "
+                f"{flag(name)} is not simulated with disaggregated prefill, and {variant} "
                 "has it; leave it out, or --prefill-replicas"
             )
 

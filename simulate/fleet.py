@@ -45,7 +45,7 @@ class Layout:
     failures: Sequence[Failure] = ()
     autoscaling: Autoscaling | None = None
     seed: int = 0  # of the router's draws
-    prefill_replicas: int = 0  # the first ones, where prefill and decode are apart
+    prefill_replicas: int = 0  # the first ones, with disaggregated prefill
     kv_gbps: float = 0.0  # Gbit/s at which each of those sends keys and values
 
     def __post_init__(self) -> None:
