@@ -203,7 +203,7 @@ def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any
 
 
 def times_from(timings: Mapping[str, Any], started_at: Any = 0.0) -> Times:
-    """The stamps behind `timings`, or columns, from `started_at` on: `timings_of`, inverted."""
+    """The stamps behind `timings`, or columns of them, as if `timings_of` were inverted."""
     first = started_at + timings["ttft_s"]
     last, end = first + timings["decode_s"], started_at + timings["e2e_s"]
     return Times(started_at, started_at + timings["queue_s"], first, last, end)

@@ -160,7 +160,7 @@ def in_microseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def at_rate(arrival: str, rate: float) -> str:
-    """Return the arrivals at another rate: `gamma:5:2` for `gamma:3:2` and 5; else Poisson's."""
+    """Return an arrival process at another rate: `gamma:5:2` for `gamma:3:2` and 5; or Poisson."""
     name, *arguments = arrival.split(":")
     if name in ("gamma", "constant"):
         return ":".join([name, f"{rate:g}", *arguments[1:]])
@@ -225,7 +225,7 @@ class Prefixes(NamedTuple):
 
 
 class Sessions(NamedTuple):
-    """Conversations of `turns` requests, with exponential pauses of mean `think_s` seconds."""
+    """Conversations of `turns` requests; users think `think_s` s on average, exponentially."""
 
     turns: int
     think_s: float

@@ -92,7 +92,7 @@ def _row(answer: Answer) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers as columns, rows of ROW; kept: by row, those with the gaps between tokens."""
+    """Answers as columns, rows of ROW. kept: those with the gaps between tokens, by row."""
 
     rows: np.ndarray
     kept: Mapping[int, Answer]

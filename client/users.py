@@ -132,7 +132,7 @@ class Shares:
         return np.random.default_rng(seed).choice(self._values, n, p=self._shares)
 
 
-def priorities(specs: Sequence[str]) -> Shares:
+def read_priorities(specs: Sequence[str]) -> Shares:
     """Return levels, 1 the highest: ["0.1:1", "0.9:2"], a tenth has 1. Raises WorkloadError."""
     try:
         pairs = [spec.split(":") for spec in specs]
@@ -148,7 +148,7 @@ def priorities(specs: Sequence[str]) -> Shares:
     return Shares("--priorities", specs, shares, levels)
 
 
-def slo_mix(specs: Sequence[str]) -> tuple[dict[str, Slo], Shares]:
+def read_slo_mix(specs: Sequence[str]) -> tuple[dict[str, Slo], Shares]:
     """Return classes with limits and their numbers: ["0.3:chat=ttft:200,tpot:50", "0.7:batch=…"].
     Raises WorkloadError.
     """

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from client import draws
-from client import users as users_
 from client.draws import Arrivals, Prefixes, Sessions, TokenIds, WorkloadError, folded_normal
 from client.traces import ANONYMOUS, BLOCK, LIMITED, SCALES, Request, Trace, openings
-from client.users import Drawn, Users
+from client.users import Drawn, Users, read_priorities, read_slo_mix
 from config import flag
 from scheduling.policies.deadlines import Slo
 
@@ -67,8 +66,8 @@ class Workload:
         self._prefixes = Prefixes.parse(prefixes) if prefixes else None
         self._sessions = Sessions.parse(sessions) if sessions else None
         self._users = Users(users) if users else None
-        self._levels = users_.priorities(priorities) if priorities else None
-        self._mix = users_.slo_mix(slo_mix) if slo_mix else None
+        self._levels = read_priorities(priorities) if priorities else None
+        self._mix = read_slo_mix(slo_mix) if slo_mix else None
         self._draw_adapters: Callable[[int, int], Sequence[str | None]] = lambda n, seed: [None] * n
         if adapters:
             self._draw_adapters = draws.adapters(adapters)

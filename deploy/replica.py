@@ -45,7 +45,7 @@ class Full(NamedTuple):
 
 
 class LoopCalls:
-    """Calls handed to an event loop, woken once for all that pile up; an observer of endings."""
+    """Calls that threads hand to an event loop, which wakes once for many; sets events of ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop

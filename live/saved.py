@@ -22,7 +22,7 @@ from simulate.run import SimulatedServer
 
 
 def histories(path: Path) -> tuple[dict[str, str], str]:
-    """Return each server's history as JSON, and the seed of several if so. Raises RunError."""
+    """Return each server's history as JSON, and which of several seeds. Raises RunError."""
     if vllm_log.is_log(path):
         return {vllm_log.NAME: vllm_log.history(path)}, ""
     if path.is_file():

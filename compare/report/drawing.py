@@ -40,7 +40,7 @@ styled = matplotlib.rc_context(STYLE)  # decorator of functions that draw
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: a mode's own one, the same in all figures; else a remaining one."""
+    """A look for each name: a mode has the same one in all figures, others get what remains."""
     fixed, names = dict(zip(MODES, LOOKS)), list(names)
     taken = [fixed[name] for name in names if name in fixed]
     free = itertools.cycle([look for look in LOOKS if look not in taken])
