@@ -506,7 +506,7 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
     ("--prefill-replicas 2 --kv-gbps 25", "belong together, and are above 0, as in --prefill"),
     (f"{APART} 0", "belong together"),
     (f"{APART} 25 --autoscale max_replicas=4", "leave out --replicas, --autoscale"),
-    (f"{APART} 25 --prefix-caching", "--prefix-caching is not simulated where prefill and"),
+    (f"{APART} 25 --prefix-caching", "--prefix-caching is not simulated with disaggregated"),
     ("--noise", "the costs fake have none; name others"),
     ("--noise 18", "must be at least 19"),
     ("--noise --sweep", "leave out --plan and --sweep"),
