@@ -180,13 +180,13 @@ def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None
 
 
 def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it_must() -> None:
-    pool = BlockPool(10, 4)
-    a, b, c = pool.allocate(3), pool.allocate(4), pool.allocate(3)
-    assert (a, b, c) == ([0, 1, 2], [3, 4, 5, 6], [7, 8, 9])
-    pool.free(a)
-    pool.free(c)
+    pool = BlockPool(14, 4)
+    taken = [pool.allocate(n) for n in (3, 4, 3, 1, 3)]
+    assert taken == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9], [10], [11, 12, 13]]
+    for blocks in taken[::2]:
+        pool.free(blocks)
     assert pool.allocate(4) == [0, 1, 2, 7]
-    assert pool.allocate(2) == [8, 9]
+    assert pool.allocate(5) == [8, 9, 11, 12, 13]
     with pytest.raises(ValueError, match="1 blocks wanted, 0 free"):
         pool.allocate(1)
     for neighbours in ([3, 4], [5, 6]), ([5, 6], [3, 4]):  # freed one by one, they are one range
