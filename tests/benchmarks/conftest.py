@@ -16,6 +16,12 @@ from benchmarks import harness
 Run = Callable[..., dict[str, Any]]
 
 
+@pytest.fixture(autouse=True)
+def no_handler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of SIGTERM did, and a pool of processes that a later test started could not be ended."""
+    monkeypatch.setattr(harness, "sigterm_is_ctrl_c", lambda: None)
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Settings of a tiny model with GPT-2's vocabulary and context."""
