@@ -34,8 +34,16 @@ forwarder_headers = ""
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
 BOOT_ERROR = 3  # gunicorn's code of a worker that is not to be started again
 # after the sentence that says why the server ends, gunicorn's own would hide it
-NEEDLESS = {"Worker (pid:%s) exited with code %s.", "Shutting down: %s", "Reason: %s"}
-logging.getLogger("gunicorn.error").addFilter(lambda record: record.msg not in NEEDLESS)
+EXITED, END = "Worker (pid:%s) exited with code %s.", {"Shutting down: %s", "Reason: %s"}
+
+
+def is_needed(record: logging.LogRecord) -> bool:
+    """Return whether a line of gunicorn's log says more than the sentence before it."""
+    ended = record.msg == EXITED and isinstance(record.args, tuple) and record.args[1] == BOOT_ERROR
+    return not ended and record.msg not in END
+
+
+logging.getLogger("gunicorn.error").addFilter(is_needed)
 
 
 def post_worker_init(worker: Any) -> None:

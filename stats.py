@@ -191,7 +191,9 @@ def times_of(inference: Inference) -> Times:
 
 
 def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any]:
-    """A FINISHED inference's `timings`, but its gaps. epoch_offset: to seconds since the epoch."""
+    """A FINISHED inference's `timings`, without its gaps. epoch_offset: seconds since the epoch −
+    the manager's clock.
+    """
     times = times_of(inference)
     return {
         "arrived_at": times.started_at + epoch_offset,
@@ -214,7 +216,9 @@ _PERCENTILES = (50, 90, 95, 99)
 
 
 def distribution(name: str, seconds: Iterable[float]) -> dict[str, float | None]:
-    """{"mean_NAME_ms": …, std, min, max, p50 …} of seconds, without NaN; None each of none."""
+    """{"mean_NAME_ms": …, std, min, max, p50 …} of seconds, without NaN; None each if none
+    are left.
+    """
     import numpy as np
 
     values = seconds if isinstance(seconds, np.ndarray) else np.fromiter(seconds, float)

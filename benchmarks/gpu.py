@@ -215,7 +215,9 @@ def page(result: Mapping[str, Any], config: Config, out: Path) -> str:
 
 
 def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]:
-    """The parts of an earlier run in `out`, if --only repeats some. Raises ConfigError."""
+    """The parts that --only keeps of an earlier run in `out`; else empty `out` and return none.
+    Raises ConfigError.
+    """
     saved = out / "gpu.json"
     if out.exists() and not saved.exists():
         raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")

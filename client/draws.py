@@ -91,7 +91,9 @@ def number(text: str, or_zero: bool = False) -> float:
 
 
 def adapters(spec: str) -> Callable[[int, int], list[str]]:
-    """Return a function (n, seed) → names of adapters, for "16:skewed". Raises WorkloadError."""
+    """Return a function (n, seed) → adapters of n requests: of lora-0 … lora-15, for "16:skewed".
+    `distinct` takes one after the other. Raises WorkloadError.
+    """
     number, _, popularity = spec.partition(":")
     if not (number.isdecimal() and int(number) and popularity in POPULARITIES):
         names = ", ".join(POPULARITIES)

@@ -195,7 +195,9 @@ def _no_pauses() -> Iterator[None]:
 
 
 def allow_open_files(n: int) -> int:
-    """Let this process open n files, or as many as it may; return how many: a socket is one."""
+    """Let this process and its children open n files, of which each request is one, or as many as
+    they may; return how many.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

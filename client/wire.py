@@ -135,7 +135,9 @@ def wire(api: str, model: str = "", stream: bool = False) -> Wire:
 
 
 def events(reply: Reply) -> list[tuple[float, Any]]:
-    """Return (instant, JSON) of each event up to [DONE]. Raises Unreadable, also without it."""
+    """Return (instant, JSON) of each event up to [DONE]. Raises Unreadable, also without [DONE] and
+    for an error event.
+    """
     arrived: list[tuple[float, Any]] = []
     rest = b""
     for at, data in reply.pieces:

@@ -30,7 +30,8 @@ def server_url(given: str | None) -> str:
         if parts.port is None and parts.scheme == "http" and not parts.path:
             address += ":8500"
     except ValueError as error:
-        raise ConfigError(f"--url {address}: {error}; write http://HOST:PORT") from None
+        name = "--url" if given else "IP"
+        raise ConfigError(f"{name} {address}: {error}; write http://HOST:PORT") from None
     return address
 
 

@@ -229,7 +229,9 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many requests all answered, how many alike, and where other texts part."""
+    """Return how many requests all answered, how many alike, and of each other one `parted_after`:
+    the share of its longest text on which all agree.
+    """
     texts = [
         {r["id"]: r["text"] for r in result["requests"] if "text" in r}
         for result in results.values()

@@ -127,10 +127,13 @@ class Comparison:
                 deployment = options.deployment
                 start = deployment.start if deployment else ALONE
                 url = stack.enter_context(server(mode, settings, key, name, start))
-                target = Target(name, url, by, key=key)
                 if deployment:
-                    front: dict[str, Any] = {"deployment": deployment, "key": key}
-                    target = Deployed(name, url, by, replicas=deployment.names(url, key), **front)
+                    replicas = deployment.names(url, key)
+                    target = Deployed(
+                        name, url, by, key=key, deployment=deployment, replicas=replicas
+                    )
+                else:
+                    target = Target(name, url, by, key=key)
             warm_up(target, self.by_ids)
             yield target
 

@@ -112,7 +112,9 @@ class Deployed(Target):
         return self.deployment.replicas > 1
 
     def report(self) -> ServerReport:
-        """Return the report of all: counts are sums. Raises ServerError if one was replaced."""
+        """Return the report of all: counts are sums. Raises ServerError, also if one was
+        replaced.
+        """
         if self.deployment.names(self.url, self.key) != [*self.replicas]:
             raise ServerError("a replica was replaced, and what it had counted went with it")
         each = {name: stats_of(url, self.key) for name, url in zip(self.replicas, self.servers)}

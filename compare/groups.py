@@ -150,10 +150,7 @@ def described(load: Mapping[str, Any]) -> str:
 def by_groups(
     trace: Trace, outcomes: Outcomes, wall_clock_s: float, goodput: Mapping[str, float]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return {"by_length"
-    "by_user"
-    …: {group: measures}}. goodput: limits in ms of all.
-    """
+    """Return {kind: {group: measures}}, kinds as of `groups_of`. goodput: limits in ms of all."""
 
     def of_group(group: np.ndarray) -> dict[str, Any]:
         answers = outcomes.answers_of(group)

@@ -255,7 +255,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 
 def burst_size(config: Config) -> int:
-    """Return how many requests fill each row three times, as far as the server takes them."""
+    """Return three requests a row, LEAST_BURST at least, as far as the server takes them."""
     rows = chosen(MODES, config.mode, config).max_rows(config.max_batch_size)
     return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -152,18 +153,23 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
 def folder(text: str) -> Path:
     """Return the path of a folder that is there, or can be made. Raises ArgumentTypeError."""
     path = Path(text).absolute()
-    there = next(each for each in (path, *path.parents) if each.exists())
-    if there.is_dir() and os.access(there, os.W_OK):
-        return Path(text)
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+        if there.is_dir() and os.access(there, os.W_OK):
+            return Path(text)
+    except OSError as error:  # the name is too long, say
+        raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}; name another") from None
     raise argparse.ArgumentTypeError(f"{there} is no folder with write access; name another")
 
 
 def file(text: str) -> Path:
     """Return the path of a file that can be written. Raises ArgumentTypeError."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder with write access")
-    return path
+    with contextlib.suppress(OSError):  # the name is too long, say
+        written = path if path.exists() else path.parent
+        if path.parent.is_dir() and not path.is_dir() and os.access(written, os.W_OK):
+            return path
+    raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder with write access")
 
 
 def new_folder() -> Path:
@@ -200,6 +206,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; exits 0 after --help. Raises ConfigError for unfit flags."""
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
+    check_numbers(known)
     repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
     sweep, sessions = known.sweep, known.sessions
     # fmt: off
@@ -278,7 +285,6 @@ def check(options: Options) -> None:
             f"--baseline {options.baseline!r} is not compared; name one of "
             f"{', '.join(options.names)}"
         )
-    check_numbers(options)
 
 
 def check_numbers(options: Any) -> None:

@@ -52,7 +52,9 @@ def summarise(
 
 
 def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
-    """Return the rate, and the share of all n, that meet all limits; None each without either."""
+    """Return the rate, and the share of all n, that meet all limits; None each without limits or
+    without requests.
+    """
     if not limits_ms or not n:
         return {"goodput": None, "attainment": None}
     good = int(meet(answers, limits_ms).sum())

@@ -97,7 +97,9 @@ class Ingress:
             return answer(merging.stats(self._config, reports, self.counted, ages))
         if route == "GET /live" and reports:
             return own.to_page(f"/replicas/{min(each.name for each in reports)}")
-        return own.readiness(merging.not_ready_because(reports, replicas.wanted))
+        if route in ("GET /live", "GET /ready"):
+            return own.readiness(merging.not_ready_because(reports, replicas.wanted))
+        raise KeyError(route)
 
 
 def create_app(config: Config, replicas: Handles, pids: Sequence[int] = ()) -> FastAPI:

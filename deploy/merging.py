@@ -18,7 +18,9 @@ from observers.run import Run, added
 def stats(
     config: Config, replicas: Sequence[Report], own: Run, report_ages_s: Sequence[float]
 ) -> dict[str, Any]:
-    """Return /stats of all replicas and of each. own: the ingress's. report_ages_s: a router's."""
+    """Return /stats of all replicas and of each. own: counts of the ingress. report_ages_s: ages of
+    the reports that a router used.
+    """
     head = {"mode": config.mode, "model": config.model}
     run = added([own, *(each.run for each in replicas)])
     result = head | {"kv_blocks": sum(each.kv_blocks for each in replicas)} | run.report()

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Ring:
-    """The last `size` values, in memory taken and touched at the start, so that none grows."""
+    """The last `size` values, in memory that is taken at the start and never grows."""
 
     def __init__(self, size: int, kind: np.dtype):
         self._values = np.full(size, np.zeros((), kind))

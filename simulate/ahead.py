@@ -87,7 +87,7 @@ class AheadReplica(SimulatedReplica):
         return gap if self._noise is None else self._noise.gap(gap)
 
     def _end(self, inferences: Iterable[Inference]) -> None:
-        """End inferences, none before its last token; a failed one without uncomputed ones."""
+        """End inferences, none before its last token; a failed one at once."""
         now, over = self._loop.now, list[Inference]()
         for inference in inferences:
             times = inference.token_times

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, ServingError
@@ -17,8 +17,6 @@ from simulate.jump import apply_repeated, cannot_join, going_on, repeats
 from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop
 from simulate.noise import NoisyRun
 from simulate.time import PS, not_before, seconds
-
-LATER: dict[str, Any] = {"n_tokens": 1, "recomputed": 0}  # of rows after the first iteration
 
 
 class Stretch(NamedTuple):
@@ -74,7 +72,9 @@ class Stretch(NamedTuple):
         if not k:
             return self.iteration.rows
         return [
-            row if row.idle else row._replace(start=row.start + row.n_tokens + k - 1, **LATER)
+            row
+            if row.idle
+            else row._replace(start=row.start + row.n_tokens + k - 1, n_tokens=1, recomputed=0)
             for row in self.iteration.rows
         ]
 

@@ -239,10 +239,10 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs = load(known.costs)
     except CostsError as error:
         raise ConfigError(f"--costs: {error}") from None
-    layout = layout_of(known)
+    layout, compared = layout_of(known), chosen(known)
     question = question_of(known, costs, layout, "--repeats" in given) if known.plan else None
     options = Simulation(
-        **chosen(known), costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
+        **compared, costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
         ray=known.ray, noise=known.noise, question=question, recording=known.replay,
     )  # fmt: skip
     if known.replay and len(argv) > 1 + ("--replay" in argv):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, TIMINGS
 from wire.bodies import with_fields
@@ -260,12 +260,25 @@ class Stats(_Answer):
     )
 
 
-Reset = create_model("Reset", __base__=_Answer, **_all(Literal[True], "reset"))
-Forgotten = create_model("Forgotten", __base__=_Answer, __doc__="An empty answer.")
-Health = create_model("Health", __base__=_Answer, **_all(Literal["ok"], "status"))
-Ready = create_model("Ready", __base__=_Answer, **_all(Literal["ready"], "status"))
-_NOT_READY = _all(Literal["not ready"], "status") | _all(str, "reason")
-NotReady = create_model("NotReady", __base__=_Answer, **_NOT_READY)
+class Reset(_Answer):
+    reset: Literal[True]
+
+
+class Forgotten(_Answer):
+    """An empty answer."""
+
+
+class Health(_Answer):
+    status: Literal["ok"]
+
+
+class Ready(_Answer):
+    status: Literal["ready"]
+
+
+class NotReady(_Answer):
+    status: Literal["not ready"]
+    reason: str
 
 
 class Description(_Answer):

@@ -40,7 +40,10 @@ class Guard:
     has_page: bool
 
     def user_of(self, method: str, route: str | None, headers: Headers) -> str | None:
-        """Return the user of a request's key, if any. Raises ServingError for a refused request."""
+        """Return the user of a request's key, if any. Raises ServingError for a refused request.
+
+        route: its name in ROUTES, or None.
+        """
         user = None
         if not (route in OPEN or self.shows_page(route, headers)):
             user = user_of(self.keys, headers.get("Authorization", ""))

@@ -186,7 +186,9 @@ class RequestReader:
     def _encode(
         self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str
     ) -> list[list[int]]:
-        """Return the ids of every prompt. field, length_field: the route's names in errors."""
+        """Return the ids of every prompt, each checked to leave room for num_tokens. field,
+        length_field: the route's names in errors.
+        """
         config, alone = self.config, is_alone(prompt)
         num_tokens = max(num_tokens, 1)  # one is computed in any case
         if not alone and len(prompt) > config.max_in_flight:

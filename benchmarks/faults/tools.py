@@ -65,7 +65,7 @@ def joined(findings: Iterator[Finding]) -> Finding:
 
 
 def beside_a_client(findings: Iterator[Finding], served: Served, short: bool) -> Iterator[Finding]:
-    """Findings beside another client, whose waits are held against one's without the fault."""
+    """Findings, with the waits of another client beside those at a server without the fault."""
     over = threading.Event()
     with serving({}) as alone, ThreadPoolExecutor(2) as threads:
         clients = [threads.submit(poll, server.url, over) for server in (served, alone)]

@@ -108,6 +108,7 @@ class Bounded(Order):
         "none",
         gt=0,
         le=1e9,
+        allow_inf_nan=False,
     )
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
@@ -134,7 +135,11 @@ class ByWork(Order):
 
     by_length: ClassVar[bool] = True
     prefill_weight: float = setting(
-        0.2, "decoded tokens that a prompt token to compute counts as", ge=0, le=1e9
+        0.2,
+        "decoded tokens that a prompt token to compute counts as",
+        ge=0,
+        le=1e9,
+        allow_inf_nan=False,
     )
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
@@ -161,6 +166,7 @@ class Sjf(ByWork, Bounded):
         "decoded tokens that a second of waiting takes off the length of a request",
         ge=0,
         le=1e9,
+        allow_inf_nan=False,
     )
 
     def key(self, inference: Inference) -> float:

@@ -27,6 +27,7 @@ class Delayed(Static):
         "a batch forms when the oldest request has waited this long",
         gt=0,
         le=1e9,
+        allow_inf_nan=False,
     )
     batch_size_target: int = setting(4, "a batch forms when this many rows wait", ge=1)
     batch_size_limit: int | None = setting(None, "rows in a batch at most", "none", ge=1)

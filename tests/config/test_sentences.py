@@ -32,7 +32,7 @@ SENTENCES = {
     "dynamic --max-batch-size 0": "--max-batch-size '0': input should be greater than or equal to",
     "dynamic --max-batch-size many": "--max-batch-size 'many': input should be a valid integer",
     "windowed --max-batch-delay-ms 0": "--max-batch-delay-ms '0': input should be greater than 0",
-    "dynamic --request-timeout-s nan": "'nan': input should be less than or equal to 1000000000",
+    "dynamic --request-timeout-s nan": "--request-timeout-s 'nan': input should be a finite number",
     "static --shed": "--shed can estimate a request's first token only in mode dynamic with "
     "--order fcfs, priority, edf; use one of these, or leave it out",
     "dynamic --shed --order sjf": "with --order fcfs, priority, edf; use one of these",
