@@ -1,5 +1,5 @@
-"""Prefill and decode apart: what four servers complete within limits on the first token and on the
-time of each later one, beside the same four with prompts and decode rows mixed, or prompts first.
+"""Disaggregated prefill: what four servers complete within limits on the first token and on the
+mean time of later ones, beside the same four with prompts and decode rows mixed, or prompts first.
 """
 
 from __future__ import annotations
@@ -91,9 +91,14 @@ def verdict(cases: Cases) -> str:
 
     def words(base: str, measure: str) -> str:
         gain, case = best(base, measure)
-        sign = "" if gain.mean - (gain.half or 0) > 1 else ", not shown to be more than 1"
-        where = f"{case['variant']}, {case['lengths']}, {case['limits']} limits{sign}"
-        return f"- {measure} ÷ that of `{base}`: {formatted(gain, '{:.2f}')} ({where})"
+        where = [case["variant"], case["lengths"]]
+        if measure != "throughput":  # of a burst, which has no limits
+            where.append(f"{case['limits']} limits")
+        if not Estimate(gain.mean - 1, gain.half).shown:
+            where.append("no difference shown")
+        elif gain.mean < 1:
+            where.append("less than 1")
+        return f"- {measure} ÷ that of `{base}`: {formatted(gain, '{:.2f}')} ({', '.join(where)})"
 
     return (
         "The most that separate prefill and decode replicas reach at 100 GB/s:\n\n"
@@ -110,8 +115,9 @@ STUDY = Study(
     title="Disaggregated prefill and decode",
     question="Do four servers complete more within latency limits if some compute prompts only, "
     "and the others decode only?",
-    source="disaggregation has up to 4.48 times the goodput of vLLM, which computed prompts first "
-    "then (DistServe, OSDI 2024); it does not improve throughput (vLLM's documentation)",
+    source="disaggregation has up to 4.48 times the goodput of the vLLM of that time, which "
+    "computed prompts first (DistServe, OSDI 2024); it does not improve throughput (vLLM's "
+    "documentation)",
     workload=f"{{n}} streamed requests, {{seeds}} seeds, four servers in virtual time, `{WORDS}`",
     requests=250,
     seeds=4,

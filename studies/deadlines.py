@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from client.users import read_slo_mix
 from client.workloads import Workload
 from compare.measure import judged
 from compare.report.drawing import PALETTE, Look
@@ -21,6 +22,8 @@ from studies.virtual import SETTINGS, VIRTUAL, Settings
 LENGTHS = "exponential:100:800"
 ROWS = 8
 MIX = ("0.3:interactive=ttft:200,tpot:50", "0.7:batch=ttft:2000")
+CLASSES = read_slo_mix(MIX)[0]
+INTERACTIVE, BATCH = CLASSES.values()
 LOADS = (0.6, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 SHARE = 90.0  # % of the requests that meet their limits, up to a variant's capacity (DistServe's)
 SHED: Settings = {"shed": True}
@@ -88,12 +91,13 @@ STUDY = Study(
         "failed": ("shed, %", "{:.1f}"),
         "capacity": (f"load up to which {SHARE:.0f}% are within their limits", "{:.2f}"),
     },
-    text="Interactive requests have a limit of 200 ms on the first token and 50 ms on each later "
-    "one, batch requests of 2 s on the first token. Capacity is what `fcfs` completes while "
-    "requests always wait; load is the rate of requests ÷ capacity, up to "
-    f"{LOADS[-1]:g}. Goodput counts the requests that met all their limits. `sjf` sorts by "
-    "completion length and `edf` by deadline; `shed` refuses or ends a request that can no longer "
-    "meet its limits. `sjf` and `shed` know the true lengths, and `edf` needs none.",
+    text=f"Interactive requests have a limit of {INTERACTIVE.ttft_ms:g} ms on the first token and "
+    f"of {INTERACTIVE.tpot_ms:g} ms per later token on average, batch requests of "
+    f"{BATCH.ttft_ms:,g} ms on the first token. Capacity is what `fcfs` completes while requests "
+    f"always wait; load is the rate of requests ÷ capacity, up to {LOADS[-1]:g}. Goodput counts "
+    "the requests that met all their limits. `sjf` sorts by completion length and `edf` by "
+    "deadline; `shed` refuses or ends a request that can no longer meet its limits. `sjf` and "
+    "`shed` know the true lengths, and `edf` needs none.",
     tables=[
         Table(("variant",), ("capacity",), [Against(FCFS, ratios=("capacity",))], CAPACITY),
         Table(("load", "variant"), SHOWN, [Against(FCFS, gaps=("met",))], POINTS),
@@ -103,8 +107,10 @@ STUDY = Study(
         Panel(title, label, measure, "load", "load", where=POINTS)
         for title, label, measure in (
             ("all requests", "goodput, % of capacity", "good"),
-            ("interactive: first token in 200 ms", "within limits, %", "interactive"),
-            ("batch: first token in 2 s", "within limits, %", "batch"),
+            *(
+                (f"{name}: first token in {limits.ttft_ms:,g} ms", "within limits, %", name)
+                for name, limits in CLASSES.items()
+            ),
         )
     ],
     looks={

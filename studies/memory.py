@@ -101,7 +101,7 @@ STUDY = Study(
 A pool has the KV blocks of 8, 16 or 32 requests of mean length. Load is the rate of requests ÷ what
 `whole` completes on that pool while requests always wait.
 
-- `whole` reserves the blocks of all tokens that a request may have before it runs.
+- Before a request runs, `whole` reserves the blocks of all tokens that it may come to.
 - The others take blocks on demand. If none is free, they preempt a running request: the newest, the
   one with the least computed tokens, or the one with the most. It is computed again later.
 - `swap` copies the blocks of the newest request to the host and back; copies take no time here.""",

@@ -164,7 +164,7 @@ STUDY = Study(
     "- `mixed`: an iteration has prompts and decode rows.\n"
     "- `first`: prompts are computed alone, and decode rows wait for them.\n"
     "- `last, floor 16`: prompts are computed while fewer than 16 rows decode.\n"
-    "- `every:4`: after four iterations of decode rows.\n"
+    "- `every:4`: prompts are computed after every four iterations of decode rows.\n"
     f"- `adaptive`: as `mixed`, with as many prompt tokens as keep gaps below {AIM} decode "
     "iterations of all rows ("
     + ", ".join(f"{AIM * decode_ms(model):.0f} ms on {name}" for model, name in MODELS.items())

@@ -245,8 +245,8 @@ STUDY = Study(
             "Orders on a small pool",
             "The pool has the KV blocks of eight requests of mean length and of a third of the 64 "
             "prefixes. `prefix order` serves the request with the longest cached prefix first, the "
-            "other variants by arrival. Load is the rate of requests ÷ what the latter complete "
-            "with caching. Rarest prefixes: those of a quarter of the requests.",
+            "other variants by arrival. Load is the rate of requests ÷ what "
+            f"`{FCFS}` completes. Rarest prefixes: those of a quarter of the requests.",
         ),
         Table(
             ("trace", "variant", "pool", "kv_blocks"), ["hits_to_oracle"], [], {"table": "pool"},

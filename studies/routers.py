@@ -101,8 +101,8 @@ STUDY = Study(
     name="routers",
     title="Routers",
     question="How much does latency depend on the rule by which a router chooses a replica?",
-    workload=f"{{n}} requests per replica, at least {LEAST}, {{seeds}} seeds, `dynamic` in virtual "
-    f"time with `--costs {{costs}}`, {ROWS} rows and {BLOCKS} KV blocks per replica",
+    workload=f"{{n}} requests per replica, at least {LEAST:,}, {{seeds}} seeds, `dynamic` in "
+    f"virtual time with `--costs {{costs}}`, {ROWS} rows and {BLOCKS:,} KV blocks per replica",
     requests=600,
     options={"costs": ("fake", "iteration times, as simulate.sh's")},
     cases=cases,
@@ -115,8 +115,8 @@ STUDY = Study(
         "uneven": ("most requests of a replica ÷ fewest", "{:.2f}"),
     },
     text="Rates are requests a second per replica. A router knows the load of each replica as it "
-    "was `stale s` seconds ago, without the requests that it has sent since. With 0 it knows the "
-    "load of the moment.",
+    "was at the last report, which is up to `stale s` seconds old, without the requests that it "
+    "has sent since. With 0 it knows the load of the moment.",
     tables=[
         Table(
             BY, (), RANDOM, {"trace": name}, f"{trace.words}, {trace.rate:g} requests/s per replica"
