@@ -17,12 +17,12 @@ class Stub(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    first_s, gap_s, usage = 0.0, 0.0, True
-    models: tuple[str, ...] = ("stub",)
-
-    def __init__(self, **how: Any):
+    def __init__(
+        self, first_s: float = 0.0, gap_s: float = 0.0, usage: bool = True,
+        models: tuple[str, ...] = ("stub",),
+    ):  # fmt: skip
         super().__init__(("127.0.0.1", 0), Handler)
-        vars(self).update(how)
+        self.first_s, self.gap_s, self.usage, self.models = first_s, gap_s, usage, models
         self.bodies: list[dict[str, Any]] = []
         self.in_flight = self.most_in_flight = 0
         self.lock = threading.Lock()

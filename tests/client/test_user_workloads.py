@@ -92,9 +92,10 @@ def test_classes_are_drawn_in_their_shares_with_their_limits_and_change_nothing_
 
 def several(*whose: tuple[str | None, int | None]) -> list[Request]:
     """A request a second of these users and priorities."""
-    ask = Request(id=0, at=0, prompt="a", num_tokens=5)
-    own = (dict(zip(("id", "at", "user", "priority"), (i, i, *who))) for i, who in enumerate(whose))
-    return [ask.model_copy(update=each) for each in own]
+    return [
+        Request(id=i, at=i, prompt="a", num_tokens=5, user=user, priority=priority)
+        for i, (user, priority) in enumerate(whose)
+    ]
 
 
 FIVE, NINE = Workload("fixed:5"), "abcdefghi"

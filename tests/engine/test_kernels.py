@@ -52,7 +52,9 @@ def test_the_kernels_are_compiled_once(empty_cache: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("lacking", ["a compiler", "an OpenMP"])
-def test_missing_kernels(lacking: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_pytorch_serves_and_a_warning_says_why(
+    lacking: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`auto` took all that could be compiled, and a server that could not load them ended."""
     reason = "no C++ compiler 'no-such-compiler'; install g++"
     if lacking == "a compiler":

@@ -110,7 +110,9 @@ def test_a_step_is_few_launches(most: int, launches: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("invariant", "most"), [(False, 32), (True, math.inf)])
-def test_what_is_fused(invariant: bool, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_of_few_tokens_are_fused_or_all_if_batch_invariant(
+    invariant: bool, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     settings = {"model": "gpt2", "weights": "random", "batch_invariant": invariant}
     monkeypatch.setattr(loading, "load_model", lambda *_: GPT2(SHAPE))

@@ -139,7 +139,9 @@ def test_a_load_out_of_bounds_is_refused(body: Any, message: str, client_of: Cli
     ("/stats?iterations", ["yes", ""], "iterations"),
     ("/stats?iterations=1&since", ["-1", "x"], "since"),
 ])  # fmt: skip
-def test_wrong_numbers(path: str, values: list[str], message: str, client_of: ClientOf) -> None:
+def test_a_number_out_of_bounds_is_refused(
+    path: str, values: list[str], message: str, client_of: ClientOf
+) -> None:
     client = client_of()
     for value in values:
         response = client.get(f"{path}={value}")

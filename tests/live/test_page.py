@@ -154,7 +154,9 @@ HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</scri
     (900_000, "The prompt is longer than the context of 1024 tokens"),
     (1_200_000, "The body is larger than 1,000,000 bytes"),
 ])  # fmt: skip
-def test_a_prompt_of_a_megabyte(n_bytes: int, message: str, opened: Callable[..., Any]) -> None:
+def test_a_prompt_of_a_megabyte_is_refused_and_the_page_goes_on(
+    n_bytes: int, message: str, opened: Callable[..., Any]
+) -> None:
     prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
     with started("--loop-interval-ms", "5", "--log-level", "debug") as (url, process):
         tab = opened(url)

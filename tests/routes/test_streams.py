@@ -79,7 +79,9 @@ def test_an_early_failure_is_the_status_of_a_stream(gated: tuple[FlaskClient, Sp
     assert metrics(client)["vllm:request_success_total/error"] == 1
 
 
-def test_a_deadline_is_kept(client_of: ClientOf, gated: tuple[FlaskClient, Spelling]) -> None:
+def test_a_deadline_is_kept_while_an_iteration_or_loading_takes_long(
+    client_of: ClientOf, gated: tuple[FlaskClient, Spelling]
+) -> None:
     client, gate = gated  # an iteration that ends when it may
     loading = threading.Event()
 

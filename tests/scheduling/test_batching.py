@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -56,8 +55,11 @@ def wait(*inferences: Inference) -> None:
 def test_many_threads_get_the_tokens_of_each(policy: Policy, manager_of: ManagerOf) -> None:
     manager = manager_of(policy)
     inferences = [Inference([i, 1, 2], 1 + i % 7) for i in range(60)]
-    with ThreadPoolExecutor(60) as pool:
-        list(pool.map(lambda inference: manager.enqueue([inference]), inferences))
+    threads = [threading.Thread(target=manager.enqueue, args=([each],)) for each in inferences]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     wait(*inferences)
     for each in inferences:
         assert each.tokens == [token(each.prompt_ids, 0, i) for i in range(each.num_tokens)]

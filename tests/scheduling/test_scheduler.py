@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
 from scheduling.inference import Inference, State, TokenEvent
@@ -54,8 +56,10 @@ def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> N
     scheduler.enqueue(group, now=0.0)
     scheduler.enqueue(fits, now=0.0)
     assert scheduler.limit_blocks(3, now=1.0) == group
-    [said] = {str(member.error) for member in group}
-    assert "needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens" in said
+    assert {str(member.error) for member in group} == {
+        "The request needs 4 KV blocks of 4 tokens and the whole pool has 3: ask for fewer tokens, "
+        "or start the server with a larger --kv-cache."
+    }
     step(scheduler, 1.0)
     assert fits[0].state is State.RUNNING and scheduler.snapshot().n_blocks == 3
     dynamic = make_scheduler(Dynamic(), n_blocks=8, block_size=4)
@@ -194,6 +198,20 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
             pool.free(blocks)
         assert pool.allocate(4) == [3, 4, 5, 6]
         assert pool.allocate(2) == [0, 1]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_a_pool_gives_ascending_blocks_and_ends_as_one_range(steps: list[tuple[bool, int]]) -> None:
+    pool, live = BlockPool(40, 4), list[list[int]]()
+    for allocate, n in steps:
+        if allocate and n <= pool.free_blocks:
+            live.append(pool.allocate(n))
+            assert live[-1] == sorted(live[-1])
+        elif live:
+            pool.free(live.pop(n % len(live)))
+    for blocks in live:
+        pool.free(blocks)
+    assert pool._ranges == [(0, 40)]
 
 
 def test_who_only_listens_is_answered_with_its_batch_and_a_stream_with_its_own_last_token() -> None:

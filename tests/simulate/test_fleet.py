@@ -54,7 +54,9 @@ def serve(
 
 
 def mean_wait(trace: list[tuple[float, Inference]]) -> float:
-    return statistics.mean((i.admitted_at or math.nan) - i.arrived_at for _, i in trace)
+    return statistics.mean(
+        math.nan if i.admitted_at is None else i.admitted_at - i.arrived_at for _, i in trace
+    )
 
 
 def erlang_c(k: int, offered: float) -> float:
