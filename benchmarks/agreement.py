@@ -123,8 +123,11 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
             ).float()
         worst = max(worst, float((logits - expected).abs().max()))
         largest = max(largest, float(expected.abs().max()))
-    result = {"largest_difference": worst, "largest_logit": largest}
-    return result | {"tolerance": BFLOAT16_TOLERANCE * largest}
+    return {
+        "largest_difference": worst,
+        "largest_logit": largest,
+        "tolerance": BFLOAT16_TOLERANCE * largest,
+    }
 
 
 def main() -> None:

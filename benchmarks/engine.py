@@ -160,7 +160,9 @@ def against_bound(
 
 
 def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
-    """Count a step's launches on a GPU, of which a CUDA graph is one, and kernels; 0 on a CPU."""
+    """Count what the host launches on a GPU in a step, of which a CUDA graph is one, and the
+    kernels that run; both are 0 on a CPU.
+    """
     with torch.profiler.profile() as profile:
         engine.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))
     events = profile.events() or []
@@ -193,8 +195,12 @@ def measure(
         print(f"{n} rows of context {context}: {1e3 * steps[-1]['seconds']:.2f} ms", flush=True)
     for step in steps:  # only now: what was profiled once may be slower afterwards
         step |= launches(engine, decode_rows(step["rows"], step["context"], config.block_size))
-    peaks = {"bytes_per_s": machine.bytes_per_s, "flops_per_s": machine.flops_per_s}
-    return peaks | {"flops_dtype": str(machine.dtype), "steps": steps}
+    return {
+        "bytes_per_s": machine.bytes_per_s,
+        "flops_per_s": machine.flops_per_s,
+        "flops_dtype": str(machine.dtype),
+        "steps": steps,
+    }
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -213,7 +219,9 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def turn(line: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the rows from which arithmetic takes longer than reading; None if not measured."""
+    """Return the rows from which the arithmetic of steps takes longer than the reading, between
+    those that were measured; None if it does for none of them, or for all.
+    """
     for few, many in pairwise(sorted(line, key=lambda step: step["rows"])):
         less, more = (math.log(s["arithmetic_s"] / s["memory_s"]) for s in (few, many))
         if less < 0 <= more:
@@ -222,7 +230,9 @@ def turn(line: Sequence[Mapping[str, float]]) -> float | None:
 
 
 def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """A roofline: step time against rows, dashed bounds, dotted the turn to arithmetic."""
+    """A roofline: step time against rows, a colour a context, the bound as a dashed line, and a
+    dotted one where the first context's limit turns from memory to arithmetic.
+    """
     contexts = sorted({int(step["context"]) for step in steps})
     shades = matplotlib.colormaps["viridis"](np.linspace(0.1, 0.75, len(contexts)))
     with matplotlib.rc_context(STYLE):

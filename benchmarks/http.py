@@ -131,7 +131,9 @@ def measure(front: str, traffics: Sequence[Traffic], seconds: float) -> dict[str
 
 
 def table(rounds: Mapping[str, Mapping[str, Sequence[Round]]]) -> str:
-    """A line for each traffic and front end; for each but the first one, of ratios to it, too."""
+    """A line for each kind of traffic and front end, and one of each other front end's ratios to
+    the first one's.
+    """
     rows = [["traffic", "front end", *(heading for heading, _ in COLUMNS.values())]]
     [base, *_] = rounds
     for name in rounds[base]:

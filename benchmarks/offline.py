@@ -23,7 +23,9 @@ def inference(config: Config, prompt: list[int], tokens: int, sampling: Sampling
 
 
 def burst(config: Config, n: int) -> list[Prompted]:
-    """The burst's first n requests, with ids that the model has. Raises ConfigError."""
+    """The burst's first n requests, with ids that the model has. Raises ConfigError if there
+    are not so many.
+    """
     if not 1 <= n <= LARGEST:
         raise ConfigError(f"--n must be from 1 to {LARGEST}")
     n_vocab = config.shape.vocab_size

@@ -165,7 +165,9 @@ class _Replay:
         self._watch.ended(outcome)
 
     async def _tick(self, first_at: float) -> None:
-        """Tick once in each TICK_S, anywhere in it: equal intervals could beat with the load's."""
+        """Tick once in each TICK_S, anywhere in it: equal intervals could coincide with equal gaps
+        of a load.
+        """
         rng = random.Random(0)
         for k in itertools.count():
             await asyncio.sleep(first_at + (k + rng.random()) * TICK_S - self._now())

@@ -63,7 +63,9 @@ class Stream(NamedTuple):
     def draw(
         self, n: int | None, until: float, seed: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return instants and lengths, drawn apart, of n requests; if n is None, until `until`."""
+        """Return instants and lengths of the first n requests; if n is None, of all before `until`.
+        They are drawn apart, so that the same requests can come at another rate.
+        """
         rng = np.random.default_rng([*seed, 0])
         if n is not None:
             at = rng.exponential(1 / self.rate, n).cumsum()

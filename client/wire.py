@@ -84,7 +84,9 @@ class Streaming(Plain):
 
 
 class OpenAI:
-    """POST /v1/completions as a stream, beyond an end-of-text: every server computes as much."""
+    """POST /v1/completions as a stream that goes on beyond an end-of-text, so that every server
+    computes as much.
+    """
 
     path = "/v1/completions"
 

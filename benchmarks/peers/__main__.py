@@ -52,7 +52,9 @@ METHOD = (
 
 
 def kinds(native: bool) -> dict[str, dict[str, str]]:
-    """The words after `python -m` of each engine, by kind of numbers; float32 if not native."""
+    """The words after `python -m` of each engine, by kind of numbers and engine. Where bfloat16 is
+    not native, peers run in float32.
+    """
     dtype = "bfloat16" if native else "float32"
     stored = {} if native else {"ours dtype bfloat16": f"{OURS} --dtype bfloat16"}
     int8 = f"{OURS} --dtype {dtype} --linear int8"

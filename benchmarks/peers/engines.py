@@ -59,7 +59,9 @@ def form(folder: Path, name: str) -> str:
 
 
 def start_again() -> None:
-    """Start vLLM again with its settings, and preload the OpenMP and malloc that it advises."""
+    """Start vLLM again with its settings, and with the OpenMP and malloc that it advises: a process
+    cannot preload a library for itself.
+    """
     openmp, malloc = Path(sys.prefix, "lib", "libiomp5.so"), "tcmalloc_minimal"
     libraries = [ctypes.util.find_library(malloc), str(openmp) if openmp.exists() else None]
     if None in libraries:
@@ -132,7 +134,9 @@ def steps(requests: Sequence[Prompted]) -> list[int]:
 
 
 def ctranslate2(options: Options) -> tuple[str, Serve]:
-    """CTranslate2: one batch that rows leave; a burst no larger needs no continuous one."""
+    """CTranslate2: one batch, which rows leave as they end. It has no continuous batching; a burst
+    of as many requests as rows needs none.
+    """
     folder = form(options.model, "ctranslate2")
     import ctranslate2
 
