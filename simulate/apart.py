@@ -17,10 +17,11 @@ from simulate.ahead import AheadReplica
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop
+from simulate.time import instant, seconds
 
 # fields of an inference that a prefill replica sets: of all, and of those that end there
-COMPUTED = ("arrived_at", "admitted_at", "blocks", "computed", "tokens", "token_times", "decodes")
-END = ("state", "answered_at", "error", "is_over")
+COMPUTED = ("blocks", "computed", "tokens", "decodes")
+END = ("state", "error", "is_over")
 
 
 def refuse(config: Config, variant: str) -> None:
@@ -43,12 +44,13 @@ def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Apart]:
 class Apart:
     """Prefill replicas compute prompts and first tokens, decode replicas all other tokens.
 
-    A router chooses a prefill replica for a request, and when its prompt is computed another one
-    chooses a decode replica, to which the keys and values of the prompt are sent at once. Each
-    prefill replica sends one request after another, in this order, while it computes others. The
-    KV blocks of a request are free there once it is sent. At the decode replica it waits in the
-    queue until there are rows and blocks for it. If it is preempted, its prompt is computed there
-    again. A request of one token ends at its prefill replica.
+    A request is passed on by HTTP to a prefill replica, which a router chooses. When its prompt is
+    computed, another router chooses a decode replica, to which the first token and the keys and
+    values of the prompt are sent at once; from there the client gets its tokens. Each prefill
+    replica sends one request after another, in this order, while it computes others. The KV blocks
+    of a request are free there once it is sent. At the decode replica it waits in the queue until
+    there are rows and blocks for it. If it is preempted, its prompt is computed there again. A
+    request of one token ends with the prefill replica's answer.
 
     token_bytes: of the keys and values of a token. All else is as of a `Fleet`. The numbers of
     decode replicas follow those of prefill replicas.
@@ -67,9 +69,10 @@ class Apart:
         **of_replicas: Any,
     ):
         self._loop, self._layout, self._ended = loop, layout, ended
+        self._request, self._answer = costs.request, costs.answer  # of the HTTP in between
         self._token = 8000 * token_bytes / layout.kv_gbps  # picoseconds to send one
         self._whole: dict[Inference, Inference] = {}  # by the inference of its first token
-        self._arrived_at: dict[Inference, float] = {}  # at the prefill replica
+        self._arrived_at: dict[Inference, float] = {}  # before it was passed on
         self._free_at: dict[int, int] = {}  # when a prefill replica has sent all that it has to
         prefill = range(layout.prefill_replicas)
         decode = range(layout.prefill_replicas, layout.replicas)
@@ -82,9 +85,10 @@ class Apart:
         self.missed: list[Failure] = []
 
     def arrive(self, group: Group) -> None:
-        firsts = [replace(inference, num_tokens=1) for inference in group]
+        firsts = [replace(member, num_tokens=1, streamed=False) for member in group]
         self._whole.update(zip(firsts, group))
-        self._prefill.arrive(firsts)
+        self._arrived_at.update(dict.fromkeys(group, seconds(self._loop.now)))
+        self._prefill.arrive(firsts, self._request)
 
     def check_done(self) -> None:
         """Raise RuntimeError if work is left, once no event is."""
@@ -103,19 +107,27 @@ class Apart:
     def _prefilled(self, number: int, now: float, first: Inference) -> Iterable[Arrival]:
         """Send a request on, whose first token a prefill replica has computed, or end it."""
         inference, loop = self._whole.pop(first), self._loop
+        inference.arrived_at = self._arrived_at[inference]
+        if first.admitted_at is not None:
+            inference.admitted_at = inference.arrived_at + first.admitted_at - first.arrived_at
         is_whole = first.error is not None or inference.num_tokens == 1
         for name in COMPUTED + END if is_whole else COMPUTED:
             setattr(inference, name, getattr(first, name))
+        sent_at = begins_at = instant(now)
+        if not is_whole:
+            begins_at = max(begins_at, self._free_at.get(number, 0))
+            sent_at = self._free_at[number] = begins_at + round(inference.computed * self._token)
+        at = seconds(sent_at + self._answer)
+        inference.token_times = [at] * len(inference.tokens)
         if is_whole:
-            return self._ended(number, now, inference)
-        self._arrived_at[inference] = inference.arrived_at
-        begins_at = max(loop.now, self._free_at.get(number, 0))
-        sent_at = self._free_at[number] = begins_at + round(inference.computed * self._token)
+            inference.answered_at = None if first.answered_at is None else at
+            return self._decoded(number, at, inference)
         scheduler = self._prefill.replicas[number].scheduler
         kept = scheduler.pool.allocate(scheduler.limits.blocks(inference.computed))
         loop.at(sent_at, ARRIVE, self._sent, number, kept)
         # after all that ends at this instant, so that the router knows of it
-        loop.at(loop.now, ARRIVE, self._decode.arrive, [inference], sent_at - loop.now)
+        after = sent_at + self._answer - loop.now
+        loop.at(loop.now, ARRIVE, self._decode.arrive, [inference], after)
         return ()
 
     def _sent(self, number: int, kept: list[int]) -> None:

@@ -26,7 +26,7 @@ from compare.measure import Measurable, Target, measure, warm_up
 from compare.report.tables import FEWEST_DRAWS, NONE, markdown
 from compare.servers import server
 from config import Config
-from simulate.costs import Costs, load
+from simulate.costs import Costs, CostsError, load
 from simulate.fleet import Layout
 from simulate.run import SimulatedServer
 from studies import virtual
@@ -67,8 +67,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's field
 }
 Row = dict[str, Any]  # numbers of a trace on one side
 SOME = (0.85, 1.2)
-# of each part's model, on the machine at hand
-COSTS = {"fake": "fake-server", "demo": "demo", "gpt2": "gpt2"}
+COSTS = {"fake": "fake-server", "demo": "demo", "gpt2": "gpt2"}  # by part
 RANDOM = {"gpt2": {"weights": "random", "tokenizer": "bytes"}}  # as its costs
 # by model and kind of trace: variants, and loads
 PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
@@ -91,8 +90,19 @@ PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
 WIDTH = 2 * 1.645  # of the interval with 90% of a normal distribution, in standard deviations
 
 
-def cases(n: int, repeats: int) -> list[dict[str, Any]]:
-    """Return the cases, which take turns: a machine that is slow for a while is so for all."""
+def costs_of(named: str) -> dict[str, Costs]:
+    """Return each part's costs, named as in `demo=demo-epyc,gpt2=gpt2-epyc`. Raises CostsError."""
+    names = COSTS | dict(pair.partition("=")[::2] for pair in named.split(",") if pair)
+    if not names.keys() <= PARTS.keys():
+        raise CostsError(f"--costs {named}: write PART=NAME, with a part of {', '.join(PARTS)}")
+    return {part: load(name) for part, name in names.items()}
+
+
+def cases(n: int, repeats: int, costs: str) -> list[dict[str, Any]]:
+    """Return the cases, which take turns: a machine that is slow for a while is so for all.
+    Raises CostsError for costs that cannot be used.
+    """
+    costs_of(costs)
     return [
         {"part": part, "variant": variant, "kind": kind, "repeat": repeat}
         for repeat, part in itertools.product(range(repeats), PARTS)
@@ -220,17 +230,16 @@ def wide(cases: Cases, name: str) -> float | None:
     return float(np.mean([seed[f"{name}_width"] for seed in seeds]) / (WIDTH * deviation))
 
 
-def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
+def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
     """Return a case for each load, with the simulated server beside the real ones."""
-    costs = {part: load(name) for part, name in COSTS.items()}
-    runs = []
+    of_part, runs = costs_of(costs), []
     for case in only(cases, {"repeat": 0}):
         place = {key: case[key] for key in ("part", "variant", "kind")}
         for seed, repeated in enumerate(zip(*(same["seeds"] for same in only(cases, place)))):
             for name in repeated[0]:
                 runs.append((place | {"load": name}, seed, [rows[name] for rows in repeated]))
     with multiprocessing.Pool() as pool:
-        work = [(place, seed, rows[0], costs[place["part"]]) for place, seed, rows in runs]
+        work = [(place, seed, rows[0], of_part[place["part"]]) for place, seed, rows in runs]
         rows_of_runs = pool.starmap(simulated, work, chunksize=1)
     summary: dict[tuple[str, ...], dict[str, Any]] = {}
     for (place, _, rows), simulated_rows in zip(runs, rows_of_runs):
@@ -316,7 +325,13 @@ STUDY = Study(
     "virtual time, on the machine on which the iteration times were measured",
     requests=250,
     seeds=4,
-    options={"repeats": (2, "real runs of each trace")},
+    options={
+        "repeats": (2, "real runs of each trace"),
+        "costs": (
+            ",".join(map("=".join, COSTS.items())),
+            "iteration times in virtual time, by python -m benchmarks.costs",
+        ),
+    },
     cases=cases,
     run=run,
     servers=True,

@@ -184,7 +184,7 @@ def test_the_example_of_the_page() -> None:
     """
     asks = [Ask(0, prompt=4, tokens=3), Ask(0, prompt=2, tokens=3), Ask(0), Ask(2, prompt=8)]
     served, iterations = served_apart(asks, Dynamic(), token_budget=4, n_blocks=3)
-    assert [i.token_times for i in served] == [[1, 4, 5], [2, 6, 7], [2], [6]]
+    assert [i.token_times for i in served] == [[3, 4, 5], [4, 6, 7], [2], [6]]
     assert [i.arrived_at for i in served] == [0, 0, 0, 2]
     assert [i.admitted_at for i in served] == [0, 0, 1, 4]
     assert iterations == [
@@ -228,17 +228,21 @@ def test_prefill_and_decode_apart_jump_to_what_stepping_does(
         assert a.error or len(a.tokens) == a.num_tokens
 
 
-def test_the_way_of_keys_and_values_lies_between_the_first_two_tokens() -> None:
-    """Eight bytes a token, 5 ms for ten of them."""
+def test_keys_and_values_and_a_second_http_request_come_before_the_first_token() -> None:
+    """Eight bytes a token, 5 ms for ten of them; 2 ms for a request, and 1 ms for its answer."""
     config = build("dynamic", {"model": "fake", "device": "cpu"}, {})
     layout = Layout(3, prefill_replicas=1, kv_gbps=80 * 8 / 5e6, slow={2: 2.0})
     request = Request(id=0, at=0.0, prompt_ids=[1] * 10, num_tokens=4)
-    target = SimulatedServer("", config, FAKE, layout)
+    costs = replace(FAKE, request=2 * PS // 1000, answer=PS // 1000)
+    target = SimulatedServer("", config, costs, layout, stream=True)
     result, [outcome] = measure(target, [request], {}, 1.0, Watch())
     [decoder] = result["server"]["replicas"]["requests"].keys() - {0}
     step = 1.06 * (2 if decoder == 2 else 1)
-    assert outcome.answer and result["mean_ttft_ms"] == pytest.approx(1.16)
-    assert [1e3 * gap for gap in outcome.answer.itl_s] == pytest.approx([5 + step, step, step])
+    assert result["mean_ttft_ms"] == pytest.approx(2 + (2 + 1.16 + 5 + 1) + 1)
+    assert result["server"]["mean_ttft_ms"] == pytest.approx(2 + 1.16 + 5 + 1)
+    assert outcome.answer and [1e3 * gap for gap in outcome.answer.itl_s] == pytest.approx(
+        [step] * 3
+    )
     assert result["server"]["busy_s"] == pytest.approx((1.16 + 3 * step) / 1e3)
     assert described(layout) == (
         "1 prefill and 2 decode replicas, each kind behind the router power_of_two, 0.000128 "

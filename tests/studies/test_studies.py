@@ -129,8 +129,16 @@ def test_of_one_replica_there_is_no_choice() -> None:
     cases = only(routers.cases(30, "fake"), {"trace": "even", "replicas": 1, "stale_s": 0.0})
     random, *others = [routers.run(case, 30, 0) for case in cases]
     assert others == [random] * 4
-    done = ran("studies", "routers", "--costs", "nowhere")
-    assert done.returncode == 2 and "there are no costs 'nowhere'" in done.stderr
+
+
+@pytest.mark.parametrize(("study", "costs", "reason"), [
+    ("routers", "nowhere", "there are no costs 'nowhere'"),
+    ("fidelity", "demo=nowhere", "there are no costs 'nowhere'"),
+    ("fidelity", "demo-epyc", "--costs demo-epyc: write PART=NAME, with a part of fake, demo, "),
+])  # fmt: skip
+def test_unknown_costs_are_refused(study: str, costs: str, reason: str) -> None:
+    done = ran("studies", study, "--costs", costs)
+    assert done.returncode == 2 and reason in done.stderr
 
 
 def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
@@ -182,12 +190,12 @@ def test_real_beside_simulated_servers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(fidelity, "COSTS", {"fake": "fake"})
     monkeypatch.setattr(fidelity, "PARTS", {"fake": {fidelity.PLAIN: (["demand"], (0.9,))}})
     kept = FinishedRuns(tmp_path / "fidelity.runs.jsonl", "")
-    cases = measured(fidelity.STUDY, fidelity.cases(40, 2), 40, 1, kept)
+    cases = measured(fidelity.STUDY, fidelity.cases(40, 2, ""), 40, 1, kept)
     burst, loaded = cases[0]["seeds"][0].values()
     rate = 0.9 * burst["capacity"] / Workload().mean_num_tokens
     assert [case["seeds"][0]["0.9"]["rate"] for case in cases] == [loaded["rate"]] * 2
     assert loaded["rate"] == pytest.approx(rate, rel=1e-3)
-    summary = fidelity.summarized(cases, 2)
+    summary = fidelity.summarized(cases, 2, "")
     assert [case["load"] for case in summary] == ["burst", "0.9"]
     assert [case["seeds"][0]["requests"] for case in summary] == [80, 80]
     # the fake engine's own costs are the least that a server takes
