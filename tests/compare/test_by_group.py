@@ -142,9 +142,9 @@ def test_the_figure_has_a_panel_for_each_group() -> None:
     assert titles(two) == [*quarters, "ann\n4 requests", f"{'x' * 23}…\n4 requests"]
     one = {"static": [result_of(1.0, {"ann": 8})]}
     assert titles(one) == quarters, "one user is no comparison"
-    requests = [ask(i, 9) for i in range(4)]
+    requests = [ask(i, 2) for i in range(4)]
     same = {"static": [judged(requests, [answered(r, 1.0, 0.1) for r in requests], {})]}
-    assert titles(same) == ["9 tokens"], "equal lengths have no quarters"
+    assert titles(same) == ["2 tokens"], "equal lengths have no quarters"
 
 
 def test_the_figure_is_drawn_where_nothing_was_answered(tmp_path: Path) -> None:

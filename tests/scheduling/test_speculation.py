@@ -19,7 +19,7 @@ from scheduling.drafts import Drafter, Drafts
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.past import Past
 from scheduling.policies import Dynamic, Order, Policy
-from scheduling.worth import Worth
+from scheduling.worth import Curve, Worth
 from serving import Exchange, Server
 from simulate import drive
 from simulate.replica import any_ids
@@ -127,6 +127,14 @@ def test_auto_tells_a_short_match_that_goes_on_from_one_that_was_long_at_once() 
             worth.verified(Drafts(matched=matched), 8, accepted)
     short, long = (worth.chances(Drafts(matched=matched), 8) for matched in (2, 4))
     assert short[1] > 0.8 > 0.2 > short[2] and long[7] > 0.6
+
+
+def test_times_of_numbers_of_tokens_lie_on_lines_between_those_that_were_seen() -> None:
+    curve = Curve()
+    curve.add(8, 0.02)
+    curve.add(12, 0.06)
+    times = [curve.at(n) for n in (4, 8, 9, 12, 24)]  # beyond 12, each costs a quarter as much
+    assert times == pytest.approx([0.02, 0.02, 0.03, 0.06, 0.075])
 
 
 def test_auto_is_not_misled_by_iterations_that_something_delays() -> None:
