@@ -65,6 +65,8 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         assert whole["mean_e2el_ms"] >= server["mean_e2el_ms"]
     useful = {mode: result["useful_fraction"] for mode, result in summary["variants"].items()}
     assert useful["dynamic"] == 1.0 > useful["static"]
+    expected = {mode for mode, r in summary["variants"].items() if r["expected_useful_fraction"]}
+    assert expected == {"static", "windowed"}
     for name in figures:
         assert f"({name}.png)" in (tmp_path / "report.md").read_text()
 
@@ -77,6 +79,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     assert replayed["config"]["compact_batches"] is True
     assert replayed["workload"]["arrival"].startswith("as in ")
     assert replayed["variants"]["windowed"]["useful_fraction"] == 1.0
+    assert replayed["variants"]["windowed"]["expected_useful_fraction"] is None
     assert texts_of(tmp_path, "windowed") == texts_of(again, "windowed")
 
 

@@ -132,7 +132,7 @@ UNREADABLE = "cannot read the run"
 @pytest.mark.parametrize(
     ("summary", "sentence"),
     [(None, "holds no run"), ("{", UNREADABLE), ('{"workload": {}}', "another version"),
-     (ODD, UNREADABLE), (ODD.replace('"a"', '"../../secret"'), "rename it")],
+     (ODD, UNREADABLE), (ODD.replace('"a"', f'"{"/" * 101}"'), f"{'/' * 100!r}; rename it")],
 )  # fmt: skip
 def test_a_folder_of_no_run_is_refused(summary: str | None, sentence: str, tmp_path: Path) -> None:
     if summary:

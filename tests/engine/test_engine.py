@@ -104,6 +104,17 @@ def test_memory_of_a_kv_block_is_touched_when_it_is_used(model: GPT2, path: str)
     assert psutil.Process().memory_info().rss - before < 200e6
 
 
+def test_a_warm_up_runs_the_largest_iteration_in_the_blocks_of_one_prompt(
+    model: GPT2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, seen = engine(model, 8, 4, next(iter(PATHS))), list[Iteration]()
+    monkeypatch.setattr(generator, "generate", seen.append)
+    generator.warm_up(max_batch_size=4, token_budget=10, prompt_tokens=4, block_size=4)
+    largest = [(0, 4, [0, 1]), (0, 4, []), (0, 2, []), (0, 1, [])]
+    expected = [largest, [(4, 1, [0, 1])], [(0, 1, [])] * 4]
+    assert [[(r.start, r.n_tokens, r.blocks) for r in each.rows] for each in seen] == expected
+
+
 def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
     if PATHS[path][2] == "onednn" and not onednn_multiplies_bfloat16():
         pytest.skip("oneDNN has no bfloat16 for this processor")

@@ -190,8 +190,9 @@ def test_openais_sampling_in_our_terms(client: FlaskClient, path: str) -> None:
 
     manager.enqueue = seen
     given: list[dict[str, Any]] = [
-        {"top_p": 0}, {"top_p": 0.0}, {"top_p": 1}, {"top_p": 0.5}, {"seed": -1}, {"seed": -1},
-        {"stop": ["a"] * 16}, {"stop": []}, {"stop": "x" * 256},
+        {"top_p": 0}, {"top_p": 0.0}, {"top_p": 1, "top_k": 7}, {"top_p": 0.5, "top_k": 0},
+        {"seed": -1}, {"seed": -1}, {"stop": ["a"] * 16}, {"stop": []},
+        {"stop": "x" * 256},
     ]  # fmt: skip
     for each in given:
         body = RIGHT[path] | {"temperature": 0.9} | each
@@ -199,5 +200,6 @@ def test_openais_sampling_in_our_terms(client: FlaskClient, path: str) -> None:
     greedy, also, whole, half, one, other, *_ = samplings
     assert (greedy.temperature, greedy.top_p) == (0, None) and also.temperature == 0
     assert (whole.temperature, whole.top_p, half.top_p) == (0.9, None, 0.5)
+    assert (whole.top_k, half.top_k, one.top_k) == (7, None, None)
     assert one.seed != other.seed and min(one.seed, other.seed) >= 0
     assert whole.seed == half.seed, "a seed that is given stays"
