@@ -1,8 +1,7 @@
-"""The frame of every benchmark: its command line, alternating turns, and how results are written.
+"""The frame of every benchmark: its command line, and how results are written.
 
-The speed of a shared machine changes by the minute, so what is compared takes turns, and ratios are
-those of neighbours in time. Each result carries its machine, commit, date and command, in one JSON
-line at the end or in a file beside its page. Knows no torch.
+Each result carries its machine, commit, date and command, in one JSON line at the end or in a file
+beside its page. Knows no torch.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from client.calls import ServerError
-from compare.analysis import Estimate, estimate
 from compare.comparison import sigterm_is_ctrl_c
 from compare.machine import command_line, stamp
 from compare.options import folder
@@ -40,9 +38,6 @@ from weights import WeightsUnavailable
 # settings without effect where prompts are ids, no client is connected and no thread plans ahead
 NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer", "ahead"})
 PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
-Round = Mapping[str, float]  # measurements of one turn, by name
-Name = TypeVar("Name")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -146,28 +141,6 @@ class Benchmark:
 def chosen_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings among the options that a user has typed."""
     return {name: value for name, value in vars(options).items() if name in Config.model_fields}
-
-
-def alternate(
-    names: Iterable[Name], turn: Callable[[Name], Result], rounds: int
-) -> dict[Name, list[Result]]:
-    """Call `turn` for each name, in reverse order every second round; return each one's results."""
-    results: dict[Name, list[Result]] = {name: [] for name in names}
-    for k in range(rounds):
-        for name in [*results][:: -1 if k % 2 else 1]:
-            results[name].append(turn(name))
-    return results
-
-
-def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Return first ÷ second of each round."""
-    return [a / b for a, b in zip(first, second, strict=True)]
-
-
-def mean(rounds: Sequence[Round], name: str, base: Sequence[Round] | None = None) -> Estimate:
-    """The mean of a measurement over rounds, or of its ratio to base's in each; with interval."""
-    values = [turn[name] for turn in rounds]
-    return estimate(ratios(values, [turn[name] for turn in base]) if base else values)
 
 
 def run(main: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ from studies.study import Study
 NAMES = (
     "orders", "batches", "fair", "urgent", "deadlines", "memory", "prefixes", "routers", "capacity",
     "fidelity", "vllm_schedule", "arena", "prefill", "speculation", "padded",
-    "adapters", "swap", "approximations", "apart", "ahead",
+    "adapters", "swap", "approximations", "apart", "ahead", "http", "peers",
 )  # fmt: skip
 
 

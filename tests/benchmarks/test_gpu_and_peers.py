@@ -1,4 +1,4 @@
-"""benchmarks/gpu.sh on a CPU, and benchmarks.peers with fakes in the place of peers."""
+"""benchmarks/gpu.sh on a CPU, and studies/peers.py with fakes in the place of peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import agreement, burst, engine, gpu, harness
-from benchmarks.peers import __main__ as peers
+from benchmarks import agreement, burst, engine, gpu
 from benchmarks.peers import engines
+from client.calls import ServerError
 from config import ConfigError
+from studies import peers
 from tests.servers import ROOT
 
 
@@ -157,15 +157,10 @@ def test_an_environment_is_made_of_what_is_there(tmp_path: Path) -> None:
     assert done.stderr == "" and done.stdout.endswith("torch/__init__.py\n")
 
 
-BFLOAT16 = ["ours dtype bfloat16", "vLLM bfloat16", "OpenVINO bfloat16"]
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Measures with fake interpreters, which log what they run; returns what is new in the log.
-
-    Ours says 30 tok/s, 20 in its second round; a peer 10, in int8 an error.
-    """
+def test_a_round_is_ours_and_a_peer_and_what_a_peer_says_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With interpreters that log what they run: ours says 30 tok/s, a peer 10, in int8 nothing."""
     log, model = tmp_path / "log", tmp_path / "small"
     model.mkdir()
     (model / "config.json").touch()
@@ -176,52 +171,27 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         path.chmod(0o755)
         return str(path)
 
-    ours = f"echo $((30 - 10 * ($(grep -c burst {log}) == 2))).0 tok/s"
     fails = 'case "$*" in *int8*) echo "no int8 here" >&2; exit 2; esac'
-    both = fake("peer", f"{fails}; echo A peer 1.2, 10.0 tok/s")
-    monkeypatch.setattr(sys, "executable", fake("ours", ours))
+    both = fake("peer", f"{fails}; echo A peer 1.2, float32: 64 requests, 10.0 tok/s")
+    monkeypatch.setattr(sys, "executable", fake("ours", "echo dynamic: 64 requests, 3,000.5 tok/s"))
     monkeypatch.setattr(peers, "native_bfloat16", lambda: True)
-    monkeypatch.setattr(peers, "ROWS", (64,))
-
-    def measured(*more: str) -> list[str]:
-        before = len(log.read_text().splitlines()) if log.exists() else 0
-        words = ["--model", str(model), "--out", str(tmp_path / "out"), "--peers-python", both]
-        monkeypatch.setattr(sys, "argv", ["peers", *words, "--vllm-python", both, *more])
-        harness.run(peers.main)
-        return log.read_text().splitlines()[before:]
-
-    return measured
-
-
-def saved(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out" / "peers.json").read_text())
-    return found
-
-
-def test_ratios_are_of_neighbouring_runs(bench: Callable[..., list[str]], tmp_path: Path) -> None:
-    ran = bench("--pairs", "2")
-    of_bfloat16 = [line for line in ran if "int8" not in line]
-    programs = [" ".join(line.split()[1:3]).removesuffix(" --threads") for line in of_bfloat16]
-    peer = "benchmarks.peers.engines"
-    once = ["benchmarks.burst", f"{peer} vllm", f"{peer} openvino"]
-    assert programs == once + once[::-1]
-    assert all(f"--model {tmp_path / 'small'} --n 64" in line for line in ran)
-    first, second = (r for r in saved(tmp_path)["rounds"] if r["kind"] == "bfloat16")
-    assert [run["runner"] for run in first["runs"]] == BFLOAT16
-    assert [run["tokens_per_s"] for run in second["runs"]] == [20, 10, 10]
-    page = (tmp_path / "out" / "peers.md").read_text()
-    row = "| small | 64 | ours dtype bfloat16 | vLLM bfloat16 | 25.0 (20.0 to 30.0) | 10.0 "
-    assert row + "(10.0 to 10.0) | **2.50** (2.00 to 3.00) | 2 |" in page
-    everything = page + json.dumps(saved(tmp_path))
-    assert ", A peer 1.2; `" in page
-    assert not any(str(tmp_path / name) in everything for name in ("small", "peer", "ours"))
-
-
-def test_a_failed_peer_is_run_once(bench: Callable[..., list[str]], tmp_path: Path) -> None:
-    ran = bench("--pairs", "2")
-    assert [sum(f"{peer} --" in line for line in ran if "int8" in line) for peer in
-            ("burst", "openvino", "ctranslate2")] == [4, 1, 1]  # fmt: skip
-    assert "no int8 here" in (tmp_path / "out" / "peers.md").read_text()
+    with pytest.raises(ConfigError, match="make one by"):
+        peers.cases(1, str(tmp_path), both, both)
+    cases = peers.cases(1, str(model), both, both)
+    kept: Any = None
+    case = next(case for case in cases if case["peer"] == "openvino --dtype bfloat16")
+    found = [peers.run(case, 1, seed, kept) for seed in range(2)]
+    one = {"ours_per_s": 3000.5, "peer_per_s": 10.0, "ratio": 300.05, "version": "A peer 1.2"}
+    assert found == [one, one]
+    once = ["benchmarks.burst --threads 2", "benchmarks.peers.engines openvino"]
+    same = f"--dtype bfloat16 --model {model} --n 64"
+    ran = [f"-m {program} {same}" for program in once + once[::-1]]
+    assert log.read_text().splitlines() == ran
+    case = next(case for case in cases if case["peer"] == "ctranslate2 --dtype int8")
+    with pytest.raises(
+        ServerError, match="printed no tok/s; mend it, or leave it out by --only: …no"
+    ):
+        peers.run(case, 1, 0, kept)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

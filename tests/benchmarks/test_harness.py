@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, settings with an effect, sentences, turns, and pages."""
+"""What all benchmarks share: options, settings with an effect, sentences, and pages."""
 
 from __future__ import annotations
 
@@ -10,26 +10,13 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import agreement, burst, costs, engine, gpu, harness, http
+from benchmarks import agreement, burst, costs, engine, gpu, harness
 from benchmarks.faults import __main__ as faults
 from benchmarks.faults import connections, processes
 from benchmarks.faults.tools import Fault, Finding
-from benchmarks.harness import alternate, mean
+from studies import http
 from tests.benchmarks.conftest import Run
-
-
-def test_turns_alternate_and_ratios_are_of_the_same_round() -> None:
-    """The second round was twice as fast for both, so that the ratio is 3 in each."""
-    order: list[str] = []
-
-    def turn(name: str) -> dict[str, float]:
-        order.append(name)
-        return {"speed": (3.0 if name == "ours" else 1.0) * (1 + (len(order) > 2))}
-
-    found = alternate(("ours", "peer"), turn, 2)
-    assert order == ["ours", "peer", "peer", "ours"]
-    ratio = mean(found["ours"], "speed", found["peer"])
-    assert (ratio.mean, ratio.half) == (3, 0) and mean(found["peer"], "speed").mean == 1.5
+from tests.programs import output
 
 
 @pytest.mark.parametrize(("benchmark", "arguments", "sentence"), [
@@ -72,24 +59,14 @@ def test_effects_are_recorded(small: str, result_of: Run, monkeypatch: pytest.Mo
     assert set(two) - set(one) == {"compact_batches", *windows.split()}
 
 
-def test_a_front_end_is_reported_beside_the_plain_server() -> None:
-    rounds = {
-        front: {"1 × answers of 1": [dict.fromkeys(http.COLUMNS, times * x) for x in (1.0, 3.0)]}
-        for front, times in (("plain", 1.0), ("ray", 5.0))
-    }
-    table = http.table(rounds).splitlines()
-    assert [row.split("|")[2].strip() for row in table[2:]] == ["plain", "ray", "ray ÷ plain"]
-    assert table[-1].count("5.00 ± 0.00") == len(http.COMPARED)
-
-
 @pytest.mark.nightly
 def test_answers_and_streams_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = f"http --clients 2 --tokens 4 --seconds 0.3 --rounds 1 --out {tmp_path}"
-    monkeypatch.setattr(sys, "argv", words.split())
-    http.main()
-    result = json.loads((tmp_path / "http.json").read_text())
-    assert len(result["rounds"]["plain"]) == 7 and result["commit"]
-    for name, [measured] in result["rounds"]["plain"].items():
+    monkeypatch.setattr(http, "SECONDS", 0.3)
+    output("studies", f"http --clients 2 --tokens 4 --seeds 1 --out {tmp_path}")
+    cases = json.loads((tmp_path / "http.json").read_text())["cases"]
+    assert len(cases) == 7
+    for case in cases:
+        name, [measured] = case["traffic"], case["seeds"]
         tokens = 1 if "of 1" in name else 4
         assert measured["tokens_per_s"] == pytest.approx(tokens * measured["requests_per_s"])
         assert (measured["chunks_per_s"] > 0) == ("streams" in name)
