@@ -21,7 +21,7 @@ from simulate.costs import load
 from simulate.run import SimulatedServer
 from studies.arena import FAST, Kind, Trace, prompts_of, requests_of
 from studies.study import Against, Case, Panel, Study, Table
-from studies.virtual import CAPACITY_SEED, SETTINGS, Settings, pool
+from studies.virtual import CAPACITY_SEED, SETTINGS, Settings, pool, while_waiting
 
 TRACE = Trace(
     "three of four chat, the fourth has a long prompt",
@@ -102,9 +102,7 @@ def measures(
         shared["kv_reservation"] = "demand"
     config = build(mode, SETTINGS | pool(kv_blocks) | shared | settings, {})
     outcomes = SimulatedServer(variant, config, load(costs), stream=True).replay(requests)
-    times = outcomes.answers.times_at_server
-    end = float(np.max(times.admitted_at))
-    rate = float(np.sum(times.answered_at <= end)) / end
+    rate = while_waiting(outcomes.answers.times_at_server)
     return judged(requests, outcomes, {}) | {"capacity": rate}
 
 

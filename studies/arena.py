@@ -27,7 +27,7 @@ from simulate.costs import load
 from simulate.run import SimulatedServer
 from studies import league
 from studies.study import Case, Study
-from studies.virtual import CAPACITY_SEED, SETTINGS, Settings
+from studies.virtual import CAPACITY_SEED, SETTINGS, Settings, while_waiting
 
 LOADS = (0.6, 0.85, 1.1)
 BURST, FAST = 240, 1e5  # requests that show a capacity, and their rate: kinds stay mixed
@@ -160,9 +160,7 @@ def serve(policy: str, trace: Trace, costs: str, requests: Sequence[Request]) ->
 def capacity(name: str, costs: str) -> float:
     """Return the requests a second that vLLM's default completes while requests always wait."""
     burst = requests_of(TRACES[name], FAST, BURST, CAPACITY_SEED)
-    times = serve(league.BASE, TRACES[name], costs, burst).answers.times_at_server
-    end = float(np.max(times.admitted_at))
-    return float(np.sum(times.answered_at <= end)) / end
+    return while_waiting(serve(league.BASE, TRACES[name], costs, burst).answers.times_at_server)
 
 
 def cases(n: int, costs: str, policies: str) -> list[dict[str, Any]]:
@@ -224,5 +222,4 @@ STUDY = Study(
         "costs": ("gpt2", "iteration times, as simulate.sh's"),
         "policies": ("ours", "separated by commas"),
     },
-    settings={"vllm": VLLM, "loads": LOADS},
 )

@@ -121,5 +121,4 @@ sorts the whole burst, so it has as many bins as batches.""",
               expected="closed_form"),
     ],
     looks={f"batches of {n}": Look(PALETTE[2 - k], "-", "o") for k, n in enumerate(ROWS)},
-    settings={"variants": VARIANTS, "lengths": LENGTHS},
 )  # fmt: skip

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
@@ -20,7 +18,7 @@ from config import MODES, build
 from simulate.costs import FAKE
 from simulate.run import SimulatedServer
 from studies.study import Case, Panel, Study, Table
-from studies.virtual import CAPACITY_SEED, SETTINGS
+from studies.virtual import CAPACITY_SEED, SETTINGS, while_waiting
 
 LENGTHS, ARRIVAL = "normal", "poisson:1"  # a comparison's own defaults
 LIMITS = parse_goodput(SWEEP_GOODPUT)
@@ -38,9 +36,7 @@ def server(mode: str) -> SimulatedServer:
 def true_capacity(mode: str, n: int) -> float:
     """Return the requests completed a second until the last one of a burst of n is admitted."""
     requests = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
-    times = server(mode).replay(requests).answers.times_at_server
-    end = np.max(times.admitted_at)
-    return float(np.sum(times.answered_at <= end) / end)
+    return while_waiting(server(mode).replay(requests).answers.times_at_server)
 
 
 def measure(mode: str, requests: Sequence[Request]) -> dict[str, Any]:

@@ -117,5 +117,4 @@ STUDY = Study(
         name: Look(PALETTE[i], "--" if "shed" in name else "-", "o")
         for name, i in zip(VARIANTS, (0, 0, 1, 3, 3))
     },
-    settings={"variants": VARIANTS, "lengths": LENGTHS, "rows": ROWS, "mix": MIX},
 )

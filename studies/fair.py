@@ -199,5 +199,4 @@ STUDY = Study(
     looks={
         name: Look(PALETTE[i], "-", "o") for name, i in zip((*VARIANTS, *USERS), (0, 2, 4, 3, 1, 5))
     },
-    settings={"traces": TRACES, "lengths": LENGTHS, "kv_blocks": BLOCKS},
 )  # fmt: skip

@@ -115,5 +115,4 @@ A pool has the KV blocks of 8, 16 or 32 requests of mean length. Load is the rat
         for (measure, label), pool in itertools.product(LABELS.items(), POOLS)
     ],
     looks=dict(zip(VARIANTS, LOOKS)),
-    settings={"variants": VARIANTS, "lengths": LENGTHS},
 )  # fmt: skip

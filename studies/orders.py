@@ -117,5 +117,4 @@ STUDY = Study(
         name: Look(PALETTE[i], "--" if name == "fcfs" else "-", "o")
         for name, i in zip((*EXACT, "sjf, at most 2 s"), (0, 2, 3, 1, 5, 4))
     },
-    settings={"variants": VARIANTS, "lengths": LENGTHS, "kv_blocks": BLOCKS},
 )  # fmt: skip

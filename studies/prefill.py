@@ -195,5 +195,4 @@ STUDY = Study(
     figure="p99 gap between tokens and mean TTFT by token budget, and in a closed loop",
     panels=[panel for measure, label in SHOWN.items() for panel in panels(measure, label)],
     looks=dict(zip(VARIANTS, LOOKS)),
-    settings={"variants": VARIANTS, "lengths": LENGTHS, "closed": CLOSED},
 )  # fmt: skip

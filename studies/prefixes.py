@@ -274,5 +274,4 @@ STUDY = Study(
         for name, colour in zip(
             VARIANTS, ("#f0c4a0", PALETTE[1], "#a3d4c5", PALETTE[3], PALETTE[5]))
     },
-    settings={"traces": TRACES, "variants": VARIANTS, "lengths": LENGTHS},
 )  # fmt: skip

@@ -131,7 +131,7 @@ def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = 
     """
     if "commit" not in result:
         command = command_line("python", ["-m", program, *sys.argv[1:]])
-        result = {**study.settings, **result, **stamp(), "command": command}
+        result = {**result, **stamp(), "command": command}
     caption = study.workload.format(**{"n": f"{result['requests']:,}", **result})
     caption = caption[0].upper() + caption[1:]
     claim = f"Claim: {study.source}.\n\n" if study.source else ""

@@ -95,7 +95,6 @@ class Study:
     options: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # default, help
     text: Callable[[Cases], str] | str = ""  # verdict and explanation, before the tables
     looks: Mapping[str, Look] = field(default_factory=dict)  # of lines and bars
-    settings: Mapping[str, Any] = field(default_factory=dict)  # kept with the numbers
     summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
     servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`
 

@@ -134,5 +134,4 @@ STUDY = Study(
     },
     text=verdict,
     tables=[Table(("model", "tokens"))],
-    settings={"lengths": TOKENS},
 )

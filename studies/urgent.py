@@ -96,5 +96,4 @@ STUDY = Study(
         name: Look(PALETTE[i], "--" if "fcfs" in name else "-", "o")
         for name, i in zip(VARIANTS, (0, 4, 1, 3, 5, 2))
     },
-    settings={"variants": VARIANTS, "lengths": LENGTHS, "rows": ROWS},
 )

@@ -18,7 +18,7 @@ from scheduling.inference import Inference, Iteration, State
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from simulate import drive
-from stats import times_of
+from stats import Times, times_of
 
 VIRTUAL = "virtual time, with the iteration times of `--model fake`"
 BURST = 2000  # requests that show a capacity
@@ -92,6 +92,14 @@ def mean_and_p99(inferences: Sequence[Inference], of: str = "") -> dict[str, flo
     seconds = latencies(inferences)
     p99 = float(np.percentile(seconds, 99))
     return {f"{of}mean_s": statistics.mean(seconds), f"{of}p99_s": p99}
+
+
+def while_waiting(times: Times) -> float:
+    """Return the requests completed a second until the last one is admitted. times: of a trace in
+    which requests wait all the time until then.
+    """
+    end = float(np.max(times.admitted_at))
+    return float(np.sum(times.answered_at <= end)) / end
 
 
 class Capacity(NamedTuple):

@@ -46,7 +46,7 @@ STUDY = Study(
         Panel("bars", "s", "s", "variant", line="load"),
         Panel("not there", "s", "s", "load", where={"variant": "neither"}),
     ],
-    requests=7, seeds=3, options={"scale": (1.0, "of the latency")}, settings={"unit": "s"},
+    requests=7, seeds=3, options={"scale": (1.0, "of the latency")},
 )  # fmt: skip
 MEASURED = [case | {"seeds": [run(case, 7, seed) for seed in range(3)]} for case in cases(7)]
 
@@ -71,7 +71,7 @@ def command(folder: Path, words: str = "") -> Any:
 def test_a_study_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "draw", figure)
     kept = command(tmp_path / "one", "--scale 2")
-    assert (kept["requests"], kept["seeds"], kept["scale"], kept["unit"]) == (7, 3, 2.0, "s")
+    assert (kept["requests"], kept["seeds"], kept["scale"]) == (7, 3, 2.0)
     assert [case["variant"] for case in kept["cases"]] == ["fast", "slow"] * 2
     assert [seed["s"] for seed in kept["cases"][0]["seeds"]] == [20.0, 40.0, 60.0]
     page = (tmp_path / "one" / "made.md").read_text()
