@@ -32,7 +32,7 @@ import kernels
 from benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, run
 from benchmarks.offline import decode_rows, load
 from compare.machine import processor
-from compare.report.drawing import STYLE, caption_of, plain_log, save
+from compare.report.drawing import new_figure, plain_log, save, styled
 from compare.report.tables import markdown
 from config import ONLY_IN, Config, ConfigError
 from config.resolve import native_bfloat16
@@ -229,34 +229,33 @@ def turn(line: Sequence[Mapping[str, float]]) -> float | None:
     return None
 
 
+@styled
 def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
     """A roofline: step time against rows, a colour a context, the bound as a dashed line, and a
     dotted one where the first context's limit turns from memory to arithmetic.
     """
     contexts = sorted({int(step["context"]) for step in steps})
     shades = matplotlib.colormaps["viridis"](np.linspace(0.1, 0.75, len(contexts)))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8, 4.8), layout="constrained")
-        axis = figure.subplots()
-        for context, shade in zip(contexts, shades):
-            line = sorted((s for s in steps if s["context"] == context), key=lambda s: s["rows"])
-            rows = [step["rows"] for step in line]
-            measured = [1e3 * step["seconds"] for step in line]
-            bound = [1e3 * max(step["memory_s"], step["arithmetic_s"]) for step in line]
-            axis.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
-            axis.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
-        if at := turn([step for step in steps if step["context"] == contexts[0]]):
-            axis.axvline(at, color="#555555", ls=":", lw=1.2)
-            for side, text in (("right", "memory is the limit  "), ("left", "  arithmetic is")):
-                axis.text(at, 0.62, text, ha=side, transform=axis.get_xaxis_transform())
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks := sorted({step["rows"] for step in steps}), map(str, ticks))
-        axis.set_yscale("log")
-        plain_log(axis.yaxis)
-        axis.set(xlabel="rows", ylabel="step time, ms", title="The time of an iteration")
-        axis.grid(alpha=0.25)
-        axis.legend(fontsize=9.5, ncols=2)
-        caption_of(figure, caption)
+    figure = new_figure((8, 4.8), caption)
+    axis = figure.subplots()
+    for context, shade in zip(contexts, shades):
+        line = sorted((s for s in steps if s["context"] == context), key=lambda s: s["rows"])
+        rows = [step["rows"] for step in line]
+        measured = [1e3 * step["seconds"] for step in line]
+        bound = [1e3 * max(step["memory_s"], step["arithmetic_s"]) for step in line]
+        axis.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
+        axis.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
+    if at := turn([step for step in steps if step["context"] == contexts[0]]):
+        axis.axvline(at, color="#555555", ls=":", lw=1.2)
+        for side, text in (("right", "memory is the limit  "), ("left", "  arithmetic is")):
+            axis.text(at, 0.62, text, ha=side, transform=axis.get_xaxis_transform())
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks := sorted({step["rows"] for step in steps}), map(str, ticks))
+    axis.set_yscale("log")
+    plain_log(axis.yaxis)
+    axis.set(xlabel="rows", ylabel="step time, ms", title="The time of an iteration")
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=9.5, ncols=2)
     return figure
 
 

@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from compare.machine import save_json
 from compare.report import drawing
-from compare.report.drawing import STYLE, caption_of, looks
+from compare.report.drawing import looks, new_figure, styled
 from compare.report.tables import markdown
 from simulate.plan import SURE, PlanAnswer, coverage
 from simulate.trial import Question
@@ -81,43 +80,42 @@ def table(answers: Sequence[PlanAnswer], question: Question) -> list[list[str]]:
     return rows
 
 
+@styled
 def figure(answers: Sequence[PlanAnswer], question: Question, caption: str) -> Figure:
     """Draw the share within the limits against replicas, of every trace."""
-    with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(9, 5.2), layout="constrained")
-        axes = fig.subplots()
-        look_of = looks(answer.name for answer in answers)
-        for answer in answers:
-            look = look_of[answer.name]
-            means = [100 * share for share in answer.tried.values()]
-            axes.plot(
-                [*answer.tried], means, look.line,
-                color=look.colour, marker=look.marker, label=answer.name,
-            )  # fmt: skip
-            for judged in answer.judged:
-                low, high = (100 * share for share in judged.attainment_between)
-                axes.vlines(judged.replicas, low, high, color=look.colour, lw=6, alpha=0.25)
-        growing = [
-            (n, 100 * answer.tried[n])
-            for answer in answers
-            for n, share in answer.grows.items()
-            if share > 0.5
-        ]
-        if growing:
-            axes.plot(*zip(*growing), "x", color="#c00000", ms=14, label="the queue grows")
-        goal = 100 * question.attainment
-        axes.axhline(goal, color="#222222", lw=1, ls=":")
-        axes.annotate(
-            f"asked for: {goal:g}%", (0.99, goal), xycoords=("axes fraction", "data"),
-            xytext=(0, -14), ha="right", textcoords="offset points", fontsize=10,
+    fig = new_figure((9, 5.2), caption)
+    axes = fig.subplots()
+    look_of = looks(answer.name for answer in answers)
+    for answer in answers:
+        look = look_of[answer.name]
+        means = [100 * share for share in answer.tried.values()]
+        axes.plot(
+            [*answer.tried], means, look.line,
+            color=look.colour, marker=look.marker, label=answer.name,
         )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("replicas")
-        axes.set_ylabel("requests within the limits, %")
-        axes.set_title(f"How many replicas for {question.limits}?")
-        axes.legend(title=f"mean, and where\n{coverage(len(question.seeds)):.0%} of traces lie")
-        caption_of(fig, caption)
+        for judged in answer.judged:
+            low, high = (100 * share for share in judged.attainment_between)
+            axes.vlines(judged.replicas, low, high, color=look.colour, lw=6, alpha=0.25)
+    growing = [
+        (n, 100 * answer.tried[n])
+        for answer in answers
+        for n, share in answer.grows.items()
+        if share > 0.5
+    ]
+    if growing:
+        axes.plot(*zip(*growing), "x", color="#c00000", ms=14, label="the queue grows")
+    goal = 100 * question.attainment
+    axes.axhline(goal, color="#222222", lw=1, ls=":")
+    axes.annotate(
+        f"asked for: {goal:g}%", (0.99, goal), xycoords=("axes fraction", "data"),
+        xytext=(0, -14), ha="right", textcoords="offset points", fontsize=10,
+    )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("replicas")
+    axes.set_ylabel("requests within the limits, %")
+    axes.set_title(f"How many replicas for {question.limits}?")
+    axes.legend(title=f"mean, and where\n{coverage(len(question.seeds)):.0%} of traces lie")
     return fig
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from numbers import Number
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compare.analysis import Estimate
-from compare.report.drawing import STYLE, Look, caption_of, looks, plain_log
+from compare.report.drawing import Look, looks, new_figure, plain_log, styled
 from studies.study import Case, Cases, Panel, Study, base_of, key_of, mean, only, ratio, values
 
 COLUMNS = 3
@@ -28,24 +27,24 @@ class Point(NamedTuple):
     expected: float | None
 
 
+@styled
 def figure(study: Study, cases: Cases, caption: str) -> Figure:
     """Draw all panels, three a row, with one legend for all."""
     panels = [panel for panel in study.panels if only(cases, panel.where)]
     columns = min(COLUMNS, len(panels))
     n_rows = -(-len(panels) // columns)
-    with matplotlib.rc_context(STYLE):
-        drawn = Figure(figsize=(4.8 * columns, 4.2 * n_rows + 0.8), layout="constrained")
-        all_axes = drawn.subplots(n_rows, columns, squeeze=False).flat
-        legend: dict[str, Any] = {}
-        for axes, panel in itertools.zip_longest(all_axes, panels):
-            if panel is None:
-                axes.set_axis_off()
-                continue
-            _draw(axes, study, panel, only(cases, panel.where))
-            handles, labels = axes.get_legend_handles_labels()
-            legend |= dict(zip(labels, handles))
-        drawn.legend([*legend.values()], [*legend], loc="outside lower center", ncols=4)
-        caption_of(drawn, textwrap.fill(caption, 62 * columns))
+    size = 4.8 * columns, 4.2 * n_rows + 0.8
+    drawn = new_figure(size, textwrap.fill(caption, 62 * columns))
+    all_axes = drawn.subplots(n_rows, columns, squeeze=False).flat
+    legend: dict[str, Any] = {}
+    for axes, panel in itertools.zip_longest(all_axes, panels):
+        if panel is None:
+            axes.set_axis_off()
+            continue
+        _draw(axes, study, panel, only(cases, panel.where))
+        handles, labels = axes.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles))
+    drawn.legend([*legend.values()], [*legend], loc="outside lower center", ncols=4)
     return drawn
 
 

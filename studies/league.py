@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from compare.analysis import Estimate, difference
-from compare.report.drawing import STYLE, caption_of
+from compare.report.drawing import new_figure, styled
 from compare.report.tables import formatted, markdown
 from studies.study import Case, Cases, mean, only, ratio, values
 
@@ -158,6 +157,7 @@ def page(cases: Cases, traces: Mapping[str, str]) -> str:
     return "\n\n".join([*parts, *([f"Files by their SHA-256: {named}."] if files else [])])
 
 
+@styled
 def figure(cases: Cases, caption: str) -> Figure:
     """Draw all cells, a panel for each question: a row for each policy, and a column for each trace
     and load. Blue is better, red worse, white no difference shown.
@@ -165,17 +165,15 @@ def figure(cases: Cases, caption: str) -> Figure:
     policies = [p for p in dict.fromkeys(case["policy"] for case in cases) if p != BASE]
     of = {question: known for question in QUESTIONS if (known := asked(question, cases))}
     widths = [max(9, len(only(known, {"policy": BASE}))) for known in of.values()]
-    with matplotlib.rc_context(STYLE):
-        drawn = Figure(figsize=(16, 2.5 + 0.22 * len(policies)), layout="constrained")
-        panels = drawn.subplots(1, len(of), squeeze=False, sharey=True, width_ratios=widths)[0]
-        for axes, (question, known) in zip(panels, of.items()):
-            mesh = _draw(axes, question, known, policies)
-        panels[0].set_yticks(np.arange(len(policies)) + 0.5, map(short, policies), fontsize=9)
-        panels[0].invert_yaxis()
-        bar = drawn.colorbar(mesh, ax=panels, ticks=[-1, 0, 1], aspect=30, pad=0.01)
-        ends = ["4 times,\n−50%: worse", "no difference\nshown", "a quarter,\n+50%: better"]
-        bar.ax.set_yticklabels(ends, fontsize=9)
-        caption_of(drawn, caption)
+    drawn = new_figure((16, 2.5 + 0.22 * len(policies)), caption)
+    panels = drawn.subplots(1, len(of), squeeze=False, sharey=True, width_ratios=widths)[0]
+    for axes, (question, known) in zip(panels, of.items()):
+        mesh = _draw(axes, question, known, policies)
+    panels[0].set_yticks(np.arange(len(policies)) + 0.5, map(short, policies), fontsize=9)
+    panels[0].invert_yaxis()
+    bar = drawn.colorbar(mesh, ax=panels, ticks=[-1, 0, 1], aspect=30, pad=0.01)
+    ends = ["4 times,\n−50%: worse", "no difference\nshown", "a quarter,\n+50%: better"]
+    bar.ax.set_yticklabels(ends, fontsize=9)
     return drawn
 
 

@@ -50,7 +50,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 def new_figure(size: tuple[float, float], caption: str) -> Figure:
     """An empty figure, inches wide and high, with its caption."""
     figure = Figure(figsize=size, layout="constrained")
-    caption_of(figure, caption)
+    figure.suptitle(caption, fontsize=10.5, color="#555555", x=0.01, ha="left")
     return figure
 
 
@@ -74,11 +74,6 @@ def plain_log(axis: Any) -> None:
 
     axis.set_major_formatter(label)
     axis.set_minor_formatter(label)
-
-
-def caption_of(figure: Figure, caption: str) -> None:
-    """Write a caption above a figure."""
-    figure.suptitle(caption, fontsize=10.5, color="#555555", x=0.01, ha="left")
 
 
 def save(figure: Figure, *paths: Path) -> None:
