@@ -26,7 +26,11 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = {  # what is broken, and the tests that must notice
     "scheduling": (["scheduling", "batching.py"], ["tests/scheduling", "tests/simulate"]),
-    "engine": (["generate", "model.py", "shapes.py", "weights.py"], ["tests/engine"]),
+    "engine": (
+        ["generate", "model.py", "shapes.py", "weights.py"],
+        # scores and penalties, the fake model's costs
+        ["tests/engine", "tests/wire/test_logprobs.py", "tests/simulate/test_costs.py"],
+    ),
     "wire": (["wire"], ["tests/wire", "tests/routes"]),
     "comparison": (["compare", "stats.py"], ["tests/compare", "tests/client"]),
 }

@@ -17,7 +17,7 @@ import pytest
 from client.calls import ServerError, get
 from compare.analysis import identical_outputs
 from compare.options import Options, parse, parse_goodput
-from compare.report.sentences import identity
+from compare.report.sentences import client_limited, identity
 from compare.runs import Run, clear
 from compare.variants import Variant, parse_also
 from config import ConfigError
@@ -270,6 +270,13 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     assert "begin to differ after 30 to 30% of their length" in one
     assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
     assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None
+
+
+def test_servers_whose_requests_were_late_are_named() -> None:
+    late = {"client_limited": True, "p99_e2el_from_schedule_ms": 1234.0}
+    variants = {"a": late, "b": late | {"client_limited": False}}
+    said = client_limited(Run(Path(), [{"variants": variants, "also": {}}], [], []))
+    assert said and "late** in a (p99 latency from the schedule: 1.23 s): p99 of" in said
 
 
 # ---- variants: modes with settings of their own, under names, against a baseline

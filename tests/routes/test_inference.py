@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 from serving import member_seed
 from tests.routes.test_guard import OF_MODELS
 from tests.servers import ClientOf, events
+from wire.refusals import Refused
 from wire.routes import ROUTES
 
 JSON = "application/json"
@@ -62,6 +63,8 @@ def test_methods_and_sizes_are_refused_with_what_is_taken(client: FlaskClient) -
     error(large, 413)  # which names no length
     largest = json.dumps(HI).ljust(1_000_000)
     assert client.post("/inference", data=largest, content_type=JSON).status_code == 200
+    kinds = [Refused("code", "message", status).type for status in (499, 500)]
+    assert kinds == ["invalid_request_error", "server_error"]
 
 
 def test_a_deadline_is_the_request_s_or_else_the_server_s(client_of: ClientOf) -> None:
