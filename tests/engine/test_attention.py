@@ -33,12 +33,12 @@ KEPT = [(dtype, dtype) for dtype in DTYPES] + [(dtype, torch.int8) for dtype in 
 def rows_of(
     rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int
 ) -> list[Row]:
-    """Decode rows, first chunks and later ones, an idle row; blocks anywhere in the pool."""
+    """Decode rows, first chunks, later ones from the second token on, an idle one; blocks anywhere."""
     free = rng.sample(range(n_blocks), n_blocks)
     rows = []
     for _ in range(n_rows):
         end = rng.choice([1, block_size, block_size + 1, rng.randint(1, most)])
-        n_tokens = min(end, rng.choice([1, 1, 1, end, rng.randint(1, 40)]))
+        n_tokens = min(end, rng.choice([1, 1, 1, end, end - 1 or 1, rng.randint(1, 40)]))
         blocks = [free.pop() for _ in range(-(-end // block_size))]
         rows.append(row(end - n_tokens, n_tokens, blocks))
     rows.insert(n_rows // 2, row(0, 1, []))
