@@ -33,7 +33,7 @@ KEPT = [(dtype, dtype) for dtype in DTYPES] + [(dtype, torch.int8) for dtype in 
 def rows_of(
     rng: random.Random, n_rows: int, block_size: int, n_blocks: int, most: int
 ) -> list[Row]:
-    """Decode rows, first chunks, later ones from the second token on, an idle one; blocks anywhere."""
+    """Decode rows, first chunks, later ones from token 1 on, an idle row; blocks anywhere."""
     free = rng.sample(range(n_blocks), n_blocks)
     rows = []
     for _ in range(n_rows):
