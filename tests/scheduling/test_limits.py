@@ -109,6 +109,15 @@ def test_a_request_that_cannot_meet_its_limit_is_refused_at_the_door(
     scheduler.enqueue([Inference([0], 9)], 5.0)  # without a limit
 
 
+def test_the_estimate_counts_the_prompts_that_come_first() -> None:
+    scheduler = ticking(max_batch_size=3)
+    scheduler.enqueue([Inference([0] * 10, 1)], 5.0)
+    step(scheduler, 8.0)  # after 4 s, and without the prompt after one: 0.3 s for a token of it
+    with pytest.raises(Overloaded, match="its limit of 6900 ms"):
+        scheduler.enqueue([Inference([0] * 20, 9, slo_ttft_ms=6900)], 8.0)
+    scheduler.enqueue([Inference([0] * 20, 9, slo_ttft_ms=7100)], 8.0)
+
+
 def test_who_still_waits_when_its_first_token_is_due_is_ended() -> None:
     """The estimate let it in, and then requests that are due earlier went before it."""
     scheduler = ticking(Edf(), n_blocks=100)
@@ -165,6 +174,7 @@ def test_tokens_are_those_of_the_prompts_and_all_that_may_be_generated() -> None
 
 def test_a_request_of_several_prompts_is_one_request() -> None:
     limits = UserLimits(2, None)
+    assert limits.are_set and not UserLimits(None, None).are_set
     for _ in range(2):
         limits.check(Ask(0.0, rows=9, n=9).group(4), 0.0)
     with pytest.raises(RateLimited, match=r"2 requests and .* of 2 and any number"):

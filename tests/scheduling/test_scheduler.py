@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
-from scheduling.inference import Inference, State, TokenEvent
+from scheduling.inference import Inference, Row, State, TokenEvent
 from scheduling.memory import BlockPool
 from scheduling.policies import Dynamic, Plan, Policy, Static, View, Windowed
 from tests.virtual import make_scheduler, step
@@ -113,6 +113,12 @@ def test_a_prompt_cancelled_half_way_is_an_idle_row_and_gives_its_share_of_the_b
     scheduler.fail([gone], Cancelled("gone"), now=1.0)
     iteration, _ = scheduler.schedule(1.0)
     assert [(row.n_tokens, row.idle) for row in iteration.rows] == [(1, True), (10, False)]
+
+
+def test_new_prompt_tokens_of_a_row_are_those_of_the_prompt_that_were_not_computed_before() -> None:
+    chunk = Row(Inference([0] * 30, 9), 20, 8, [], samples=False, idle=False)
+    rows = [chunk, chunk._replace(recomputed=3), chunk._replace(start=25), chunk._replace(start=30)]
+    assert [row.new_prompt_tokens for row in rows] == [8, 5, 5, 0]
 
 
 def test_an_idle_row_computes_its_last_token_over_and_over_and_its_cache_does_not_grow() -> None:

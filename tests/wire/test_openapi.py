@@ -153,6 +153,7 @@ def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(client_of: 
     document = client.get("/openapi.json", headers=headers).get_json()
     assert document["security"] == [{"key": []}]
     assert document["paths"]["/health"]["get"]["security"] == []
+    assert "security" not in document["paths"]["/stats"]["get"], "it needs the key, as all others"
     without = {path for path, methods in document["paths"].items()
                if not all("401" in each["responses"] for each in methods.values())}  # fmt: skip
     assert without == {"/health", "/ready", "/live"}
