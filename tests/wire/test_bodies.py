@@ -89,8 +89,12 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"echo": True}, "echo", "only false is offered here"),
         ({"messages": [USER | {"content": "x" * 1020}]}, "messages", CONTEXT),
         *[
-            ({"messages": [USER | {"content": [part]}]}, "messages", "reads text alone, and a part")
-            for part in ({"type": "image_url"}, {"type": "x" * 100_000}, {"text": "x"})
+            ({"messages": [USER | {"content": [part]}]}, "messages", f"a part has type {said};")
+            for part, said in (
+                ({"type": "image_url"}, '"image_url"'),
+                ({"type": "x" * 100_000}, f'"{"x" * 99}'),
+                ({"text": "x"}, "null"),
+            )
         ],
     ],
 }
