@@ -89,6 +89,11 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
             kept = read_json(options.source / f"{study.name}.json")
         except OSError as error:
             sys.exit(f"error: --from {options.source}: {error.strerror} ({study.name}.json)")
+        if "cases" not in kept:
+            sys.exit(
+                f"error: --from {options.source}: another program made its {study.name}.json; use "
+                "that of the commit which its page names"
+            )
         return {"requests": study.requests, "seeds": len(kept["cases"][0]["seeds"]), **kept}
     given = {name: getattr(options, name) for name in study.options}
     cases = chosen(study.cases(options.requests, **given), options.only)

@@ -83,6 +83,9 @@ def test_a_study_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     RUNS.clear()
     assert command(tmp_path / "two", f"--from {tmp_path / 'one'}") == kept and not RUNS
     assert (tmp_path / "two" / "made.md").read_text() == page
+    (tmp_path / "two" / "made.json").write_text("{}")
+    done = ran("studies", "made", "--from", str(tmp_path / "two"))
+    assert done.returncode == 1 and "another program made its made.json" in done.stderr
 
 
 def test_all_cases_of_a_seed_are_run_before_the_next_seed(tmp_path: Path) -> None:
