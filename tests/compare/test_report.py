@@ -9,7 +9,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -68,6 +68,10 @@ def test_a_sweep_of_several_seeds_leaves_each_run_and_what_all_say_together(swep
     each = [together["variants"][mode]["output_throughput"]["values"] for mode in MODES]
     assert (pair["first"], pair["second"]) == ("static", "dynamic")
     assert pair["output_throughput"]["mean"] == pytest.approx(sum(b - a for a, b in zip(*each)) / 2)
+    both, one = (report.drawings(runs.load(path)) for path in (swept, swept / "seed-0"))
+    captions = [cast(Any, drawn["by_group"]).args[-1] for drawn in (both, one)]
+    assert "80 requests in 2 seeds, poisson:50 · " in captions[0]
+    assert "40 requests, poisson:50 · " in captions[1]
 
 
 def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
