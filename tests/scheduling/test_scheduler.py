@@ -204,6 +204,8 @@ def test_a_pool_gives_consecutive_blocks_while_it_can_and_scattered_ones_when_it
             pool.free(blocks)
         assert pool.allocate(4) == [3, 4, 5, 6]
         assert pool.allocate(2) == [0, 1]
+    pool.free([2, 7, 8, 11])
+    assert pool._ranges == [(2, 3), (7, 9), (11, 12)]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
