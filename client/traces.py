@@ -322,4 +322,7 @@ def _parsed(kind: type[Line], line: str, where: str) -> Line:
     except ValidationError as error:
         first = error.errors()[0]
         field = f"{first['loc'][0]}: " if first["loc"] else ""
-        raise WorkloadError(f"{where}: {field}{first['msg']}") from None
+        raise WorkloadError(
+            f"{where}: {field}{first['msg']}; a trace has a JSON object for each request, with the "
+            f"fields in docs/measuring.md or Mooncake's"
+        ) from None

@@ -9,6 +9,7 @@ it are partly the client's own.
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import sys
@@ -106,6 +107,9 @@ def sentence(result: dict[str, Any] | None) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m compare.calibrate", description="Measure how fast this client can send."
+    ).parse_args()
     try:
         with Progress(Console()) as progress:
             progress.say(sentence(calibrate(progress)))

@@ -116,7 +116,7 @@ def described(load: Mapping[str, Any]) -> str:
     talk, of = load.get("conversations"), ""
     rate = talk["rate"] if talk else load["requested_rate"]
     if load["users"]:
-        when = f"{load['users']} users, each of which sends a request when its last is answered"
+        when = f"{load['users']} in flight: the next is sent when one is answered"
     elif rate is None:
         when = "all at once"
     else:

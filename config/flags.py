@@ -215,7 +215,7 @@ def parse(
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
-    """Raise ConfigError, naming the valid flags, if argparse left anything over."""
+    """Raise ConfigError, naming the nearest flag, if argparse left anything over."""
     if unknown:
         valid = [
             option
@@ -225,7 +225,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
         name = unknown[0].split("=")[0]
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
-            f"unknown {kind} {name}{_suggest(name, valid)}; valid flags are {', '.join(valid)}"
+            f"unknown {kind} {name}{_suggest(name, valid)}; --help shows all flags, and "
+            f"docs/settings.md what other systems call them"
         )
 
 

@@ -181,8 +181,8 @@ def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
     axis.plot(ends, ends, ":", color="#999999", label="every request within the limits", zorder=0)
     axis.set(
         xlabel="requests a second, as sent",
-        ylabel=f"goodput, requests a second with {limits}",
-        title="Goodput over the rate",
+        ylabel="goodput, requests a second",
+        title=f"Goodput over the rate: {limits}",
         xlim=(0, None),
         ylim=(0, None),
     )

@@ -179,7 +179,7 @@ def facts(run: Run) -> list[str]:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(escape(f"{name} {value}") for name, value in settings.items())
+    return ", ".join(f"{name} {tables.setting(value)}" for name, value in settings.items())
 
 
 def contents(run: Run) -> str:

@@ -72,12 +72,13 @@ def client_limited(run: Run) -> str | None:
     for name, results in run.variants.items():
         if any(result["client_limited"] for result in results):
             p99 = cell_of(KEYS["p99_e2el_from_schedule_ms"], results)
-            late.append(f"{name} (p99 latency from the schedule: {p99} s)")
+            late.append(f"{name} ({p99} s)")
     if not late:
         return None
     return (
-        f"**The client was late** in {', '.join(late)}: p99 of the schedule lag is over "
-        f"{CLIENT_LIMITED_MS:g} ms."
+        f"**The client was late**: one in a hundred of its sends lagged over {CLIENT_LIMITED_MS:g} "
+        f"ms. Measure again on an idle machine or at a lower rate, or go by p99 latency from the "
+        f"schedule: {', '.join(late)}."
     )
 
 
@@ -144,7 +145,7 @@ def littles_law(run: Run) -> str | None:
         (100 * (law["in_flight"] / law["rate_x_latency"] - 1), name)
         for name, results in run.variants.items()
         for result in results
-        if (law := result["littles_law"])
+        if (law := result["littles_law"]) and result["completed"] >= 20  # few say nothing
     ]
     if not differences:
         return None
@@ -161,9 +162,10 @@ def seeds(run: Run) -> str:
     if n == 1:
         return "One seed: no interval is claimed; `--repeats 5` gives one."
     return (
-        f"Means over {n} seeds ± half of a 95% t interval. Variants ran the same traces, so their "
-        f"differences are paired by seed; where a difference's interval spans zero, no difference "
-        f"is shown. (Where there is no difference, chance shows one in twenty cases.)"
+        f"Means over {n} seeds, in a report ± half of a 95% t interval. Variants ran the same "
+        f"traces, so their differences are paired by seed; where a difference's interval "
+        f"spans zero, no difference is shown. (Where there is no difference, chance shows "
+        f"one in twenty cases.)"
     )
 
 

@@ -141,7 +141,7 @@ def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
     first = [run.first for run in runs.values()]
     rows = [["", *runs], *([what, *map(of, first)] for what, of in ABOUT.items())]
     for name in dict.fromkeys(name for summary in first for name in summary["config"]):
-        settings = [escape(summary["config"].get(name, tables.NONE)) for summary in first]
+        settings = [tables.setting(summary["config"].get(name, tables.NONE)) for summary in first]
         if len(set(settings)) > 1:
             rows.append([escape(name), *settings])
     return rows

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from compare import sweep
 from compare.analysis import Estimate, difference, estimate
+from compare.quoting import escape
 from compare.results import KEYS, Key, keys
 
 Result = Mapping[str, Any]
@@ -122,6 +123,10 @@ def mean_line(results: Sequence[Result]) -> str:
 
 def label(name: str, results: Sequence[Result]) -> str:
     return f"{name} (partial)" if any(result["partial"] for result in results) else name
+
+
+def setting(value: object) -> str:
+    return "none" if value in ("", None, [], {}) else escape(value)
 
 
 def terminal_table(results: Results, marked: str = "") -> Table:

@@ -102,7 +102,7 @@ FIVE, NINE = Workload("fixed:5"), "abcdefghi"
 TALKS = Workload("fixed:5", sessions="2:0")
 DESCRIBED: dict[str, Sequence[Request]] = {
     "3 requests, TOKENS, all at once": FIVE.requests(3),
-    "3 requests, TOKENS, 7 users, each of which sends a request when its last is answered":
+    "3 requests, TOKENS, 7 in flight: the next is sent when one is answered":
         FIVE.requests(3, "closed:7"),
     "100 requests, TOKENS, 20 requests a second with index of dispersion 0.00":
         FIVE.requests(100, "constant:20"),
