@@ -26,14 +26,11 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = {  # what is broken, and the tests that must notice
     "scheduling": (["scheduling", "batching.py"], ["tests/scheduling", "tests/simulate"]),
-    "engine": (
-        ["generate", "model.py", "shapes.py", "weights.py"],
-        # scores and penalties, the fake model's costs
-        ["tests/engine", "tests/wire/test_logprobs.py", "tests/simulate/test_costs.py"],
-    ),
+    "engine": (["generate", "model.py", "shapes.py", "weights.py"],
+               ["tests/engine", "tests/wire/test_logprobs.py", "tests/simulate/test_costs.py"]),
     "wire": (["wire"], ["tests/wire", "tests/routes"]),
     "comparison": (["compare", "stats.py"], ["tests/compare", "tests/client"]),
-}
+}  # fmt: skip
 # where things are drawn, which no test looks at by the pixel; elsewhere `draws` says where
 SKIPPED = {"compare/report/drawing.py", "compare/report/figures.py"}
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

@@ -70,8 +70,7 @@ def test_a_sweep_of_several_seeds_leaves_each_run_and_what_all_say_together(swep
     assert pair["output_throughput"]["mean"] == pytest.approx(sum(b - a for a, b in zip(*each)) / 2)
     both, one = (report.drawings(runs.load(path)) for path in (swept, swept / "seed-0"))
     captions = [cast(Any, drawn["by_group"]).args[-1] for drawn in (both, one)]
-    assert "80 requests in 2 seeds, poisson:50 · " in captions[0]
-    assert "40 requests, poisson:50 · " in captions[1]
+    assert "80 requests in 2 seeds, " in captions[0] and "40 requests, " in captions[1]
 
 
 def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:

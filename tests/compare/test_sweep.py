@@ -16,11 +16,9 @@ from client.workloads import Workload
 from compare import sweep
 from compare.analysis import always_waiting, difference, estimate, growth, growth_in_flight
 from compare.groups import describe
-from compare.measure import burst_size
 from compare.report import tables
 from compare.report.tables import capacity_table, point_line
 from compare.sweep import Point
-from config import build
 
 
 def swept(
@@ -144,9 +142,6 @@ def test_a_rate_has_as_many_requests_as_its_numbers_need() -> None:
     assert sweep.enough_requests(3.0, 0.5) == 200 and sweep.enough_requests(50, 0.5) == 500
     assert sweep.enough_requests(50, 20.0) == 2000, "the slowest row twice over"
     assert sweep.enough_requests(0.1, 5.0) == 30, "and not for half an hour"
-    flags = {"max_batch_size": 32, "max_waiting": 50}
-    bursts = {mode: burst_size(build(mode, flags, {})) for mode in ("nobatch", "dynamic")}
-    assert bursts == {"nobatch": 16, "dynamic": 82}
 
 
 @pytest.mark.parametrize("lengths", ["normal", "choice:1,25,100", "lognormal:50:1:1000", "fixed:7"])

@@ -19,7 +19,7 @@ from scheduling.drafts import Drafter, Drafts
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.past import Past
 from scheduling.policies import Dynamic, Order, Policy
-from scheduling.worth import Acceptance, Curve, Worth
+from scheduling.worth import Curve, Worth
 from serving import Exchange, Server
 from simulate import drive
 from simulate.replica import any_ids
@@ -127,13 +127,6 @@ def test_auto_tells_a_short_match_that_goes_on_from_one_that_was_long_at_once() 
             worth.verified(Drafts(matched=matched), 8, accepted)
     short, long = (worth.chances(Drafts(matched=matched), 8) for matched in (2, 4))
     assert short[1] > 0.8 > 0.2 > short[2] and long[7] > 0.6
-
-
-def test_a_place_without_experience_is_like_the_one_before_it() -> None:
-    acceptance = Acceptance()
-    acceptance.add(2, 1)
-    acceptance.renew()  # from a half: one more try that hit, then one that did not
-    assert acceptance.chances[:3] == [(0.5 + 1) / 2, 0.75 / 2, 0.75 / 2]
 
 
 def test_times_of_numbers_of_tokens_lie_on_lines_between_those_that_were_seen() -> None:

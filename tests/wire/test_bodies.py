@@ -90,14 +90,11 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"messages": [USER | {"content": "x" * 1020}]}, "messages", CONTEXT),
         *[
             ({"messages": [USER | {"content": [part]}]}, "messages", f"a part has type {said};")
-            for part, said in (
-                ({"type": "image_url"}, '"image_url"'),
-                ({"type": "x" * 100_000}, f'"{"x" * 99}'),
-                ({"text": "x"}, "null"),
-            )
+            for part, said in (({"type": "image_url"}, '"image_url"'), ({"text": "x"}, "null"),
+                               ({"type": "x" * 100_000}, f'"{"x" * 99}'))
         ],
     ],
-}
+}  # fmt: skip
 REFUSED = [
     *[(path, RIGHT[path] | wrong, *error) for path in WRONG for wrong, *error in WRONG[path]],
     *[(path, RIGHT[path] | {name: value}, name, "")
