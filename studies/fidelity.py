@@ -67,9 +67,12 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's field
 }
 Row = dict[str, Any]  # numbers of a trace on one side
 SOME = (0.85, 1.2)
-COSTS = {"fake": "fake-server", "demo": "demo", "gpt2": "gpt2"}  # by part
-RANDOM = {"gpt2": {"weights": "random", "tokenizer": "bytes"}}  # as its costs
-# by model and kind of trace: variants, and loads
+COSTS = {"fake": "fake-server", "slow": "fake-slow", "demo": "demo", "gpt2": "gpt2"}  # by part
+MODELS: dict[str, dict[str, Any]] = {  # where the part's name does not say all
+    "slow": {"model": "fake", "fake_slowdown": 4.0},
+    "gpt2": {"weights": "random", "tokenizer": "bytes"},
+}
+# by part and kind of trace: variants, and loads
 PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
     "fake": {
         PLAIN: ([*VARIANTS], LOADS),
@@ -78,6 +81,8 @@ PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
         PREFIXES: ([CACHING], SOME),
         LONG_PROMPTS: (["static", "dynamic", "dynamic, demand"], SOME),
     },
+    # the processor is nearly idle, also with two servers
+    "slow": {PLAIN: (["dynamic", APART], (0.5, 0.85))},
     "demo": {
         PLAIN: ([*VARIANTS], (0.5, 0.85, 1.2)),
         "other lengths": (["dynamic"], (0.85,)),
@@ -128,7 +133,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
     kind, (mode, flags) = case["kind"], VARIANTS[case["variant"]]
     n_requests = ONE_BY_ONE if mode == "nobatch" else n
     first: tuple[Case, int, int] = ({**case, "repeat": 0}, n, 0)
-    model = {"model": case["part"], **RANDOM.get(case["part"], {})}
+    model = {"model": case["part"], **MODELS.get(case["part"], {})}
     with contextlib.ExitStack() as stack:
         if case["variant"] == APART:
             prefill = server(mode, flags | model | {"prefill_only": True})
