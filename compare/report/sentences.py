@@ -162,7 +162,7 @@ def seeds(run: Run) -> str:
     if n == 1:
         return "One seed: no interval is claimed; `--repeats 5` gives one."
     return (
-        f"Means over {n} seeds, in a report ± half of a 95% t interval. Variants ran the same "
+        f"Means over {n} seeds; ± in a report is half of a 95% t interval. Variants ran the same "
         f"traces, so their differences are paired by seed; where a difference's interval "
         f"spans zero, no difference is shown. (Where there is no difference, chance shows "
         f"one in twenty cases.)"

@@ -167,7 +167,7 @@ def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
         load += f" --lengths fixed:5 --goodput e2el:60000 --out {tmp_path}/run"
         shown = output("client.client", f"{load} --figure {tmp_path}/figure.png")
         assert "8 answered, 0 failed" in shown
-        assert "8 requests, 5.0 completion tokens on average, 2 users" in shown
+        assert "8 requests, 5.0 completion tokens on average, 2 in flight" in shown
         assert {body["model"] for body in server.bodies} == {"stub"} and server.most_in_flight <= 2
         ended = ran("client.client", "--url", server.url, "--numsamples", "1")
     assert ended.returncode == 1 and "Traceback" not in ended.stderr

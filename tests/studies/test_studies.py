@@ -134,7 +134,7 @@ def test_of_one_replica_there_is_no_choice() -> None:
 @pytest.mark.parametrize(("study", "costs", "reason"), [
     ("routers", "nowhere", "there are no costs 'nowhere'"),
     ("fidelity", "demo=nowhere", "there are no costs 'nowhere'"),
-    ("fidelity", "demo-epyc", "--costs demo-epyc: write PART=NAME, with a part of fake, demo, "),
+    ("fidelity", "demo-epyc", "--costs demo-epyc: write PART=NAME, with a part of fake, "),
 ])  # fmt: skip
 def test_unknown_costs_are_refused(study: str, costs: str, reason: str) -> None:
     done = ran("studies", study, "--costs", costs)
