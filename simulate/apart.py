@@ -80,7 +80,7 @@ class Apart:
         self._prefill = replicas(
             ended=self._prefilled, session=lambda i: session(self._whole[i]), numbers=prefill
         )
-        self._decode = replicas(ended=self._decoded, session=session, numbers=decode)
+        self._decode = replicas(ended=self._end, session=session, numbers=decode)
         self.changes = [Change(0.0, layout.replicas, 0)]
         self.missed: list[Failure] = []
 
@@ -113,15 +113,15 @@ class Apart:
         is_whole = first.error is not None or inference.num_tokens == 1
         for name in COMPUTED + END if is_whole else COMPUTED:
             setattr(inference, name, getattr(first, name))
-        sent_at = begins_at = instant(now)
+        sent_at = instant(now)
         if not is_whole:
-            begins_at = max(begins_at, self._free_at.get(number, 0))
+            begins_at = max(sent_at, self._free_at.get(number, 0))
             sent_at = self._free_at[number] = begins_at + round(inference.computed * self._token)
         at = seconds(sent_at + self._answer)
         inference.token_times = [at] * len(inference.tokens)
         if is_whole:
             inference.answered_at = None if first.answered_at is None else at
-            return self._decoded(number, at, inference)
+            return self._end(number, at, inference)
         scheduler = self._prefill.replicas[number].scheduler
         kept = scheduler.pool.allocate(scheduler.limits.blocks(inference.computed))
         loop.at(sent_at, ARRIVE, self._sent, number, kept)
@@ -136,6 +136,7 @@ class Apart:
         replica.scheduler.pool.free(kept)
         replica.wake()
 
-    def _decoded(self, number: int, now: float, inference: Inference) -> Iterable[Arrival]:
+    def _end(self, number: int, now: float, inference: Inference) -> Iterable[Arrival]:
+        """Answer a request, whose times begin before it was passed on."""
         inference.arrived_at = self._arrived_at.pop(inference)
         return self._ended(number, now, inference)

@@ -69,7 +69,7 @@ def plain_log(axis: Any) -> None:
 
     def label(value: float, _: Any) -> str:
         low, high = axis.get_view_interval()
-        labelled = "1" if high > 500 * low else "125" if high > 6 * low else "123456789"
+        labelled = "1" if high > 200 * low else "125" if high > 6 * low else "123456789"
         return f"{value:,.10g}" if f"{value:.0e}"[0] in labelled else ""
 
     axis.set_major_formatter(label)

@@ -15,6 +15,8 @@ from compare.runs import Run
 from compare.summary import CLIENT_LIMITED_MS
 from deploy.kinds import KINDS
 
+FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
+
 
 def sentences(run: Run) -> list[str]:
     """Sentences that apply to a run, the gravest first."""
@@ -76,9 +78,9 @@ def client_limited(run: Run) -> str | None:
     if not late:
         return None
     return (
-        f"**The client was late**: one in a hundred of its sends lagged over {CLIENT_LIMITED_MS:g} "
-        f"ms. Measure again on an idle machine or at a lower rate, or go by p99 latency from the "
-        f"schedule: {', '.join(late)}."
+        f"**The client was late**: at least one in a hundred of its sends lagged over "
+        f"{CLIENT_LIMITED_MS:g} ms. Measure again on an idle machine or at a lower rate, or go by "
+        f"p99 latency from the schedule: {', '.join(late)}."
     )
 
 
@@ -145,7 +147,7 @@ def littles_law(run: Run) -> str | None:
         (100 * (law["in_flight"] / law["rate_x_latency"] - 1), name)
         for name, results in run.variants.items()
         for result in results
-        if (law := result["littles_law"]) and result["completed"] >= 20  # few say nothing
+        if (law := result["littles_law"]) and result["completed"] >= FEWEST_ANSWERED
     ]
     if not differences:
         return None

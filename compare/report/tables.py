@@ -126,6 +126,7 @@ def label(name: str, results: Sequence[Result]) -> str:
 
 
 def setting(value: object) -> str:
+    """Return a setting's value as a report shows it."""
     return "none" if value in ("", None, [], {}) else escape(value)
 
 

@@ -17,7 +17,7 @@ import pytest
 from client.calls import ServerError, get
 from compare.analysis import identical_outputs
 from compare.options import Options, parse, parse_goodput
-from compare.report.sentences import client_limited, identity
+from compare.report.sentences import client_limited, identity, littles_law
 from compare.runs import Run, clear
 from compare.variants import Variant, parse_also
 from config import ConfigError
@@ -277,6 +277,16 @@ def test_servers_whose_requests_were_late_are_named() -> None:
     variants = {"a": late, "b": late | {"client_limited": False}}
     said = client_limited(Run(Path(), [{"variants": variants, "also": {}}], [], []))
     assert said and said.endswith("by p99 latency from the schedule: a (1.23 s).")
+
+
+def test_littles_law_is_judged_from_20_answers_on() -> None:
+    law = {"in_flight": 3.0, "rate_x_latency": 2.0}
+    runs = [
+        Run(Path(), [{"variants": {"a": {"littles_law": law, "completed": n}}, "also": {}}], [], [])
+        for n in (19, 20)
+    ]
+    few, enough = map(littles_law, runs)
+    assert few is None and enough and "by +50.0% at most (a)." in enough
 
 
 # ---- variants: modes with settings of their own, under names, against a baseline
