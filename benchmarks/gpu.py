@@ -69,12 +69,13 @@ class Part(NamedTuple):
 
 
 STEPS = "benchmarks.engine --rows {rows} --contexts {contexts} --out {out}/"
-OVER_HTTP = "compare --skip-calibration --numsamples {numsamples} "
-VARIANTS = (
+COMPARE = "compare --skip-calibration "
+OVER_HTTP = COMPARE + "--numsamples {numsamples} "
+MODES = (
     "--variant nobatch=nobatch --variant static=static --variant windowed=windowed "
-    "--variant dynamic=dynamic --variant sjf='dynamic --order sjf' "
-    "--variant ahead='dynamic --ahead' "
+    "--variant dynamic=dynamic "
 )
+VARIANTS = MODES + "--variant sjf='dynamic --order sjf' --variant ahead='dynamic --ahead' "
 PROMPTS = (
     "--prefixes 8:{prefix}:1 --stream --variant whole=dynamic "
     "--variant chunks='dynamic --token-budget 256' --variant cached='dynamic --prefix-caching' "
@@ -92,6 +93,12 @@ PARTS = {
     "burst": Part("The burst, without HTTP", "benchmarks.burst --n {n}", 40),
     "comparison": Part("The four modes, an order, and plans ahead, over HTTP",
         OVER_HTTP + VARIANTS + "--out {out}/comparison", 150),
+    "identical": Part("The modes again with --batch-invariant: are their texts the same?",
+        COMPARE + MODES + "--batch-invariant --trace {out}/comparison/trace.jsonl "
+        "--out {out}/identical", 90, needs=GPU),
+    "price": Part("What identical texts cost a whole server",
+        "compare --runs {out}/comparison {out}/identical --out {out}/price", 15, needs=GPU,
+        table=1),
     "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
         OVER_HTTP + PROMPTS + "--out {out}/prompts", 90),
     "costs": Part("What an iteration costs, for the simulator",

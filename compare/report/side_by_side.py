@@ -29,9 +29,11 @@ ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "commit": lambda s: escape(s["commit"]),
     "date": lambda s: escape(s["date"]),
     "hardware": lambda s: escape(f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores"),
-    "workload": lambda s: (
-        f"{s['workload']['requests']} requests, {code(s['workload']['lengths'])}, "
-        f"{code(s['workload']['arrival'])}"
+    "workload": lambda s: ", ".join(  # a trace's file stands for lengths and arrivals
+        (
+            f"{s['workload']['requests']} requests",
+            *dict.fromkeys(code(s["workload"][word]) for word in ("lengths", "arrival")),
+        )
     ),
     "command": lambda s: code(s["command"]),
 }

@@ -42,8 +42,8 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     assert found == {
         "agreement": [size, order], "steps": [size], "eager": [size], "cublas": [size],
         "invariant": [size], "burst": [size, interval, order], "comparison": [*flags],
-        "prompts": [*flags], "costs": [tokenizer, size], "simulated": [size, interval, order],
-        "fidelity": [], "generate": [],
+        "identical": [*flags], "price": [], "prompts": [*flags], "costs": [tokenizer, size],
+        "simulated": [size, interval, order], "fidelity": [], "generate": [],
     }  # fmt: skip
     assert "sjf=dynamic --order sjf" in commands["comparison"]
     assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
@@ -73,7 +73,7 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     called(monkeypatch, f"{small} --out {out} --only costs --only burst")
     assert [*seconds] == ["burst", "costs"]
     page = (out / "gpu.md").read_text()
-    assert "steps ran" in page and page.count("Missing") == 3
+    assert "steps ran" in page and page.count("Missing") == 5
     for words, sentence in (
         (f"{small} --out {out} --only burst --max-batch-size 3", "have other settings or another"),
         (f"{small} --out {out} --only eager", "--only eager: the parts here are agreement, steps"),
