@@ -25,6 +25,8 @@ from pydantic import (
     model_validator,
 )
 
+from scheduling.errors import InvalidRequest
+
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_COMPLETIONS = 16  # of a prompt
 MOST_STOP_IDS = 64
@@ -36,6 +38,11 @@ TOP_P = "sample among the likeliest tokens of this probability in all"
 ECHO = "the text begins with the prompt"
 MOST = "completion tokens at most"
 LOGPROBS = "so many likeliest tokens beside each"
+# names that other routes and servers have for fields of POST /inference
+ELSEWHERE = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), "num_tokens"),
+    **dict.fromkeys(("prompts", "text", "inputs"), "prompt"),
+}
 
 # fail_fast: a list with 100,000 mistakes ends at the first, instead of holding the GIL while each
 # is described
@@ -106,10 +113,9 @@ class Common(BaseModel):
 class InferenceRequest(Common):
     """The body of POST /inference; unknown fields are refused."""
 
-    # the route refuses the first unknown field: pydantic would describe all of them
+    # not extra="forbid", which would describe every unknown field
     model_config = ConfigDict(
         strict=True,
-        extra="allow",
         json_schema_extra={"additionalProperties": False, **_either("prompt", "prompt_ids")},
     )
 
@@ -122,6 +128,17 @@ class InferenceRequest(Common):
     top_p: float | None = Field(None, gt=0, le=1, description=TOP_P)
     seed: int | None = Field(None, ge=0, lt=2**63, description="of sampling; null: a new one")
     echo: bool = Field(False, description=ECHO)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, body: Any) -> Any:
+        """Refuse the first unknown field, which may stand for one that is missing."""
+        for name in body if isinstance(body, dict) else ():
+            if name not in cls.model_fields:
+                valid = f"unknown field; valid ones are {', '.join(sorted(cls.model_fields))}"
+                fix = f"this route calls it {ELSEWHERE[name]}" if name in ELSEWHERE else valid
+                raise InvalidRequest(f"{name[:100]}: {fix}", param=name[:100])
+        return body
 
     @model_validator(mode="after")
     def _one_prompt(self) -> InferenceRequest:

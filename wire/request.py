@@ -102,11 +102,6 @@ class RequestReader:
 
     def inference(self, raw: bytes) -> Request:
         body = parse(InferenceRequest, raw)
-        for field in body.model_extra or ():
-            valid = ", ".join(sorted(InferenceRequest.model_fields))
-            raise InvalidRequest(
-                f"{field[:100]}: unknown field; valid ones are {valid}", param=field[:100]
-            )
         field = "prompt" if body.prompt is not None else "prompt_ids"
         prompt = body.prompt if body.prompt is not None else body.prompt_ids
         assert prompt is not None

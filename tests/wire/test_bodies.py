@@ -63,8 +63,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"prompt": None, "prompt_ids": [1, 257]}, "prompt_ids", "must be in 0 … 256"),
         ({"prompt": None, "prompt_ids": [-1]}, "prompt_ids", "must be in 0 … 256"),
         ({"prompt": None, "prompt_ids": ["a"] * 100_000}, "prompt_ids", ""),
-        ({"max_tokens": 5}, "max_tokens", "max_tokens: unknown field; valid ones are cache_salt,"),
-        ({f"field{i}": 1 for i in range(50_000)}, "field0", "field0: unknown field"),
+        ({"prompts": ["hi"]}, "prompts", "prompts: this route calls it prompt"),
+        ({f"field{i}": 1 for i in range(50_000)}, "field0", "unknown field; valid ones are cache_"),
     ],
     COMPLETIONS: [
         *STOPS,
@@ -99,6 +99,7 @@ REFUSED = [
     *[(path, RIGHT[path] | wrong, *error) for path in WRONG for wrong, *error in WRONG[path]],
     *[(path, RIGHT[path] | {name: value}, name, "")
       for path in VALUES for name, values in VALUES[path].items() for value in values],
+    (INFERENCE, RIGHT[COMPLETIONS], "max_tokens", "max_tokens: this route calls it num_tokens"),
     *[(path, body, None, "") for path in RIGHT for body in ("a string", None)],
 ]  # fmt: skip
 
