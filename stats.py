@@ -82,7 +82,7 @@ MEASURES = {measure.name: measure for measure in (
         "ttft", "ttft_s", lambda t: t.first_token_at - t.started_at,
         "first token - start",
         "; of a plain answer, at the client: e2el - (answered - first token, at the server)",
-        "time to first token", "first token",
+        "time to first token", "first token", "ms",
         metric="vllm:time_to_first_token_seconds", from_start=True, limited=True,
     ),
     Measure(
@@ -249,8 +249,8 @@ DEFINITIONS = {
         f"{m.name}_from_schedule_ms": f"{m.name} from the instant the request was to be sent"
         for m in MEASURES.values() if m.from_start
     },
-    "sample": "requests in NAME.json, where more than 100,000 are simulated: those of 20,000 drawn "
-    "that ended; none where all are there",
+    "sample": "number of requests in NAME.json, if more than 100,000 are simulated: of 20,000 "
+    "drawn ones, those that ended; none if it has all",
     "request_throughput": "answered requests / wall-clock of the run",
     "output_throughput": "completion tokens / wall-clock of the run, tok/s",
     "total_token_throughput": "(prompt + completion tokens) / wall-clock of the run, tok/s",
@@ -261,8 +261,8 @@ DEFINITIONS = {
     "from the schedule",
     "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited; a later "
     "turn of a conversation is scheduled think_s after the answer before it",
-    "requested_rate": "requests a second as scheduled: (n - 1) / (last - first); none where "
-    "answers say what is sent when",
+    "requested_rate": "requests a second as scheduled: (n - 1) / (last - first); none in "
+    "a closed loop and for conversations, where answers set the times",
     "achieved_rate": "requests a second as sent: (n - 1) / (last - first)",
     "offered_throughput": "completion tokens a second that a trace asks for: requested_rate * its "
     "mean_num_tokens",
@@ -285,12 +285,12 @@ DEFINITIONS = {
     "goodput_rate": "the highest sustained rate of a sweep at which 90% of requests meet every "
     "limit (DistServe's goodput); rates are 9% apart, and traces are scaled to them",
     "expected_useful_fraction": "of live and idle rows: sum of B * mean(g) / sum of B * E[max of B "
-    "draws of g], B: batch sizes",
+    "draws of g]; B: batch sizes, g: completion tokens of a request",
     "latency_line": "least squares of e2el on completion tokens: intercept (queueing), slope "
     "(service), r",
     "by_length": "requests by the completion tokens that they ask for: quartile 1 is the shortest "
-    "quarter of the trace, 4 the longest; equal lengths are in one, that of their middle; of up to "
-    "four lengths each is one",
+    "quarter of the trace, 4 the longest; requests of equal length are in one quarter; up to four "
+    "different lengths are a group each",
     "by_user": "requests by user; output_throughput: completion tokens of the user's answers / "
     "wall-clock of the run, so that users add up to the run's",
     "by_priority": "requests by level of priority, 1 the highest; 0: they name none",

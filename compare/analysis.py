@@ -38,6 +38,9 @@ class Estimate:
         """True if the interval leaves out zero, so that a difference is more than chance."""
         return self.half is not None and abs(self.mean) > self.half
 
+    def times(self, factor: float) -> Estimate:
+        return Estimate(factor * self.mean, self.half and factor * self.half)
+
 
 def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
     """Student's interval of the mean of independent values, one a seed.

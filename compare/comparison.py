@@ -41,7 +41,6 @@ from compare.measure import (
     with_requests,
 )  # fmt: skip
 from compare.options import LOAD, Options, parse, parse_runs
-from compare.quoting import unescape
 from compare.report import report, sentences, side_by_side, tables
 from compare.servers import ALONE, server
 from config import ConfigError
@@ -254,7 +253,7 @@ class Comparison:
             points.append(point)
             points.sort(key=lambda p: p["rate"])
             self.progress.say(tables.point_line(target.name, point))
-            self.progress.table(tables.sweep_table(self.points))
+            self.progress.table(tables.sweep_table({n: [p] for n, p in self.points.items()}))
 
         name = target.name if target.ours else self.options.reference
         burst = self.replicas * burst_size(self.options.config(name))
@@ -338,7 +337,7 @@ def run_and_exit(
     except KeyboardInterrupt as interrupt:
         run, stopped = None, interrupt
     for sentence in sentences.failures(run) if run else []:
-        print(f"error: {unescape(sentence)}", file=sys.stderr)
+        print(f"error: {sentences.plain(sentence)}", file=sys.stderr)
     if isinstance(stopped, ServerError):
         sys.exit(f"error: {stopped}")
     if stopped:

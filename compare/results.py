@@ -37,16 +37,18 @@ class Key:
         return result.get(self.name)
 
 
-UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:.1f}")}  # scale and form of milliseconds
+UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:,.0f}")}  # scale and form of milliseconds
 
 
 def _of(
-    name: str, statistic: str, part: Part = "point", short: str = "", rare: bool = False
-) -> Key:
+    name: str, statistic: str, part: Part = "point", short: str = "", rare: bool = False,
+    form: str = "",
+) -> Key:  # fmt: skip
     """Return the key of a mean or percentile, with the measure's heading and unit."""
     measure = MEASURES[name]
     heading = f"{measure.heading} {statistic}, {measure.unit}"
-    return Key(f"{statistic}_{name}_ms", part, heading, *UNITS[measure.unit], short, rare)
+    scale, usual = UNITS[measure.unit]
+    return Key(f"{statistic}_{name}_ms", part, heading, scale, form or usual, short, rare)
 
 
 WITHOUT_COLUMN = (  # of each rate of a sweep and the summary
@@ -75,10 +77,10 @@ KEYS = {key.name: key for key in (
     _of("e2el", "p99", short="latency\np99 s"),
     Key("p99_e2el_from_schedule_ms", "summary", "", *UNITS["s"]),
     _of("ttft", "mean", "summary"),
-    _of("ttft", "p50", short="ttft\np50 s"),
+    _of("ttft", "p50", short="ttft\np50 ms"),
     _of("ttft", "p99"),
-    _of("normalized_latency", "mean", short="latency\nms/token"),
-    _of("normalized_latency", "p50"),
+    _of("normalized_latency", "mean", short="latency\nms/token", form="{:,.1f}"),
+    _of("normalized_latency", "p50", form="{:,.1f}"),
     Key("growth", "point", "growth, s/s", 1, "{:.2f}"),
     Key("growth_in_flight", "point", "growth in flight, %", 100),
     Key("useful_fraction", "point", "useful rows, %", 100, short="useful\n%"),

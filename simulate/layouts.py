@@ -124,6 +124,9 @@ def described(layout: Layout) -> str:
         words.append(f"knowledge up to {layout.stale_s:g} s old{own}")
     if layout.start_s:
         words.append(f"{layout.start_s:g} s to start one")
-    words += [f"replica {k} {times:g} times slower" for k, times in layout.slow.items()]
+    words += [
+        f"iterations of replica {k} take {times:g} times as long"
+        for k, times in layout.slow.items()
+    ]
     words += [f"replica {replica} fails at {at_s:g} s" for replica, at_s in layout.failures]
     return ", ".join(words)

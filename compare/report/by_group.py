@@ -103,12 +103,13 @@ def table(results: Results, kind: str) -> str:
 
 
 def terminal_table(results: Results, kind: str) -> Table | None:
-    """Users or levels, for the terminal; None where the trace has none."""
+    """Users or levels, for the terminal, without refusals; None where the trace has none."""
     if not groups(results, kind):
         return None
     numbers = [group.numbers for group in groups(results, kind)]
     shown = {key: key.short for key in tables.present([*RATES, *LATENCIES], numbers) if key.short}
-    return tables.terminal(_rows(results, kind, shown), left=2)
+    rows = [[*row[:2], row[2].split(" (")[0], *row[3:]] for row in _rows(results, kind, shown)]
+    return tables.terminal(rows, left=2)
 
 
 def _rows(results: Results, kind: str, headings: Mapping[Key, str]) -> list[list[str]]:

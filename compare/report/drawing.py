@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 def new_figure(size: tuple[float, float], caption: str) -> Figure:
     """An empty figure, inches wide and high, with its caption."""
     figure = Figure(figsize=size, layout="constrained")
+    caption = textwrap.fill(caption, int(12.5 * size[0]))  # letters that its width holds
     figure.suptitle(caption, fontsize=10.5, color="#555555", x=0.01, ha="left")
     return figure
 

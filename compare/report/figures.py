@@ -249,8 +249,10 @@ def computed_rows(
     axis.invert_yaxis()
     axis.set(xlabel="computed rows, %", xlim=(0, 100), title="Computed rows by kind")
     colours, labels = zip(LIVE, *(KINDS[kind] for kind in kinds))
-    handles = [*patches(colours), Line2D([], [], color="black", lw=2.5)]
-    labels = (*labels, "expected: mean(g) / E[max g]")
+    handles = patches(colours)
+    if any(fraction is not None for fraction in expected.values()):
+        handles.append(Line2D([], [], color="black", lw=2.5))
+        labels = (*labels, "expected by theory")
     legend_below(figure, handles, labels, 3 if len(labels) < 4 else 2, fontsize=10.5)
     return figure
 

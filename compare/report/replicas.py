@@ -49,7 +49,7 @@ def number(result: Mapping[str, Any]) -> int:
 
 def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:
     """Return the section on simulated replicas; empty for a run with one all the time."""
-    rows = [["variant", "replicas", "paid for, replica-seconds", "requests of one, least to most"]]
+    rows = [["variant", "replicas", "paid for, replica-seconds", "requests each, least to most"]]
     sentences = []
     for name, replicas in simulated(run).items():
         up = [up for _, up, _ in _changes(replicas)]

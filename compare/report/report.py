@@ -19,7 +19,7 @@ from compare import calibrate, sweep
 from compare.analysis import ATTAINMENT, GROWTH, Estimate
 from compare.groups import described
 from compare.machine import processor, save_json
-from compare.quoting import code, escape, unescape
+from compare.quoting import code, escape
 from compare.report import by_group, drawing, figures, replicas, sentences, tables
 from compare.report.page import as_page
 from compare.runs import FIGURES, LIVE, Run, differing
@@ -269,6 +269,6 @@ def show(run: Run, console: Console) -> None:
         if table := by_group.terminal_table(run.variants, kind):
             console.print(table)
     if run.points:
-        console.print(tables.sweep_table({name: seeds[-1] for name, seeds in run.points.items()}))
-    say("\n" + unescape("\n".join(sentences.sentences(run))))
+        console.print(tables.sweep_table(run.points))
+    say("\n" + "\n".join(map(sentences.plain, sentences.sentences(run))))
     say(f"report.html, report.md, figures and every request: {run.folder}", wrap=False)

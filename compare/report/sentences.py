@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from compare.machine import processor
-from compare.quoting import code, escape
+from compare.quoting import code, escape, unescape
 from compare.report.tables import cell_of
 from compare.results import KEYS
 from compare.runs import Run
 from compare.summary import CLIENT_LIMITED_MS
 from deploy.kinds import KINDS
 
+STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error
 FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
 
 
@@ -25,6 +27,11 @@ def sentences(run: Run) -> list[str]:
         busy(run.first), sampled(run), identity(run), littles_law(run), seeds(run),
     ]  # fmt: skip
     return [sentence for sentence in applying if sentence]
+
+
+def plain(sentence: str) -> str:
+    """Return a sentence for the terminal: without Markdown's marks."""
+    return unescape(re.sub(r"^\*\*(.+?)\*\*", r"\1", sentence))
 
 
 def partial(run: Run) -> str | None:
@@ -50,7 +57,8 @@ def failures(run: Run) -> list[str]:
     failed = []
     for name, results in run.variants.items():
         errors = sum((Counter(result["errors"]) for result in results), Counter[str]())
-        if reasons := [f"{n} × {escape(e.rstrip('.'))}" for e, n in errors.most_common(3)]:
+        commonest = ((n, STATUS.sub(r"\1:", e.rstrip("."))) for e, n in errors.most_common(3))
+        if reasons := [f"{n:,} × {escape(reason)}" for n, reason in commonest]:
             failed.append(f"**Failed in {name}**: {'; '.join(reasons)}.")
     return failed
 
@@ -132,11 +140,11 @@ def identity(run: Run) -> str | None:
     if len(run.names) - len(run.first["also"]) < 2 or not n:
         return None
     if n == identical:
-        return f"All {n} requests that every variant answered got the same text in each."
+        return f"All {n:,} requests that every variant answered got the same text in each."
     parted = sorted(100 * share for same in texts for share in same["parted_after"])
     return (
-        f"{identical} of {n} requests ({100 * identical / n:.0f}%) that every variant answered got "
-        f"the same text in each; the other texts begin to differ after {parted[0]:.0f} "
+        f"{identical:,} of {n:,} requests ({100 * identical / n:.0f}%) that every variant answered "
+        f"got the same text in each; the other texts begin to differ after {parted[0]:.0f} "
         f"to {parted[-1]:.0f}% of their length (median {statistics.median(parted):.0f}%)."
     )
 

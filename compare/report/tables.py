@@ -54,7 +54,9 @@ def markdown(rows: Rows, left: int = 1) -> str:
 
 def terminal(rows: Rows, left: int = 1, wrap: bool = False, caption: str | None = None) -> Table:
     """A table for the terminal, without intervals. wrap: headings over several lines."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption)
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, caption=caption
+    )
     for i, heading in enumerate(rows[0]):
         table.add_column(heading, justify="left" if i < left else "right", no_wrap=not wrap)
     for row in rows[1:]:
@@ -192,7 +194,7 @@ def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
         for key in COMPARED:
             both = [(key.of(a), key.of(b)) for a, b in zip(base, seeds)]
             if pairs := [pair for pair in both if None not in pair]:
-                first, second = key.scale * np.array(pairs).T
+                first, second = np.array(pairs).T
                 apart = difference(first, second, STEPS.get(key.name, 0.0))
                 whole = len(pairs) == len(base) == len(seeds)
                 entry[key.name] = apart if whole else Estimate(apart.mean, None)
@@ -206,15 +208,15 @@ def differences_table(results: Results, baseline: str) -> str:
     columns = [key for key in COMPARED if any(key.name in entry for entry in entries)]
     rows = [["second − first", *(key.heading for key in columns)]]
     for entry in entries:
-        cells = [_difference(entry.get(key.name), key.form) for key in columns]
+        cells = [_difference(entry.get(key.name), key) for key in columns]
         rows.append([f"{entry['second']} − {entry['first']}", *cells])
     return markdown(rows)
 
 
-def _difference(value: Estimate | None, form: str) -> str:
+def _difference(value: Estimate | None, key: Key) -> str:
     if value is None:
         return NONE
-    text = formatted(value, form)
+    text = formatted(value.times(key.scale), key.form)
     text = text if text.startswith("−") else f"+{text}"
     if value.half is None:
         text += ", not of all seeds"
@@ -261,11 +263,12 @@ def capacity_table(sweeps: Mapping[str, Sequence[Result]], goodput: bool) -> str
     return markdown(rows if goodput else [row[:-1] for row in rows])
 
 
-def sweep_table(points: Mapping[str, Sequence[Result]]) -> Table:
-    """The state of a sweep, for the terminal."""
+def sweep_table(points: Mapping[str, Sequence[Sequence[Result]]]) -> Table:
+    """The state of a sweep, for the terminal. points: of each server, rates of each seed."""
     rows = [["variant", "rates", *(heading.replace("requests", "req") for heading in SWEPT)]]
-    for name, rates in points.items():
-        rows.append([name, str(len(rates)), *_swept([sweep.outcome(rates)])])
+    for name, seeds in points.items():
+        rates = str(sum(map(len, seeds)))
+        rows.append([name, rates, *_swept([sweep.outcome(each) for each in seeds])])
     return terminal(rows, wrap=True)
 
 

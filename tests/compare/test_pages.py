@@ -185,7 +185,7 @@ def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: 
     assert {source[:26] for source in page.sources} == {"data:image/svg+xml;base64,"}
     text = rendered((out / "report.md").read_text())
     assert set(text.sources) <= {f"{name}.png" for name in runs.FIGURES}
-    reason = f"× 500 {EVIL}."
+    reason = f"× 500: {EVIL}."
     assert reason in page.text and reason in text.text, "and their words are all there"
     run = runs.load(out)
     report.show(run, Console(file=(terminal := io.StringIO()), width=10_000))

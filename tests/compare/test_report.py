@@ -210,7 +210,7 @@ def test_progress_moves_in_a_terminal() -> None:
     console = Console(force_terminal=True, width=100, record=True)
     requests = Workload().requests(3)
     with Progress(console) as progress, progress.replay("static", requests) as watch:
-        progress.table(tables.sweep_table({"static": []}))
+        progress.table(tables.sweep_table({"static": [[]]}))
         watch.sent()
         console.print(progress._render())
     shown = console.export_text()

@@ -246,5 +246,5 @@ def test_keys_and_values_and_a_second_http_request_come_before_the_first_token()
     assert result["server"]["busy_s"] == pytest.approx((1.16 + 3 * step) / 1e3)
     assert described(layout) == (
         "1 prefill and 2 decode replicas, each kind behind the router power_of_two, 0.000128 "
-        "Gbit/s for keys and values, replica 2 2 times slower"
+        "Gbit/s for keys and values, iterations of replica 2 take 2 times as long"
     )
