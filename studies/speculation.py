@@ -18,7 +18,7 @@ import torch
 from client.load import Watch
 from client.traces import Request
 from client.wire import Plain
-from compare.analysis import Estimate, estimate
+from compare.analysis import Estimate
 from compare.machine import ROOT
 from compare.measure import Target, measure, warm_up
 from compare.report.tables import NONE, markdown
@@ -31,7 +31,7 @@ from scheduling.inference import Generator, Inference
 from scheduling.sampling import Sampling
 from serving import Server
 from studies.runner import FinishedRuns
-from studies.study import Against, Case, Cases, Panel, Study, Table, only, ratio
+from studies.study import Against, Case, Cases, Panel, Study, Table, mean, only, ratio, values
 from weights import locate
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -180,22 +180,22 @@ def trace(n: int, seed: int, rate: float | None) -> list[Request]:
 
 
 def live(case: Case, n: int, seed: int) -> dict[str, Any]:
-    rate = case["load"] * capacity(n)
-    with server("dynamic", LIVE | {"speculate": case["speculate"]}) as url:
-        target = Target(case["speculate"], url, Plain())
-        warm_up(target)
-        result, _ = measure(target, trace(n, seed, rate), {}, 600.0, Watch())
+    result = served(trace(n, seed, case["load"] * capacity(n)), speculate=case["speculate"])
     return {name: result[name] for name in OF_LIVE}
 
 
 @functools.cache
 def capacity(n: int) -> float:
     """Return the requests a second that are completed without speculation when all come at once."""
-    with server("dynamic", LIVE) as url:
-        target = Target("burst", url, Plain())
+    return n / float(served(trace(n, 1, None))["wall_clock_s"])
+
+
+def served(requests: list[Request], **settings: str) -> dict[str, Any]:
+    """Return the measures of a trace that a fresh server gets."""
+    with server("dynamic", LIVE | settings) as url:
+        target = Target("live", url, Plain())
         warm_up(target)
-        result, _ = measure(target, trace(n, 1, None), {}, 600.0, Watch())
-    return n / float(result["wall_clock_s"])
+        return measure(target, requests, {}, 600.0, Watch())[0]
 
 
 OF_LIVE = {
@@ -222,13 +222,10 @@ def with_closed_form(cases: Cases) -> list[dict[str, Any]]:
             [plain] = only(cases, keys | {"speculate": "0"})
             [rejected] = only(cases, keys | {"speculate": case["speculate"], "rate": 0.0})
             factor = expected(case["rate"], int(case["speculate"]))
+            speeds = [values(each, "output_throughput") for each in (case, plain, rejected)]
             seeds = [
-                own
-                | {
-                    "gain": own["output_throughput"] / base["output_throughput"],
-                    "closed_form": factor * none["output_throughput"] / base["output_throughput"],
-                }
-                for own, base, none in zip(case["seeds"], plain["seeds"], rejected["seeds"])
+                seed | {"gain": own / base, "closed_form": factor * none / base}
+                for seed, own, base, none in zip(case["seeds"], *speeds)
             ]
             case = {**case, "seeds": seeds}
         result.append(dict(case))
@@ -240,11 +237,7 @@ def break_even(cases: Cases, model: str, rate: float, k: int) -> str:
     which the gain's own reaches 1: on a straight line over the logarithm of rows.
     """
     keys = {"table": "forced", "model": model, "rate": rate, "speculate": str(k)}
-    gains = [
-        (case["rows"], estimate([seed["gain"] for seed in case["seeds"]]))
-        for case in only(cases, keys)
-    ]
-
+    gains = [(case["rows"], mean(case, "gain")) for case in only(cases, keys)]
     if not gains:
         return NONE
 
@@ -271,15 +264,13 @@ def verdict(cases: Cases) -> str:
 
 def _worst(cases: Cases) -> str:
     """Return how `auto` did at its worst load beside the better of the other two rules."""
-    found: list[tuple[float, float, Estimate]] = []
+    found: list[tuple[float, Estimate]] = []
     for load in LOADS:
         rules = {c["speculate"]: c for c in only(cases, {"table": "live", "load": load})}
         if len(rules) < len(RULES):
             return ""
-        against = [ratio(rules[rule], rules["auto"], "mean_e2el_ms") for rule in ("0", "4")]
-        worst = max(against, key=lambda each: each.mean)
-        found.append((worst.mean, load, worst))
-    _, load, worst = max(found)
+        found += [(load, ratio(rules[k], rules["auto"], "mean_e2el_ms")) for k in ("0", "4")]
+    load, worst = max(found, key=lambda each: each[1].mean)
     return (
         f"Over HTTP, mean latency with `auto` is at most {worst.mean:.2f} ± {worst.half or 0:.2f} "
         f"times that of the better one of 0 and 4 draft tokens (at a load of {load})."
