@@ -12,7 +12,7 @@ from client.workloads import Workload
 from compare.analysis import ATTAINMENT, Estimate
 from compare.measure import judged
 from compare.report.drawing import LOOKS
-from compare.report.tables import formatted
+from compare.report.tables import NONE, formatted
 from simulate.run import SimulatedServer
 from simulate.simulation import Simulation, parse
 from studies.study import Against, Case, Cases, Panel, Study, Table, only, ratio
@@ -80,17 +80,16 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 def verdict(cases: Cases) -> str:
     """Say whether the claims hold for any lengths, limits and split."""
 
-    def best(base: str, measure: str) -> tuple[Estimate, Case]:
+    def words(base: str, measure: str) -> str:
         pairs = [
             (ratio(other, case, measure), case)
             for case in only(cases, {"variant": APART, "gbytes": FASTEST})
             for keys in [{key: case[key] for key in ("lengths", "limits", "gbytes")}]
             for other in only(cases, keys | {"variant": base})
         ]
-        return max(pairs, key=lambda pair: pair[0].mean)
-
-    def words(base: str, measure: str) -> str:
-        gain, case = best(base, measure)
+        if not pairs:
+            return f"- {measure} ÷ that of `{base}`: {NONE}"
+        gain, case = max(pairs, key=lambda pair: pair[0].mean)
         where = [case["variant"], case["lengths"]]
         if measure != "throughput":  # of a burst, which has no limits
             where.append(f"{case['limits']} limits")

@@ -97,7 +97,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
 def verdict(cases: Cases) -> str:
     """Say from which length on swapping takes less, and hold the claim against the ratio."""
     parts = []
-    for model in MODELS:
+    for model in dict.fromkeys(case["model"] for case in cases):
         of_model = only(cases, {"model": model})
         sooner = [case["tokens"] for case in of_model if mean(case, "times").mean > 1]
         first = f"from {min(sooner)} tokens on" if sooner else "at no length"
@@ -119,7 +119,7 @@ STUDY = Study(
     "GPU)",
     workload="one request at a time, {seeds} runs, blocks of 16 tokens, real engine; the device is "
     "a CPU, so both copies are made within one memory",
-    requests=1,
+    requests=0,
     seeds=5,
     cases=grid(model=MODELS, tokens=TOKENS),
     run=run,
