@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from client.calls import ServerError
 from compare.options import folder
 from compare.runs import read_json
-from config import ConfigError
+from config import ConfigError, Parser
 from simulate.costs import CostsError
 from studies import runner
 from studies.study import Study
@@ -37,24 +37,31 @@ def load(name: str) -> Study:
     return study
 
 
-def parser_of(studies: Iterable[Study]) -> argparse.ArgumentParser:
+def parser_of(studies: Sequence[Study]) -> argparse.ArgumentParser:
     assert __doc__
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m studies",
-        description=__doc__,
+        description="\n".join([__doc__, *(f"{each.name:<16}{each.question}" for each in studies)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = parser.add_subparsers(metavar="NAME", required=True)
     for study in studies:
-        of_study = names.add_parser(study.name, help=study.question, description=study.question)
-        of_study.set_defaults(study=study)
+        of_study = names.add_parser(study.name, description=study.question)
+        of_study.set_defaults(study=study, requests=study.requests, processes=1)
         add = of_study.add_argument
-        add("--seeds", type=above_0, default=study.seeds, help="traces of each case (%(default)s)")
-        add("--requests", type=above_0, default=study.requests, help="of each trace (%(default)s)")
-        add("--processes", type=int, default=2, help="processes at once (%(default)s)")
+        add("--seeds", type=above_0, default=study.seeds, help="runs of each case (%(default)s)")
+        if study.requests:
+            add(
+                "--requests",
+                type=above_0,
+                default=study.requests,
+                help="of each trace (%(default)s)",
+            )
+        if not study.servers:
+            add("--processes", type=int, default=2, help="processes at once (%(default)s)")
         add("--minutes", type=float, default=float("inf"), help="after these no run begins")
         add("--only", action="append", default=[], metavar="KEY=VALUE",
-            help="run only cases with this value; may be repeated")  # fmt: skip
+            help="only cases with this value; may be repeated")  # fmt: skip
         add("--from", type=Path, dest="source", metavar="DIR",
             help="show the numbers of DIR again, instead of measuring")  # fmt: skip
         add("--out", type=folder, default=Path("runs") / study.name, help="folder (%(default)s)")
@@ -71,14 +78,20 @@ def above_0(text: str) -> int:
 
 
 def chosen(cases: Sequence[Mapping[str, Any]], conditions: Sequence[str]) -> list[Any]:
-    """Return the cases that have, for each key in the conditions, one of its values."""
+    """Return the cases that have, for each key in the conditions, one of its values. Raises
+    ConfigError if none has.
+    """
     wanted: dict[str, list[str]] = {}
     for condition in conditions:
         key, _, value = condition.partition("=")
         wanted.setdefault(key, []).append(value)
-    return [
+    found = [
         case for case in cases if all(str(case.get(key)) in texts for key, texts in wanted.items())
     ]
+    if not found:
+        first = ", ".join(f"{key}={value}" for key, value in cases[0].items() if key != "seeds")
+        raise ConfigError(f"--only leaves no case; the first of all has {first}")
+    return found
 
 
 def result_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -88,17 +101,19 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
         try:
             kept = read_json(options.source / f"{study.name}.json")
         except OSError as error:
-            sys.exit(f"error: --from {options.source}: {error.strerror} ({study.name}.json)")
-        if "cases" not in kept:
-            sys.exit(
-                f"error: --from {options.source}: another program made its {study.name}.json; use "
-                "that of the commit which its page names"
+            raise ConfigError(
+                f"--from {options.source}: {error.strerror} ({study.name}.json)"
+            ) from None
+        first, *_ = kept.get("cases") or [{}]
+        if not isinstance(first.get("seeds"), list):
+            raise ConfigError(
+                f"--from {options.source}: another program made its {study.name}.json; use that of "
+                "the commit which its page names"
             )
-        return {"requests": study.requests, "seeds": len(kept["cases"][0]["seeds"]), **kept}
+        kept |= {"cases": chosen(kept["cases"], options.only)}
+        return {"requests": study.requests, "seeds": len(first["seeds"]), **kept}
     given = {name: getattr(options, name) for name in study.options}
     cases = chosen(study.cases(options.requests, **given), options.only)
-    if not cases:
-        sys.exit("error: --only leaves no case")
     path = options.out / f"{study.name}.runs.jsonl"
     kept_runs = runner.FinishedRuns(path, runner.code(study))
     cases = runner.measured(
@@ -113,10 +128,10 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None, program: str = "studies") -> None:
     """Run a study. argv: the command line, if another program has made it."""
-    words = sys.argv[1:] if argv is None else argv
+    words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     named = [name for name in NAMES if name in words[:1]]  # others may need missing packages
-    options = parser_of(map(load, named or NAMES)).parse_args(words)
     try:
+        options = parser_of([*map(load, named or NAMES)]).parse_args(words)
         runner.write(options.study, options.out, result_of(options), program)
     except (ConfigError, ServerError, CostsError) as error:
         print(f"error: {error}", file=sys.stderr)

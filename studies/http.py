@@ -131,7 +131,7 @@ STUDY = Study(
     workload=f"one server in mode dynamic, {SETTINGS['max_batch_size']} rows, the fake engine's "
     f"iterations at {SETTINGS['fake_slowdown']} of their time, {{seeds}} rounds of {SECONDS:g} s "
     "of each kind of traffic",
-    requests=1,
+    requests=0,
     seeds=3,
     options={
         "fronts": ("plain", f"front ends: plain, {', '.join(KINDS)}, separated by commas"),

@@ -95,7 +95,7 @@ STUDY = Study(
     question="How much faster or slower is our engine than those of vLLM, OpenVINO GenAI and "
     "CTranslate2 on a CPU?",
     workload="{models}, {seeds} rounds, 2 threads",
-    requests=1,
+    requests=0,
     options={
         "models": ("gpt2", "folders of benchmarks.peers.checkpoint, separated by commas"),
         "peers": ("", "interpreter that has OpenVINO and CTranslate2, if not this one"),

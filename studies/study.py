@@ -90,7 +90,7 @@ class Study:
     figure: str = ""  # the figure in words
     drawn: Callable[[Cases, str], Figure] | None = None  # draws it, instead of panels
     source: str = ""  # paper that makes the claim
-    requests: int = 1000
+    requests: int = 1000  # of a trace; 0: its runs need no number
     seeds: int = 5
     options: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # default, help
     text: Callable[[Cases], str] | str = ""  # verdict and explanation, before the tables

@@ -83,9 +83,26 @@ def test_a_study_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     RUNS.clear()
     assert command(tmp_path / "two", f"--from {tmp_path / 'one'}") == kept and not RUNS
     assert (tmp_path / "two" / "made.md").read_text() == page
-    (tmp_path / "two" / "made.json").write_text("{}")
-    done = ran("studies", "made", "--from", str(tmp_path / "two"))
-    assert done.returncode == 1 and "another program made its made.json" in done.stderr
+    part = f"--from {tmp_path / 'one'} --only variant=slow"
+    assert command(tmp_path / "three", part)["cases"] == kept["cases"][1::2]
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("made --from {folder}", "another program made its made.json; use that of the commit"),
+    ("made --only load=2", "--only leaves no case; the first of all has load=0.5, variant=fast, "),
+    ("real --requests 2", "unrecognized arguments: --requests 2"),  # its runs need no number
+    ("real --processes 2", "unrecognized arguments: --processes 2"),  # of servers, one at a time
+    ("mad", "invalid choice: 'mad' (choose from 'made'"),
+])  # fmt: skip
+def test_bad_input_ends_with_a_sentence(
+    words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = replace(STUDY, name="real", requests=0, servers=True)
+    monkeypatch.setattr(program, "NAMES", ("made", "real"))
+    monkeypatch.setattr(program, "load", {"made": STUDY, "real": real}.__getitem__)
+    (tmp_path / "made.json").write_text('{"cases": [{"seeds": 3}]}')  # from before studies
+    done = ran("studies", *words.format(folder=tmp_path).split())
+    assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_all_cases_of_a_seed_are_run_before_the_next_seed(tmp_path: Path) -> None:
