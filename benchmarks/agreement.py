@@ -46,7 +46,7 @@ PLAIN = {
 }  # fmt: skip
 BENCHMARK = Benchmark(
     "agreement",
-    "The engine against the oracle.",
+    __doc__,
     {"--n": (8, "requests"), "--tokens": (24, "completion tokens of each request")},
     NO_HTTP | {"mode", "loop_interval_ms"},  # all modes, and no manager
     of_engine=True,

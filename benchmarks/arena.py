@@ -31,7 +31,7 @@ def proposals() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.arena",
+        usage=argparse.SUPPRESS,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

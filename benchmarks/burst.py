@@ -28,7 +28,7 @@ from serving import Server
 
 BENCHMARK = Benchmark(
     "burst",
-    "The offline burst, by mode.",
+    __doc__,
     {
         "--n": (LARGEST, f"requests, at most {LARGEST}"),
         "--modes": ("dynamic", f"modes: {', '.join(MODES)}, separated by commas"),

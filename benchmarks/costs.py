@@ -39,8 +39,7 @@ from simulate.costs import FOLDER, HTTP, STATED, Costs, save
 COPIED = 256  # KV blocks, which are more than a processor's cache holds
 BENCHMARK = Benchmark(
     "costs",
-    "What an iteration costs on this machine, for simulations: about two minutes for demo and "
-    "fake, three for GPT-2 on a CPU.",
+    __doc__,
     {
         "--name": (str, "name of the costs, if not the model's (fake: fake-server)"),
         "--seconds": (90.0, "seconds after which no new round begins; one is always run"),

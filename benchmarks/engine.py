@@ -45,7 +45,7 @@ PROBES = 2  # of which the faster counts
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 BENCHMARK = Benchmark(
     "engine",
-    "Step time by rows and context, against the machine's bound.",
+    __doc__,
     {
         "--rows": ("1,2,4,8,16,32,64", "rows of a step"),
         "--contexts": ("64,256", "tokens of each row"),

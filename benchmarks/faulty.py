@@ -9,6 +9,7 @@ a second. The engine is the fake one unless another --model is named.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -42,8 +43,13 @@ def serve() -> Flask:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m benchmarks.faulty", add_help=False, allow_abbrev=False)
-    parser.add_argument("--fault", default="")
+    parser = Parser(
+        usage=argparse.SUPPRESS,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--fault", default="", help=f"{', '.join((*FAULTS, CLOCK))}, and a number")
     options, rest = parser.parse_known_args(sys.argv[1:])
     fault, _, number = options.fault.partition(":")
     if fault not in (*FAULTS, CLOCK) or not number.isdigit() or not int(number):

@@ -115,7 +115,7 @@ PARTS = {
 # fmt: on
 BENCHMARK = Benchmark(
     "gpu",
-    "All that is claimed of a GPU, measured (benchmarks/gpu.sh).",
+    __doc__,
     {
         "--only": ([], f"repeat this part, of {', '.join(PARTS)}; again for another"),
         "--rows": ("1,8,32,128,256", "of a step"),

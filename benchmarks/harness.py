@@ -44,13 +44,14 @@ PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
 class Benchmark:
     """The command line of `python -m benchmarks.NAME`, and the writer of its results.
 
-    options: its own flags, each with its default (or its type, if it has none) and help. unused:
-    settings of a server without effect here, which are neither offered nor recorded. of_engine: it
-    measures the engine, and refuses a model or a generator without one.
+    description: the module's docstring. options: its own flags, each with its default (or its type,
+    if it has none) and help. unused: settings of a server without effect here, which are neither
+    offered nor recorded. of_engine: it measures the engine, and refuses a model or a generator
+    without one.
     """
 
     name: str
-    description: str
+    description: str | None
     options: Mapping[str, tuple[Any, str]]
     unused: Collection[str] = ()
     of_engine: bool = False
@@ -61,7 +62,10 @@ class Benchmark:
 
     def parser(self) -> Parser:
         parser = Parser(
-            prog=" ".join(self.program), description=self.description, allow_abbrev=False
+            usage=argparse.SUPPRESS,  # of a hundred settings
+            description=self.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         for flag, (default, text) in self.options.items():
             if default is False:

@@ -23,7 +23,7 @@ from config import ConfigError
 FAULTS = [*connections.FAULTS, *processes.FAULTS, *replicas.FAULTS]
 BENCHMARK = Benchmark(
     "faults",
-    "Faults, done to real servers.",
+    __doc__,
     {
         "--only": (str, "faults alone whose name holds these words"),
         "--out": (Path("runs/faults"), "folder"),

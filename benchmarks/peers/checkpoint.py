@@ -26,7 +26,11 @@ def vocabulary(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.checkpoint")
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--size", choices=SIZES, default="gpt2", help="default: gpt2")
     parser.add_argument("--out", type=Path, required=True, help="folder")
     options = parser.parse_args()

@@ -226,7 +226,11 @@ def measure(name: str, n: int, serve: Serve) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.engines")
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--model", type=Path, required=True, help="of benchmarks.peers.checkpoint")
     parser.add_argument("--n", type=int, default=LARGEST, help=f"requests (default: {LARGEST})")
