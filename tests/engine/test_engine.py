@@ -6,19 +6,17 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from torch import Tensor
 
 from config import ConfigError, build
 from config.resolve import onednn_multiplies_bfloat16
 from generate.checkpoint import load_model
 from generate.draft_model import DraftModel
 from generate.naive import NaiveGenerator
-from generate.padded import PaddedGenerator
+from generate.padded import PaddedGenerator, Rectangle
 from generate.sampling import sample
 from model import GPT2
 from scheduling.errors import Cancelled
@@ -138,9 +136,11 @@ class Counting(PaddedGenerator):
     """Holds what is computed against what the scheduler counts."""
 
     def generate(self, iteration: Iteration) -> list[int]:
-        self.computed = 0
+        computed = list[int]()
+        hook = self._model.wte.register_forward_pre_hook(lambda _, x: computed.append(len(x[0])))
         ids = super().generate(iteration)
-        assert self.computed == sum(r.n_tokens for r in iteration.rows) + iteration.padding
+        hook.remove()
+        assert sum(computed) == sum(r.n_tokens for r in iteration.rows) + iteration.padding
         return ids
 
 
@@ -149,28 +149,10 @@ def expected(model: GPT2) -> list[list[int]]:
     return serve(NoBatching(), Oracle(model, N_VOCAB), workload(14, SAMPLED))
 
 
-@pytest.fixture
-def counted(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make engines that count the tokens in the model's forward pass."""
-    forward = GPT2.forward
-
-    def make(way: str, compact: float = 0.5) -> Counting:
-        engine = Counting(model, N_VOCAB, sample, way, compact)
-
-        def counting(self: GPT2, ids: Tensor, *others: Any) -> Tensor:
-            engine.computed += len(ids)
-            return forward(self, ids, *others)
-
-        monkeypatch.setattr(GPT2, "forward", counting)
-        return engine
-
-    return make
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("compact", nightly_but([0.0, 1.0], [0.0, 0.2, 0.5, 1.0]))
 def test_every_mode_gives_the_oracles_tokens_and_the_padding_that_is_counted(
-    expected: list[list[int]], counted: Any, way: str, compact: float
+    model: GPT2, expected: list[list[int]], way: str, compact: float
 ) -> None:
     others = [(DEMAND, Fcfs()), (Dynamic(prefill="first"), Fcfs()), (DEMAND, Srpt())]
     seen = [0.0, 0.0]
@@ -178,7 +160,8 @@ def test_every_mode_gives_the_oracles_tokens_and_the_padding_that_is_counted(
         for budget in (24, 5):
             limits = {"token_budget": budget, "n_blocks": 17 if policy is DEMAND else 80}
             asked = workload(14, SAMPLED)
-            served = serve(policy, counted(way, compact), asked, order=order, padded=way, **limits)
+            engine = Counting(model, N_VOCAB, sample, way, compact)
+            served = serve(policy, engine, asked, order=order, padded=way, **limits)
             assert served == expected, (policy, order, budget)
             seen[0] += sum(each.interruptions.preemptions for each in asked)
             seen[1] += sum(each.interruptions.paused_s for each in asked)
@@ -203,6 +186,20 @@ def test_a_cancelled_request_changes_no_other_text(model: GPT2, way: str, policy
     for inference, tokens in zip(asked, expected):
         assert inference.tokens == tokens[: len(inference.tokens)]
         assert inference.error or len(inference.tokens) == inference.num_tokens
+
+
+def test_requests_join_a_rectangle_that_has_just_enough_room(model: GPT2) -> None:
+    kv = torch.zeros(SHAPE.n_layer, 2, SHAPE.n_head, 9, SHAPE.head_size)
+    long, short, *others = (Inference([], 0) for _ in range(4))
+    rectangle = Rectangle(model, {long: kv[..., :8, :], short: kv[..., :2, :]}, room=3)
+    del rectangle.lines[short]  # one of two lines is free; it has 8 columns, and room for 3 more
+
+    def fits(width: int, compact: float, *lengths: int) -> bool:
+        joining = {each: kv[..., :n, :] for each, n in zip(others, lengths)}
+        return rectangle.fits(joining, width, compact)
+
+    assert fits(3, 0.0, 8) and fits(1, 0.5)
+    assert not (fits(4, 0.0, 8) or fits(3, 0.0, 9) or fits(1, 0.0, 1, 1) or fits(1, 0.49))
 
 
 @pytest.mark.parametrize("way", WAYS)
