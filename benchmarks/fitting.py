@@ -142,8 +142,15 @@ def fit(
     )
     others = others or noisy
     terms = np.array([work(each.iteration) for each in others], float)
-    line = Line(*_picoseconds(relative(terms, np.array([each.seconds for each in others]))))
+    seconds = np.array([each.seconds for each in others])
+    line = Line(*_picoseconds(relative(terms, seconds)))
     costs = Costs(name, line, decode=decode)
+    if decode:
+        alone = [work(each.iteration)._replace(prefill=0, chunk_context=0) for each in others]
+        known = np.array([costs.of_work(each) for each in alone]) / PS
+        added = np.column_stack([terms[:, 0], terms[:, 3:]])
+        iteration, *chunks = _picoseconds(relative(added, seconds, known))
+        costs = replace(costs, prompts=Line(iteration, 0, 0, *chunks))
 
     gaps = [each for each in calm if each.gap and each.gap < STALL_S and not each.answered]
     terms = _straight([each.rows for each in gaps])
@@ -211,15 +218,16 @@ def _picoseconds(seconds: np.ndarray) -> list[int]:
     return [round(each * PS) for each in seconds.tolist()]
 
 
-def relative(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def relative(terms: np.ndarray, seconds: np.ndarray, known: float | np.ndarray = 0) -> np.ndarray:
     """Coefficients, none below 0, by least squares of errors relative to what is predicted.
 
-    Relative to what was measured would favour short times. Outliers are left out.
+    known: seconds of each that other costs predict. Errors relative to what was measured would
+    favour short times. Outliers are left out.
     """
     weights = 1 / seconds
     for _ in range(FITS):
-        coefficients = nonnegative(terms, seconds, weights)
-        predicted = np.maximum(terms @ coefficients, 1e-9)
+        coefficients = nonnegative(terms, seconds - known, weights)
+        predicted = np.maximum(terms @ coefficients + known, 1e-9)
         apart = seconds / predicted
         inside = (apart < OUTLIER) & (apart > 1 / OUTLIER)
         weights = np.where(inside, 1 / predicted, 0.0)

@@ -86,7 +86,9 @@ class Costs:
 
     decode: lines of iterations of decode rows alone, by the number of rows and padding. They do not
     lie on one line: a CPU's kernels work in tiles, a GPU has a graph for each decoder batch size.
-    Between two numbers of rows lies their interpolation, and outside them holds `line`. source:
+    Between two numbers of rows lies their interpolation, and outside them holds `line`. prompts:
+    what chunks of prompts add to the time that their iteration's rows take as decode rows; None:
+    `line` holds for iterations with prompts. source:
     hardware, commit, date, the engine's config and residuals, of costs that were fitted; `estimate`
     of those that were not, in words.
     """
@@ -111,11 +113,12 @@ class Costs:
     noise: Noise | None = None  # as fitted; drawn where it is asked for
     swap_block: int = 0  # to copy a KV block to the host, or from there
     beyond_few: int = 0  # more for an iteration of more than FEW tokens: a GPU's launches
+    prompts: Line | None = None
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
         amounts = work(iteration)
-        time = self._of(amounts)
+        time = self.of_work(amounts)
         if self.beyond_few:
             n_tokens = sum([row.n_tokens for row in iteration.rows]) + iteration.padding
             time += self.beyond_few * (n_tokens > FEW)
@@ -136,7 +139,7 @@ class Costs:
         if line.context:
             context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
             live = [row.idle for row in rows].count(False)
-        time = self._of(Work(1, n, context, 0, 0)) + self.beyond_few * (n > FEW)
+        time = self.of_work(Work(1, n, context, 0, 0)) + self.beyond_few * (n > FEW)
         if self.adapter_token:
             time += self.adapter_token * sum([bool(row.inference.adapter) for row in rows])
         return time, live * line.context
@@ -146,7 +149,8 @@ class Costs:
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
         others = ("load", "adapter_token", "least", "swap_block", "beyond_few")
         times = {name: round(factor * getattr(self, name)) for name in others}
-        return replace(self, line=self.line.slower(factor), decode=decode, **times)
+        line, prompts = self.line.slower(factor), self.prompts and self.prompts.slower(factor)
+        return replace(self, line=line, decode=decode, prompts=prompts, **times)
 
     def scaled(self, factor: float) -> Costs:
         """Return the costs of a server so many times as slow, with the same HTTP outside it."""
@@ -172,7 +176,10 @@ class Costs:
             gap += self.gap_stream + self.gap_stream_row * n
         return gap
 
-    def _of(self, amounts: Work) -> int:
+    def of_work(self, amounts: Work) -> int:
+        if amounts.prefill and self.prompts:
+            rows = amounts._replace(prefill=0, chunk_context=0)
+            return self.of_work(rows) + self.prompts.of(amounts)
         line = self.line if amounts.prefill else self._decode_line(amounts.row)
         time = line.of(amounts)
         if self.least:
@@ -216,6 +223,7 @@ def save(costs: Costs, path: Path) -> None:
         "unit": "picoseconds",
         "line": asdict(costs.line),
         "decode": {str(size): asdict(line) for size, line in costs.decode.items()},
+        "prompts": asdict(costs.prompts) if costs.prompts else None,
         **{name: getattr(costs, name) for name in _TIMES},
         "noise": asdict(costs.noise) if costs.noise else None,
     }
@@ -236,10 +244,13 @@ def load(name: str | Path) -> Costs:
         values = json.loads(path.read_text())
         values.pop("unit")
         noise, line = values.pop("noise", None), _line(values.pop("line"))
+        prompts = (prompts := values.pop("prompts", None)) and _line(prompts)
         decode = {int(size): _line(of) for size, of in values.pop("decode").items()}
         times = {time: _picoseconds(values.pop(time, 0)) for time in _TIMES}
         noise = noise and Noise(**noise)
-        return Costs(path.stem, line, decode=decode, **times, noise=noise, source=values)
+        return Costs(
+            path.stem, line, decode=decode, **times, noise=noise, prompts=prompts, source=values
+        )
     except OSError:
         names = ", ".join([*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))])
         raise CostsError(
@@ -264,7 +275,8 @@ def _estimated(name: str) -> Costs:
     around, line = load("fake-server"), _line(values.pop("line"))
     times = {name: values.pop(name) for name in ("least", "beyond_few")}
     name = roofline.marked(name)
-    return replace(around, name=name, line=line, decode={}, noise=None, source=values, **times)
+    around = replace(around, decode={}, prompts=None, noise=None)
+    return replace(around, name=name, line=line, source=values, **times)
 
 
 def _line(terms: Mapping[str, Any]) -> Line:

@@ -110,7 +110,8 @@ GRAPHS = {1: 200 * US, 2: 380 * US, 4: 400 * US}  # one of 4 rows takes hardly l
     ("", Costs("rows", STRAIGHT, 90 * US, 5 * US, 300 * US, 40 * US, 70 * US, 20 * US),
      [1, 2, 3, 4]),
     ("4,2,1", Costs("padded", STRAIGHT,
-                    decode={n: Line(t, context=9_000) for n, t in GRAPHS.items()}), [1, 2, 4]),
+                    decode={n: Line(t, context=9_000) for n, t in GRAPHS.items()},
+                    prompts=Line(700 * US, prefill=10 * US, chunk_context=3_000)), [1, 2, 4]),
 ], ids=("a line", "decoder batch sizes"))  # fmt: skip
 def test_known_costs_are_found(sizes: str, truth: Costs, lines: list[int]) -> None:
     config = config_of(**({"decoder_batch_sizes": sizes} if sizes else {}))

@@ -87,7 +87,11 @@ def test_decode_rows_alone_have_lines_of_their_own() -> None:
     assert GRAPHS.of(iteration(three, padding=1)) == 400 + 30
     assert GRAPHS.of(iteration(three)) == 300 + 30 * 2
     assert GRAPHS.of(iteration(five)) == LINE.of(work(iteration(five)))
-    assert GRAPHS.of(iteration([*three, chunk(0, 1)])) == 500 + 4 * 70 + 30 * 3 + 11 + 2
+    with_prompt = iteration([*three, chunk(0, 1)])
+    assert GRAPHS.of(with_prompt) == 500 + 4 * 70 + 30 * 3 + 11 + 2
+    beside = replace(GRAPHS, prompts=Line(20, prefill=11, chunk_context=2))
+    assert beside.of(with_prompt) == 400 + 30 + 20 + 11 + 2
+    assert beside.slower(2).of(with_prompt) == 2 * beside.of(with_prompt)
 
 
 def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> None:
@@ -114,7 +118,7 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
     noise = Noise(-0.1, 0.2, 0.3, 4.0, 0.5, 0.6, 0.7, 0.8, 0.9)
-    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, noise, 14, 15]
+    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, noise, 14, 15, LINE]
     costs = Costs("mine", LINE, *range(1, 11), *rest)
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))
