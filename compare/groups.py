@@ -130,18 +130,18 @@ def described(load: Mapping[str, Any]) -> str:
     parts = [f"{load['requests']:,} requests{of}, {tokens}, {when}"]
     if users := load.get("by_user"):
         listed = [
-            f"{user['requests']} of {name or 'no user'} from {user['first_at']:.1f} to "
+            f"{user['requests']:,} of {name or 'no user'} from {user['first_at']:.1f} to "
             f"{user['last_at']:.1f} s"
             for name, user in users.items()
         ]
         parts.append(", ".join(listed) if len(users) <= MOST_NAMED else f"of {len(users)} users")
     if levels := load.get("by_priority"):
         names = {"0": "the default level"}
-        listed = [f"{n} of {names.get(level, f'level {level}')}" for level, n in levels.items()]
+        listed = [f"{n:,} of {names.get(level, f'level {level}')}" for level, n in levels.items()]
         parts.append(", ".join(listed))
     if classes := load.get("by_class"):
         listed = [
-            f"{n} of {f'class {name}' if name else 'no class'}" for name, n in classes.items()
+            f"{n:,} of {f'class {name}' if name else 'no class'}" for name, n in classes.items()
         ]
         parts.append(", ".join(listed))
     return "; ".join(parts)

@@ -1,5 +1,5 @@
 """Prometheus metrics of a server, each declared once: those of requests in `stats.MEASURES`, the
-others in `Metrics`. Names are vLLM's where it has one, so that its dashboards work.
+others in `Metrics`. Names are vLLM's where it has one, so that panels of its dashboards work.
 """
 
 from __future__ import annotations

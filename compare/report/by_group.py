@@ -57,7 +57,7 @@ def groups(results: Results, kind: str) -> list[Group]:
         numbers = {v: [each[kind].get(name, {}) for each in seeds] for v, seeds in results.items()}
         # an interrupted variant has fewer than others
         requests = max(_sum(each, "completed") + _sum(each, "failed") for each in numbers.values())
-        shown, size = name or "no user", f"{requests} request{'s' * (requests != 1)}"
+        shown, size = name or "no user", f"{requests:,} request{'s' * (requests != 1)}"
         if kind == "by_priority":
             shown = LEVELS.get(name, f"level {name}")
         if kind == "by_length":
@@ -126,8 +126,8 @@ def _rows(results: Results, kind: str, headings: Mapping[Key, str]) -> list[list
 def _answered(numbers: Sequence[Result]) -> str:
     """Return answered requests over all seeds: "40", or "38, 2 failed (1 refused)"."""
     answered, failed, refused = (_sum(numbers, n) for n in ("completed", "failed", "refused"))
-    text = f"{answered}, {failed} failed" if failed else str(answered)
-    return f"{text} ({refused} refused)" if refused else text
+    text = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
+    return f"{text} ({refused:,} refused)" if refused else text
 
 
 def of_groups(results: Sequence[Result]) -> dict[str, Any]:

@@ -41,10 +41,10 @@ def changes(run: Run) -> dict[str, Changes]:
 
 
 def number(result: Mapping[str, Any]) -> int:
-    """Return the number of replicas that served, at one time or another."""
+    """Return the number of replicas: of simulated ones the most at once, of real ones all."""
     server = result["server"]
-    simulated = server.get("replicas", {}).get("requests", {})
-    return len(server.get("by_replica", {})) or len(simulated) or 1
+    at_once = [up + others for _, up, others in server.get("replicas", {}).get("changes", ())]
+    return len(server.get("by_replica", {})) or max(at_once, default=1)
 
 
 def simulated_part(run: Run, figure: Sequence[str]) -> list[str]:

@@ -153,7 +153,7 @@ def headlines(results: Results, marked: str = "") -> str:
     rows[0] += ["latency of a request", "answered"]
     for row, seeds in zip(rows[1:], results.values()):
         answered, failed = (sum(r[key] for r in seeds) for key in ("completed", "failed"))
-        count = f"{answered}, {failed} failed" if failed else str(answered)
+        count = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
         row += [mean_line(seeds), count]
     return markdown(rows)
 
@@ -334,6 +334,6 @@ def result_line(name: str, result: Result) -> str:
     """A measurement in a line, as it ends."""
     ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
     return (
-        f"{name:>8}: {result['completed']} answered, {result['failed']} failed, "
+        f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
         f"{result['output_throughput']:,.0f} tok/s, {ended}"
     )
