@@ -253,7 +253,7 @@ def test_tokens_come_as_they_are_computed(slow: str, path: str, body: Any) -> No
 
 
 def test_a_late_answer_is_a_504_and_in_a_stream_an_event(slow: str, client_of: ClientOf) -> None:
-    client, late = client_of(**SLOW), LONG | {"timeout_s": 0.2}
+    client, late = client_of(**SLOW), LONG | {"timeout_s": 0.6}  # time for a first token
     response = fetch(slow, "POST", INFERENCE, late)
     assert response.status == 504
     assert response.masked == reference(client, "POST", INFERENCE, late).masked
