@@ -128,11 +128,11 @@ def fit(
 ) -> Costs:
     """The costs of an engine and of the server around it, without HTTP's.
 
-    sizes: numbers of rows of which decode rows alone have a line each, if they occur. mixed: runs
-    in which requests come and go all the time. The time that requests' threads take from the
-    iterations beside which they run is charged to those that answer them: by a run's sum, since
-    which iteration a thread delayed is not known. Bursts are not mixed: in them requests share
-    turns, as few do in traffic.
+    sizes: numbers of rows of which decode rows alone have a line each, if they occur; prompts then
+    add to these. mixed: runs in which requests come and go all the time. The time that requests'
+    threads take from the iterations beside which they run is charged to those that answer them: by
+    a run's sum, since which iteration a thread delayed is not known. Bursts are not mixed: in them
+    requests share turns, as few do in traffic.
     """
     calm = [each for each in observed if each.calm]
     decode = _by_rows([each for each in calm if each.decodes], sizes)

@@ -229,6 +229,10 @@ class Comparison:
             done.stopped = stopped
         return done
 
+    def show_sweep(self) -> None:
+        """Show the state of the sweep of the seed that is measured."""
+        self.progress.table(tables.sweep_table({n: [rates] for n, rates in self.points.items()}))
+
     def _traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
         data = Workload(**self.options.workload, seed=seed)
         return data, self.trace or data.requests(self.options.numsamples, self.arrival)
@@ -253,7 +257,7 @@ class Comparison:
             points.append(point)
             points.sort(key=lambda p: p["rate"])
             self.progress.say(tables.point_line(target.name, point))
-            self.progress.table(tables.sweep_table({n: [p] for n, p in self.points.items()}))
+            self.show_sweep()
 
         name = target.name if target.ours else self.options.reference
         burst = self.replicas * burst_size(self.options.config(name))

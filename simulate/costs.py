@@ -87,10 +87,9 @@ class Costs:
     decode: lines of iterations of decode rows alone, by the number of rows and padding. They do not
     lie on one line: a CPU's kernels work in tiles, a GPU has a graph for each decoder batch size.
     Between two numbers of rows lies their interpolation, and outside them holds `line`. prompts:
-    what chunks of prompts add to the time that their iteration's rows take as decode rows; None:
-    `line` holds for iterations with prompts. source:
-    hardware, commit, date, the engine's config and residuals, of costs that were fitted; `estimate`
-    of those that were not, in words.
+    the time that chunks of prompts add to that of their iteration's rows, all taken as decode rows;
+    None: `line` holds for iterations with prompts. source: hardware, commit, date, the engine's
+    config and residuals, of costs that were fitted; `estimate` of those that were not, in words.
     """
 
     name: str
@@ -177,6 +176,7 @@ class Costs:
         return gap
 
     def of_work(self, amounts: Work) -> int:
+        """Return the time of these amounts, without adapters, swapped blocks and launches."""
         if amounts.prefill and self.prompts:
             rows = amounts._replace(prefill=0, chunk_context=0)
             return self.of_work(rows) + self.prompts.of(amounts)
@@ -243,11 +243,11 @@ def load(name: str | Path) -> Costs:
     try:
         values = json.loads(path.read_text())
         values.pop("unit")
-        noise, line = values.pop("noise", None), _line(values.pop("line"))
-        prompts = (prompts := values.pop("prompts", None)) and _line(prompts)
+        noise, prompts = values.pop("noise", None), values.pop("prompts", None)
+        line = _line(values.pop("line"))
         decode = {int(size): _line(of) for size, of in values.pop("decode").items()}
         times = {time: _picoseconds(values.pop(time, 0)) for time in _TIMES}
-        noise = noise and Noise(**noise)
+        noise, prompts = noise and Noise(**noise), prompts and _line(prompts)
         return Costs(
             path.stem, line, decode=decode, **times, noise=noise, prompts=prompts, source=values
         )

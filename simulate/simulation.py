@@ -166,9 +166,7 @@ class Simulating(compare.Comparison):
                     self.progress.say(text)
                 if self.options.sweep:
                     self.points[name] = done.points
-                    self.progress.table(
-                        tables.sweep_table({n: [p] for n, p in self.points.items()})
-                    )
+                    self.show_sweep()
                 yield done
                 if isinstance(self.stopped, ServerError):  # as in one process
                     return

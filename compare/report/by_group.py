@@ -108,26 +108,27 @@ def terminal_table(results: Results, kind: str) -> Table | None:
         return None
     numbers = [group.numbers for group in groups(results, kind)]
     shown = {key: key.short for key in tables.present([*RATES, *LATENCIES], numbers) if key.short}
-    rows = [[*row[:2], row[2].split(" (")[0], *row[3:]] for row in _rows(results, kind, shown)]
-    return tables.terminal(rows, left=2)
+    return tables.terminal(_rows(results, kind, shown, refusals=False), left=2)
 
 
-def _rows(results: Results, kind: str, headings: Mapping[Key, str]) -> list[list[str]]:
+def _rows(
+    results: Results, kind: str, headings: Mapping[Key, str], refusals: bool = True
+) -> list[list[str]]:
     rows = [["variant", _title(results, kind), "answered", *headings.values()]]
     for variant, seeds in results.items():
         for group in groups(results, kind):
             numbers = group.numbers[variant]
             name = ": ".join(filter(None, (group.name, group.size if kind == "by_length" else "")))
             cells = [tables.cell_of(key, numbers) for key in headings]
-            rows.append([tables.label(variant, seeds), name, _answered(numbers), *cells])
+            rows.append([tables.label(variant, seeds), name, _answered(numbers, refusals), *cells])
     return rows
 
 
-def _answered(numbers: Sequence[Result]) -> str:
+def _answered(numbers: Sequence[Result], refusals: bool) -> str:
     """Return answered requests over all seeds: "40", or "38, 2 failed (1 refused)"."""
     answered, failed, refused = (_sum(numbers, n) for n in ("completed", "failed", "refused"))
     text = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
-    return f"{text} ({refused:,} refused)" if refused else text
+    return f"{text} ({refused:,} refused)" if refused and refusals else text
 
 
 def of_groups(results: Sequence[Result]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "hardware": lambda s: escape(f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores"),
     "workload": lambda s: ", ".join(  # a trace's file stands for lengths and arrivals
         (
-            f"{s['workload']['requests']} requests",
+            f"{s['workload']['requests']:,} requests",
             *dict.fromkeys(code(s["workload"][word]) for word in ("lengths", "arrival")),
         )
     ),
