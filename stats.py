@@ -109,7 +109,7 @@ MEASURES = {measure.name: measure for measure in (
     Measure(
         "held_time", "held_s", lambda t: t.answered_at - t.last_token_at,
         "answered - last token", ": waiting for batch mates",
-        metric="request_held_time_seconds", by_server=True,
+        metric="batching_request_held_time_seconds", by_server=True,
     ),
     Measure(
         "e2el", "e2e_s", lambda t: t.answered_at - t.started_at,

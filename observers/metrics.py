@@ -133,7 +133,12 @@ OF_TALLIES = (
     Declared(SUMMARY, "queue_time_seconds", "admitted - arrival",
              lambda tally: (tally.counts["finished"], tally.seconds["queue_time"])),
 )  # fmt: skip
-TOKENS_OF_ITERATION = "vllm:iteration_tokens_total", "tokens of an iteration's live rows"
+# histograms: of iterations, and of answered requests
+OF_TOKENS = {
+    "vllm:iteration_tokens_total": "tokens of an iteration's live rows",
+    "vllm:request_prompt_tokens": "prompt tokens of an answered request",
+    "vllm:request_generation_tokens": "completion tokens of an answered request",
+}
 MEANS_ADAPTERS = "adapters of requests that run and wait; its value is the time"
 ADAPTERS = "vllm:lora_requests_info", MEANS_ADAPTERS
 OF_ADAPTERS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")  # labels
@@ -163,7 +168,12 @@ class Metrics:
             for measure in MEASURES.values()
             if measure.metric and not measure.pooled
         ]
-        self._tokens = self._histogram(*TOKENS_OF_ITERATION, TOKENS)
+        most = config.max_model_len  # lengths have vLLM's buckets
+        lengths = [n * 10**i for i in range(len(str(most))) for n in (1, 2, 5) if n * 10**i <= most]
+        self._of_iteration, self._of_prompt, self._of_completion = (
+            self._histogram(*each, buckets)
+            for each, buckets in zip(OF_TOKENS.items(), (TOKENS, lengths, lengths))
+        )
         self._lock = threading.Lock()  # of all that follows
         self._run = Run()
         self._latest = IterationRecord(0.0, 0.0, Iteration([], 0, 0, 0))
@@ -179,7 +189,7 @@ class Metrics:
 
     def iteration(self, record: IterationRecord) -> None:
         rows = record.iteration.rows
-        self._tokens.observe(sum(row.n_tokens for row in rows if not row.idle))
+        self._of_iteration.observe(sum(row.n_tokens for row in rows if not row.idle))
         with self._lock:
             self._latest = record
             self._run.iteration(record, self._max_batch_size)
@@ -191,6 +201,8 @@ class Metrics:
             self._tallies.ended(inference, times)
         if times is None:
             return
+        self._of_prompt.observe(len(inference.prompt_ids))
+        self._of_completion.observe(len(inference.tokens))
         for measure, histogram in self._histograms:
             if not math.isnan(seconds := measure.of(times)):
                 histogram.observe(seconds)

@@ -130,8 +130,7 @@ def numbers() -> str:
 
 def all_metrics() -> str:
     rows = [(m.metric, "histogram", "", m.formula_at_server) for m in MEASURES.values() if m.metric]
-    name, meaning = metrics.TOKENS_OF_ITERATION
-    rows.append((name, "histogram", "", meaning))
+    rows += [(name, "histogram", "", meaning) for name, meaning in metrics.OF_TOKENS.items()]
     of_server = metrics.OF_SERVER + metrics.OF_SPECULATION
     for of, declared in (("", of_server), ("user", metrics.OF_TALLIES)):
         for each in declared:

@@ -32,7 +32,8 @@ KINDS = {
     "histogram": "vllm:time_to_first_token_seconds vllm:inter_token_latency_seconds "
     "vllm:request_time_per_output_token_seconds vllm:e2e_request_latency_seconds "
     "vllm:request_queue_time_seconds vllm:request_prefill_time_seconds "
-    "vllm:request_decode_time_seconds vllm:iteration_tokens_total request_held_time_seconds",
+    "vllm:request_decode_time_seconds vllm:iteration_tokens_total vllm:request_prompt_tokens "
+    "vllm:request_generation_tokens batching_request_held_time_seconds",
 }
 
 
@@ -75,6 +76,8 @@ def test_every_name_is_there_with_its_kind_labels_and_unit(mode: str, client_of:
     itl = found["vllm:inter_token_latency_seconds"].samples
     buckets = [sample.labels["le"] for sample in itl if sample.name.endswith("_bucket")]
     assert sum(float(le) < 0.01 for le in buckets) >= 8 and buckets[-1] == "+Inf"
+    of_prompts = [sample.labels.get("le") for sample in found["vllm:request_prompt_tokens"].samples]
+    assert of_prompts[:4] == ["1.0", "2.0", "5.0", "10.0"] and of_prompts[9] == "1000.0"
 
 
 @pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
@@ -98,6 +101,9 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
     assert delta["vllm:generation_tokens_total"] == stats["total_output_tokens"] == completion
     assert delta["vllm:prompt_tokens_total"] == stats["total_input_tokens"] == prompt
     assert delta["vllm:request_success_total/length"] == stats["completed"] == 60
+    for name, tokens in ("prompt", prompt), ("generation", completion):
+        lengths = [delta[f"vllm:request_{name}_tokens_{part}"] for part in ("sum", "count")]
+        assert lengths == [tokens, 60]
     assert delta["vllm:inter_token_latency_seconds_count"] == completion - 60
     assert delta["vllm:inter_token_latency_seconds_bucket/+Inf"] == completion - 60
     # a first token needs no iteration of its own
