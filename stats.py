@@ -97,7 +97,7 @@ MEASURES = {measure.name: measure for measure in (
     Measure(
         "tpot", "tpot_s", _tpot_s,
         "(last token - first token) / (n - 1)", ", for n >= 2 completion tokens",
-        "time per output token", unit="ms",
+        "time per output token", "TPOT", "ms",
         metric="vllm:request_time_per_output_token_seconds", in_timings=False, limited=True,
     ),
     Measure(

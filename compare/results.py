@@ -53,7 +53,7 @@ def _of(
 
 WITHOUT_COLUMN = (  # of each rate of a sweep and the summary
     "completed", "failed", "errors", "client_limited", "wall_clock_s", "requested_rate",
-    "mean_num_tokens", "request_throughput", "busy_s", "mean_tpot_ms",
+    "mean_num_tokens", "request_throughput", "busy_s",
     "mean_queue_time_ms", "p50_schedule_lag_ms", "p99_schedule_lag_ms", "mean_in_flight",
     "draft_tokens", "accepted_tokens",
 )  # fmt: skip
@@ -79,6 +79,7 @@ KEYS = {key.name: key for key in (
     _of("ttft", "mean", "summary"),
     _of("ttft", "p50", short="ttft\np50 ms"),
     _of("ttft", "p99"),
+    _of("tpot", "mean", short="tpot\nms", form="{:,.1f}"),
     _of("normalized_latency", "mean", short="latency\nms/token", form="{:,.1f}"),
     _of("normalized_latency", "p50", form="{:,.1f}"),
     Key("growth", "point", "growth, s/s", 1, "{:.2f}"),

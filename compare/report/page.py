@@ -13,7 +13,7 @@ from compare.quoting import unescape
 from compare.runs import LIVE
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 2rem auto }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1300px; margin: 2rem auto }
 body { padding: 0 1.2rem; color: #222; background: #fff }
 h1 { font-size: 1.6rem }
 h2 { font-size: 1.25rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd }

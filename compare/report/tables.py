@@ -24,11 +24,11 @@ Rows = Sequence[Sequence[str]]  # of a table, the headings first
 
 HEADLINES = keys(
     "output_throughput", "goodput", "mean_e2el_ms", "p99_e2el_ms", "p50_ttft_ms",
-    "mean_normalized_latency_ms", "useful_fraction", "occupancy", "largest_batch",
+    "mean_tpot_ms", "mean_normalized_latency_ms", "useful_fraction", "occupancy", "largest_batch",
     "preemptions", "recomputed_tokens", "cached_tokens", "cached_fraction", "acceptance",
     "adapter_loads", "swapped_out_blocks", "swapped_in_blocks",
 )  # fmt: skip
-COMPARED = [*HEADLINES[:6], *keys("capacity", "goodput_rate")]  # of which differences are shown
+COMPARED = [*HEADLINES[:7], *keys("capacity", "goodput_rate")]  # of which differences are shown
 STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
 POINTS = keys(
     "rate", "requests", "achieved_rate", "offered_throughput", "output_throughput",
@@ -53,12 +53,17 @@ def markdown(rows: Rows, left: int = 1) -> str:
 
 
 def terminal(rows: Rows, left: int = 1, wrap: bool = False, caption: str | None = None) -> Table:
-    """A table for the terminal, without intervals. wrap: headings over several lines."""
+    """A table for the terminal, without intervals. wrap: headings over several lines, as too
+    long names always are.
+    """
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, caption=caption
     )
     for i, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="left" if i < left else "right", no_wrap=not wrap)
+        table.add_column(
+            heading, justify="left" if i < left else "right", no_wrap=not wrap and i >= left,
+            overflow="fold",
+        )  # fmt: skip
     for row in rows[1:]:
         numbers = (cell.split(" ±")[0] for cell in row[left:])
         table.add_row(*map(Text, (*row[:left], *numbers)))

@@ -217,6 +217,12 @@ def test_progress_moves_in_a_terminal() -> None:
     assert "static: 0/3 ended" in shown and "sustained" in shown
 
 
+def test_a_long_name_is_folded_in_a_terminal() -> None:
+    console = Console(file=(shown := io.StringIO()), width=20)
+    console.print(tables.terminal([["variant", "tok/s"], ["x" * 30, "1"]]))
+    assert shown.getvalue().count("x") == 30
+
+
 def test_the_client_is_calibrated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "RATES", [50])
