@@ -36,14 +36,13 @@ def rows_of(
         if inference.id not in waiting or inference.id in reserved:
             raise impossible("only a waiting inference can be admitted, and only once")
         reserved[inference.id] = (inference, max(tokens, inference.computed))
-    admitted = set(reserved)
-    n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(admitted)
+    n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(reserved)
     if n_rows > limits.max_batch_size:
         raise impossible(f"{n_rows} rows are more than max_batch_size {limits.max_batch_size}")
     if view.adapters is not None and (excess := view.adapters.excess(plan, view)):
         raise impossible(excess)
     computed = {inference.id for inference, _ in plan.run}
-    if computed & preempted or not computed - admitted <= running:
+    if computed & preempted or not computed - reserved.keys() <= running:
         raise impossible("only a running inference can be computed")
     if len(computed) < len(plan.run):
         raise impossible("no inference has two rows")

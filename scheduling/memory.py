@@ -32,11 +32,6 @@ class BlockPool:
         self.free(inference.blocks)
         inference.blocks = []
 
-    def trim(self, inference: Inference, n: int) -> None:
-        """Free an inference's blocks after its first n."""
-        self.free(inference.blocks[n:])
-        del inference.blocks[n:]
-
     def allocate(self, n: int) -> list[int]:
         """Return n blocks: consecutive if any free range is long enough, else from several.
 

@@ -16,12 +16,12 @@ from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingErro
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
 from scheduling.guard import planned
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import rows_of
+from scheduling.iteration import Reservations, rows_of
 from scheduling.ledger import Ledger
 from scheduling.padding import padding
 from scheduling.past import Past
 from scheduling.pauses import PausedRows
-from scheduling.policies import Fcfs, Limits, Order, Policy, View
+from scheduling.policies import Fcfs, Limits, Order, Plan, Policy, View
 from scheduling.policies.lengths import predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
@@ -29,6 +29,7 @@ from scheduling.records import Snapshot
 from scheduling.shedding import Shedding, SloClasses
 from scheduling.speculation import speculation_of
 from scheduling.swap import Swap, give_up
+from scheduling.unchanged import plans_repeat, same_rows
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
 
@@ -71,6 +72,7 @@ class Scheduler:
         self.pool = PrefixCache(n_blocks, limits.block_size)
         self.extensions: list[Extension] = []
         self.queue = WaitingQueue(order, policy.n_bins, self.extensions)
+        self.waiting: Mapping[int, Inference] = self.queue.by_id
         self.running: dict[int, Inference] = {}
         self.prompt_tokens = self.completion_tokens = 0  # since the start, each once
         self._deadlines: Timers[Inference] = Timers(lambda i: i.answered_at is not None)
@@ -81,7 +83,10 @@ class Scheduler:
         self.ledger = Ledger(order.weights) if order.by_user else None
         self.past = Past() if policy.reads_past or shed or speculate == "auto" else None
         self.speculation = speculation_of(speculate, draft, self.past)
-        self._ordering = ResponseOrder() if preserve_ordering else None
+        self.repeats = plans_repeat(policy, order, self.speculation)
+        ordering = ResponseOrder()
+        # finished inferences that are answered once earlier ones are
+        self.held: Mapping[int, Inference] = ordering.held
         self.swap = Swap(host_blocks, limits.block_size)
         attached = (
             SloClasses(slo_classes),
@@ -91,23 +96,13 @@ class Scheduler:
             self.ledger,
             self.past,
             Shedding(self, self.past) if shed and self.past else None,
-            self._ordering,
+            ordering if preserve_ordering else None,
             self.pauses,
             self.speculation,
             adapters,
             self.swap if host_blocks else None,
         )
         self.extensions += [extension for extension in attached if extension is not None]
-
-    @property
-    def waiting(self) -> Mapping[int, Inference]:
-        """Waiting inferences by id."""
-        return self.queue.by_id
-
-    @property
-    def held(self) -> Mapping[int, Inference]:
-        """Finished inferences that are answered once earlier ones are."""
-        return self._ordering.held if self._ordering is not None else {}
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue the inferences of a request, all or none.
@@ -145,8 +140,10 @@ class Scheduler:
         for extension in self.extensions:
             extension.before_plan(now)
         view = self.view(now)
-        plan = planned(self.policy, self.order, view)
-        rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
+        rows, plan, reserved = same_rows(view) if self.repeats else [], Plan(), Reservations()
+        if not rows:
+            plan = planned(self.policy, self.order, view)
+            rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):
                 self.prompt_tokens += self.pool.share_found(inference, found)
@@ -229,20 +226,27 @@ class Scheduler:
         preemptive, got_token, over = self.order.preemptive, [], []
         for row in iteration.rows:
             inference, _, n_tokens, _, samples, idle, recomputed, drafts = row
-            ids = kept(drafts, sampled) if drafts else (next(sampled),) if samples else ()
-            # one that was cancelled meanwhile is not running: its id is dropped
+            # without drafts the next id, directly, which is faster than a list of one
+            ids = kept(drafts, sampled) if drafts else sampled if samples else ()
             if idle or inference.state is not running:
+                if samples and not drafts:  # one that was cancelled meanwhile: its id is dropped
+                    next(sampled)
                 continue
+            tokens, stop = inference.tokens, inference.stop
             for token in ids:
                 got_token.append(inference)
-                inference.tokens.append(token)
+                tokens.append(token)
                 inference.token_times.append(now)
-                if inference.stop is not None:
-                    inference.stopped = inference.stop(token)
-                if len(inference.tokens) == inference.num_tokens or inference.stopped:
+                if stop is not None:
+                    inference.stopped = stop(token)
+                if len(tokens) == inference.num_tokens or inference.stopped:
                     inference.is_over = True
                     over.append(inference)
+                if not drafts or inference.is_over:
                     break
+            else:
+                if samples and not drafts:
+                    raise IndexError("the engine returned too few ids")
             if drafts and self.speculation is not None:
                 n_tokens = self.speculation.verified(row, self.pool)
             inference.computed += n_tokens
@@ -252,9 +256,9 @@ class Scheduler:
                 self.prompt_tokens += row.new_prompt_tokens
                 inference.interruptions.recomputed_tokens += recomputed
                 inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
-            full = (inference.num_cached_blocks + 1) * size
-            if inference.keys is not None and inference.computed >= full:
-                self.pool.cache_computed(inference, inference.keys)
+            keys = inference.keys
+            if keys is not None and inference.computed >= (inference.num_cached_blocks + 1) * size:
+                self.pool.cache_computed(inference, keys)
         self.completion_tokens += len(got_token)
         for extension in self.extensions:
             extension.sampled(got_token, now)

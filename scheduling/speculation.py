@@ -146,7 +146,9 @@ class Speculation(Extension):
         """
         inference, drafts = row.inference, row.inference.drafts
         n = len(inference.prompt_ids) + len(inference.tokens) - 1 - row.start
-        pool.trim(inference, max(drafts.blocks, -(-(row.start + n) // pool.block_size)))
+        most = max(drafts.blocks, -(-(row.start + n) // pool.block_size))
+        pool.free(inference.blocks[most:])
+        del inference.blocks[most:]
         if inference.scores is not None:  # those of tokens after the one that ended it
             inference.scores.cut(row.start + n + 1)
         drafts.verified += len(row.drafts)

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from scheduling.inference import Inference, Iteration, Row, State
-from scheduling.padding import padding
+from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import Dynamic, MultiBin, NoBatching, Static, Windowed
 from scheduling.scheduler import Scheduler
 
@@ -45,28 +44,6 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
     return most if live == unfinished and most < sys.maxsize else 1
 
 
-def going_on(scheduler: Scheduler, now: float) -> tuple[Iteration, None] | None:
-    """Return what `schedule` would where that is known without a plan: `dynamic` goes on with all
-    rows when each decodes and no request waits, as after an end. None: it is not known.
-    """
-    policy, running = scheduler.policy, scheduler.running.values()
-    if scheduler.waiting or type(policy) is not Dynamic or policy.counts_decoded:
-        return None
-    if scheduler.adapters is not None or not _plans_the_same(scheduler):
-        return None
-    if not all(inference.decodes for inference in running):
-        return None
-    row = tuple.__new__  # as in scheduling.iteration
-    rows = [row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in running]
-    for extension in scheduler.extensions:
-        extension.before_plan(now)
-    for extension in scheduler.extensions:
-        extension.planned(rows, now)
-    blocks_used = scheduler.pool.n_blocks - scheduler.pool.free_blocks
-    more = padding(rows, scheduler.decoder_batch_sizes, scheduler.padded)
-    return Iteration(rows, len(rows), 0, blocks_used, padding=more), None
-
-
 def cannot_join(scheduler: Scheduler) -> bool:
     """Return whether an arrival leaves the repeated plan as it is."""
     if isinstance(scheduler.policy, Dynamic):
@@ -93,11 +70,6 @@ def apply_repeated(
 
 
 def _plans_the_same(scheduler: Scheduler) -> bool:
-    policy = scheduler.policy
-    if scheduler.speculation is not None:
-        return False
-    if type(policy) is Dynamic:
-        if policy.kv_reservation == "demand" or scheduler.order.preemptive or scheduler.past:
-            return False
+    if scheduler.repeats and scheduler.past is None:
         return cannot_join(scheduler) or not scheduler.waiting  # a waiting one may find blocks
-    return type(policy) in BATCHES
+    return type(scheduler.policy) in BATCHES and scheduler.speculation is None

@@ -13,7 +13,7 @@ from scheduling.errors import Cancelled, ServingError
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
-from simulate.jump import apply_repeated, cannot_join, going_on, repeats
+from simulate.jump import apply_repeated, cannot_join, repeats
 from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop
 from simulate.noise import NoisyRun
 from simulate.time import PS, not_before, seconds
@@ -266,7 +266,7 @@ class SimulatedReplica:
             return
         if scheduler.speculation is not None and self._drafter is not None:
             scheduler.speculation.draft(scheduler.running.values(), self._drafter)
-        iteration, wake_at = (self._jump and going_on(scheduler, now)) or scheduler.schedule(now)
+        iteration, wake_at = scheduler.schedule(now)
         self._planned(now, iteration)
         if iteration.rows:
             self._begin(iteration)

@@ -19,6 +19,7 @@ import launch
 from config import HANDOFF, Config, ConfigError, flag, from_environment, has_effect, parse, resolve
 from config.groups import GROUPS
 from scheduling.building import build_scheduler as scheduler_of
+from scheduling.extensions import ResponseOrder
 from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
 from tests.config.test_sentences import EXAMPLE, refused
@@ -321,9 +322,9 @@ def test_settings_reach_the_scheduler() -> None:
     assert scheduler.order == Priority(5.0, 2, 2, EXAMPLE)
     assert isinstance(scheduler.policy, Windowed)
     assert scheduler.policy.preferred_batch_sizes == (2, 4)
-    assert scheduler._ordering is None
+    assert ResponseOrder not in map(type, scheduler.extensions)
     in_order = parse(["static", "--preserve-ordering", "--model", "fake"], {}, dotenv=None)
-    assert scheduler_of(in_order)._ordering is not None
+    assert ResponseOrder in map(type, scheduler_of(in_order).extensions)
 
 
 def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() -> None:

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, Overloaded, ServingError
+from scheduling.extensions import ResponseOrder
 from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import (
     Dynamic,
@@ -153,5 +154,5 @@ def test_those_that_were_answered_meanwhile_are_not_kept_behind_a_long_one() -> 
         scheduler.fail([gone], Cancelled("gone"), second)
         scheduler.enqueue([Inference([0], 1, streamed=True)], second)
         assert len(step(scheduler, second)[1]) == 1
-    assert scheduler._ordering is not None
-    assert len(scheduler._ordering._unanswered) == 1 == len(scheduler.in_flight())
+    (ordering,) = [each for each in scheduler.extensions if isinstance(each, ResponseOrder)]
+    assert len(ordering._unanswered) == 1 == len(scheduler.in_flight())

@@ -67,6 +67,14 @@ def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> N
     assert dynamic.limit_blocks(3, now=1.0) == [], "there each runs on its own"
 
 
+def test_too_few_ids_fail_an_iteration() -> None:
+    scheduler = make_scheduler(Dynamic())
+    scheduler.enqueue([Inference([0], 9), Inference([0], 9)], now=0.0)
+    iteration, _ = scheduler.schedule(0.0)
+    with pytest.raises(IndexError, match="too few ids"):
+        scheduler.apply(iteration, [7], 1.0)
+
+
 def test_a_cancelled_row_of_dynamic_is_free_before_the_next_iteration() -> None:
     scheduler = make_scheduler(Dynamic(), max_batch_size=1)
     first, second = Inference([0], 9), Inference([0], 1)

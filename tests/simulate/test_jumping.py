@@ -52,6 +52,7 @@ def serve(
     leaves: how long after its request the k-th client goes, if it is still there.
     """
     scheduler = make_scheduler(policy, order=order, **limits)
+    scheduler.repeats &= jump  # else each iteration is planned
     groups = [ask.group(scheduler.limits.block_size) for ask in asks]
     loop, iterations, stretches = Loop(), [], 0
 
@@ -97,22 +98,26 @@ def loads(draw: st.DrawFn) -> list[Ask]:
 
 # the second one fills a block before the first does that comes to hold the same: that one is found
 ALIKE = [Ask(0.0, 1, 20, content=0), Ask(0.1, 3, 30, content=0), Ask(2.5, 12, 2, content=0)]
+THREE = [Ask(0.0, tokens=20), Ask(0.1, tokens=20), Ask(2.5, tokens=20)]
 
 
 @examples(300)
-@example(Dynamic(), Fcfs(), ALIKE, 3, [], ODD, None)
+@example(Dynamic(), Fcfs(), ALIKE, 3, 9, [], ODD, None)
+# more rows decode than the budget allows; and the number of iterations decides when B joins
+@example(Dynamic("whole", budget_counts="all", prefill="first"), Fcfs(), THREE, 3, 2, [], ODD, None)
+@example(Dynamic(prefill="every:3"), Fcfs(), THREE, 2, 9, [], ODD, None)
 @given(
-    any_policy(), any_order(), loads(), st.integers(2, 4),
+    any_policy(), any_order(), loads(), st.integers(2, 4), st.sampled_from([2, 9]),
     st.lists(st.integers(0, 40).map(lambda t: t / 10), max_size=4), st.sampled_from([ODD, EVEN]),
     st.none()
     | st.tuples(st.integers(1, 2), st.sampled_from(get_args(Rule)), st.none() | st.just(1)),
 )  # fmt: skip
 def test_jumping_comes_to_what_stepping_does(
-    policy: Policy, order: Order, asks: list[Ask], rows: int, leaves: list[float], costs: Costs,
-    slots: tuple[Any, ...] | None,
+    policy: Policy, order: Order, asks: list[Ask], rows: int, budget: int, leaves: list[float],
+    costs: Costs, slots: tuple[Any, ...] | None,
 ) -> None:  # fmt: skip
-    limits = {"max_batch_size": rows, "n_blocks": 40, "token_budget": 9, "decoder_batch_sizes": [4]}
-    limits |= {"max_in_flight": 12}
+    limits: dict[str, Any] = {"max_batch_size": rows, "token_budget": budget, "n_blocks": 40}
+    limits |= {"decoder_batch_sizes": [4], "max_in_flight": 12}
     if order.preemptive and not isinstance(policy, Dynamic):
         order = Fcfs()
 
