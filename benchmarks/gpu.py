@@ -30,10 +30,10 @@ from benchmarks.harness import Benchmark, chosen_settings, run
 from compare.machine import command_line, processor
 from compare.report.tables import NONE, markdown
 from compare.servers import as_flag
-from config import ONLY_OVER_HTTP, Config, ConfigError
+from config import NOT_SIMULATED, ONLY_OVER_HTTP, Config, ConfigError
 from config.resolve import VOCABULARIES
 from simulate.costs import FOLDER
-from simulate.simulation import ENGINE, WITHOUT_EFFECT
+from simulate.simulation import ENGINE
 
 MINUTES = 8.5
 STOP_S = 30  # for the last part to stop in
@@ -51,7 +51,7 @@ UNUSED: dict[str, Collection[str]] = {  # settings without effect on commands th
     f"benchmarks.{part.BENCHMARK.name} ": part.BENCHMARK.unused
     for part in (agreement, burst, costs, engine)
 } | {
-    "simulate ": {*ENGINE, *WITHOUT_EFFECT},
+    "simulate ": {*ENGINE, *NOT_SIMULATED},
     "compare --runs ": Config.model_fields,
     "benchmarks.peers.engines ": Config.model_fields,
 }

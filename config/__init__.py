@@ -22,6 +22,7 @@ from config.settings import (
     END_S,
     HANDOFF,
     MAX_BODY_BYTES,
+    NOT_SIMULATED,
     ONLY_OVER_HTTP,
     SPARE_FILES,
     ConfigError,
@@ -30,7 +31,7 @@ from config.tables import ONLY_IN, flag, has_effect, meaningful
 from scheduling.policies import MODES
 
 __all__ = [
-    "DOOMED_FILES", "END_S", "HANDOFF", "MAX_BODY_BYTES", "MODES", "ONLY_IN", "ONLY_OVER_HTTP",
-    "SPARE_FILES", "Config", "ConfigError", "Parser", "add_settings", "build", "flag",
-    "from_environment", "has_effect", "meaningful", "parse", "read_key", "refuse_unknown",
+    "DOOMED_FILES", "END_S", "HANDOFF", "MAX_BODY_BYTES", "MODES", "NOT_SIMULATED", "ONLY_IN",
+    "ONLY_OVER_HTTP", "SPARE_FILES", "Config", "ConfigError", "Parser", "add_settings", "build",
+    "flag", "from_environment", "has_effect", "meaningful", "parse", "read_key", "refuse_unknown",
 ]  # fmt: skip

@@ -34,6 +34,7 @@ ONLY_OVER_HTTP = (
     "record", "live", "live_prompts", "host", "port", "prefill_only", "prefill_url", "api_key",
     "api_keys", "allowed_hosts", "log_level",
 )  # fmt: skip
+NOT_SIMULATED = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}  # in virtual time
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
 SPARE_FILES = 128  # open files of a server beside its connections
 DOOMED_FILES = 4096  # connections that may wait to be closed, where the system allows as many files

@@ -31,7 +31,7 @@ from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
 from compare.options import Options, check, chosen, parser_of, read
 from compare.report import tables
-from config import ONLY_OVER_HTTP, Config, ConfigError, add_settings, build, flag, from_environment
+from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
 from simulate import plan, plan_page
 from simulate.apart import refuse
@@ -51,7 +51,6 @@ ENGINE = (
     "linear", "sampler", "norms", "kernels", "enforce_eager", "batch_invariant", "kv_dtype",
     "padded_prefill", "padded_compact", "fake_slowdown",
 )  # fmt: skip
-WITHOUT_EFFECT = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}
 # settings of real servers
 OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
@@ -86,7 +85,7 @@ class Simulation(Options):
         # stated costs follow the slowdown
         engine = [setting for setting in ENGINE if costs.source or setting != "fake_slowdown"]
         for setting in flags:
-            if setting in WITHOUT_EFFECT:
+            if setting in NOT_SIMULATED:
                 raise ConfigError(f"{flag(setting)} has no effect in virtual time; leave it out")
             if setting in engine and str(flags[setting]) != str(measured.get(setting)):
                 known = (

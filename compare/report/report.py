@@ -24,6 +24,7 @@ from compare.report import by_group, drawing, figures, replicas, sentences, tabl
 from compare.report.page import as_page
 from compare.runs import FIGURES, LIVE, Run, differing
 from compare.summary import latency_line
+from config import NOT_SIMULATED
 from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 
 Drawing = Callable[[], Figure]
@@ -153,8 +154,9 @@ def facts(run: Run) -> list[str]:
     lines = [f"workload: {escape(described(load))}; {', '.join(given)}; seed {seeds} ({where})"]
     if config:
         apart = differing(run.results[0])
-        named = {key for settings in apart.values() for key in settings}
-        common = {k: v for k, v in config.items() if k not in named and v is not None}
+        left_out = {key for settings in apart.values() for key in settings}
+        left_out |= NOT_SIMULATED if summary.get("simulated") else set()
+        common = {k: v for k, v in config.items() if k not in left_out and v is not None}
         lines.append(f"settings: {_settings(common)}")
         for name, settings in apart.items():
             mode, own = settings.pop("mode"), _settings(settings)

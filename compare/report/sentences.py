@@ -14,6 +14,7 @@ from compare.report.tables import cell_of
 from compare.results import KEYS
 from compare.runs import Run
 from compare.summary import CLIENT_LIMITED_MS
+from config import MODES
 from deploy.kinds import KINDS
 
 STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error
@@ -192,7 +193,10 @@ def conditions(run: Run) -> str:
     summary = run.first
     text = "Latencies were measured on streamed answers."
     if not summary["stream"]:
-        text = "Answers were not streamed: a request-level batch is answered as a whole."
+        modes = [MODES.get(r["config"]["mode"]) for r in run.results[0].values() if r.get("config")]
+        whole = any(mode and mode.request_level for mode in modes)
+        why = ": a request-level batch is answered as a whole" if whole else ""
+        text = f"Answers were not streamed{why}."
     if not summary["started_here"]:
         return f"{text} The server ran apart; hardware and commit below are the client's."
     if summary.get("simulated"):

@@ -71,8 +71,9 @@ def terminal(rows: Rows, left: int = 1, wrap: bool = False, caption: str | None 
 
 
 def formatted(value: Estimate, form: str) -> str:
-    """ "3,781 ± 40", or the mean alone where there is no interval."""
+    """ "3,781 ± 40", or the mean alone where there is no interval; zero has no sign."""
     text = form.format(value.mean).replace("-", "−")
+    text = text if re.search("[1-9]", text) else text.lstrip("+−")
     return text if value.half is None else f"{text} ± {form.format(value.half)}"
 
 
@@ -115,10 +116,8 @@ def line_text(line: Mapping[str, float] | None) -> str:
     if line is None:
         return "no line"
     slope = line["slope_s_per_token"] * 1e3
-    text = (
-        f"{line['intercept_s']:.2f} s {'−' if slope < 0 else '+'} {abs(slope):.1f} ms per token, "
-        f"r = {line['r']:.2f}"
-    )
+    sign, size = "−" if slope < -0.05 else "+", abs(slope)
+    text = f"{line['intercept_s']:.2f} s {sign} {size:.1f} ms per token, r = {line['r']:.2f}"
     return text.replace("-", "−").replace("−0.00", "0.00")
 
 
@@ -222,7 +221,7 @@ def _difference(value: Estimate | None, key: Key) -> str:
     if value is None:
         return NONE
     text = formatted(value.times(key.scale), key.form)
-    text = text if text.startswith("−") else f"+{text}"
+    text = re.sub(r"^(?=[\d,.]*[1-9])", "+", text)  # zero has no sign
     if value.half is None:
         text += ", not of all seeds"
     return text if value.shown else f"no difference shown ({text})"

@@ -223,6 +223,12 @@ def test_a_long_name_is_folded_in_a_terminal() -> None:
     assert shown.getvalue().count("x") == 30
 
 
+def test_a_difference_of_zero_has_no_sign() -> None:
+    values = {"a": (1.0, 1.0), "b": (0.9, 0.7), "c": (1.1, 1.3)}
+    results = {name: [{"p50_ttft_ms": value} for value in of] for name, of in values.items()}
+    assert tables.differences_table(results, "a").count("| no difference shown (0 ± 1) |") == 2
+
+
 def test_the_client_is_calibrated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "RATES", [50])

@@ -31,12 +31,12 @@ from compare import results, runs
 from compare.machine import cpu
 from compare.measure import measure, with_requests
 from compare.report import replicas, report, side_by_side, tables
-from config import Config, ConfigError, build
+from config import NOT_SIMULATED, Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS
 from simulate import PS, jobs
 from simulate.costs import FAKE, Costs, load, save
 from simulate.run import SimulatedServer
-from simulate.simulation import ENGINE, WITHOUT_EFFECT, Simulating, parse
+from simulate.simulation import ENGINE, Simulating, parse
 from tests.conftest import undraw
 from tests.programs import output, ran
 
@@ -287,10 +287,10 @@ def test_every_setting_is_honoured_or_refused() -> None:
             read.clear()  # all that was validated
             SimulatedServer("", config, FAKE, stream=False, jump=True).replay([ask(0)], 1, Watch())
             honoured |= read & Config.model_fields.keys()
-    assert honoured & WITHOUT_EFFECT == set()
-    undecided = Config.model_fields.keys() - honoured - {*ENGINE} - WITHOUT_EFFECT
-    assert {*ENGINE, *WITHOUT_EFFECT} <= Config.model_fields.keys()
-    assert undecided == set(), "read it, or name it in ENGINE or WITHOUT_EFFECT"
+    assert honoured & NOT_SIMULATED == set()
+    undecided = Config.model_fields.keys() - honoured - {*ENGINE} - NOT_SIMULATED
+    assert {*ENGINE, *NOT_SIMULATED} <= Config.model_fields.keys()
+    assert undecided == set(), "read it, or name it in ENGINE or NOT_SIMULATED"
 
 
 SMALL = "--numsamples 40 --lengths uniform:1:40 --modes static,dynamic"
@@ -335,6 +335,8 @@ def test_all_that_is_written_says_that_nothing_was_measured(simulated: Path) -> 
     assert text.startswith("# static, dynamic on demo (simulated)\n\n| variant (simulated) |")
     assert "what the costs `abacus` say, fitted on Abacus 3000, 1 thread (commit 0123456789" in text
     assert "- simulated on: " in text and "Servers ran one after another" not in text
+    [settings] = re.findall("- settings: (.*)", text)
+    assert NOT_SIMULATED.isdisjoint(settings.replace(",", "").split())
     page = (simulated / "report.html").read_text()
     assert "<title>static, dynamic on demo (simulated)</title>" in page and "no server ran" in page
     drawn = report.drawings(runs.load(simulated))
@@ -391,6 +393,7 @@ def test_measured_beside_simulated_runs(simulated: Path, elsewhere: Path, tmp_pa
     side_by_side.compare_runs([runs.load(measured), runs.load(again)], out := tmp_path / "both")
     text = (out / "report.md").read_text()
     assert "All replayed the same traces" in text and "another machine's costs" not in text
+    assert text.count("not streamed.") == 2, "no batch is answered as a whole"
     assert "| dynamic | measured |" in text and "| dynamic | again (simulated) |" in text
     side_by_side.compare_runs([runs.load(measured), runs.load(others)], out)
     assert "**others (simulated) has another machine's costs**" in (out / "report.md").read_text()
