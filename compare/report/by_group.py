@@ -30,6 +30,7 @@ HEAD = {"by_length": "length", "by_user": "user", "by_priority": "priority", "by
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
 LEVELS = {"0": "default level", "1": "level 1 (highest)"}
 WIDTH = 4  # panels side by side
+FEW = 100  # answers, of fewer than which p99 lies between the two slowest
 MOST = 8  # users, or levels, which are shown
 LONGEST = 24  # letters of a name above a panel
 TEXT = (
@@ -108,7 +109,8 @@ def terminal_table(results: Results, kind: str) -> Table | None:
         return None
     numbers = [group.numbers for group in groups(results, kind)]
     shown = {key: key.short for key in tables.present([*RATES, *LATENCIES], numbers) if key.short}
-    return tables.terminal(_rows(results, kind, shown, refusals=False), left=2)
+    rows = _rows(results, kind, shown, refusals=False)
+    return tables.terminal(rows, left=2, caption=few(results, kind) or None)
 
 
 def _rows(
@@ -131,6 +133,17 @@ def _answered(numbers: Sequence[Result], refusals: bool) -> str:
     return f"{text} ({refused:,} refused)" if refused and refusals else text
 
 
+def few(results: Results, *kinds: str) -> str:
+    """Return a remark on p99 where a group of these kinds has few answers, else nothing."""
+    numbers = [
+        n for kind in kinds for group in groups(results, kind) for n in group.numbers.values()
+    ]
+    if not any(0 < seed.get("completed", 0) < FEW for seeds in numbers for seed in seeds):
+        return ""
+    each = " a seed" if len(numbers[0]) > 1 else ""
+    return f"In a group of fewer than {FEW} requests{each}, p99 is about the slowest request."
+
+
 def of_groups(results: Sequence[Result]) -> dict[str, Any]:
     """Return estimates of each group of one variant, by kind and name. results: one a seed."""
     return {
@@ -146,7 +159,7 @@ def part(results: Results, figure: Sequence[str]) -> list[str]:
     """Return the section of report.md, with `figure` in it."""
     shown = [table(results, kind) for kind in HEAD if groups(results, kind)]
     several = len(next(iter(results.values()))) > 1
-    return ["## Latency by group", TEXT + SEEDS * several, *figure, *shown]
+    return ["## Latency by group", TEXT + SEEDS * several, *figure, *shown, few(results, *HEAD)]
 
 
 @styled

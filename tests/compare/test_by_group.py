@@ -120,6 +120,7 @@ def test_tables_say_which_seeds_lack_a_group_and_show_the_largest_of_many() -> N
     assert "(1 of 2 seeds)" in bob and r"bob\|x" in bob and "seeds" not in ann
     fewer = lacking | {"dynamic": [result_of(1.0, {"ann": 1})]}  # interrupted
     assert by_group.groups(fewer, "by_user")[0].size == "8 requests"
+    assert by_group.few({"static": [result_of(0.1, {"ann": 100})]}, "by_user") == ""
     # of many users those with most requests are shown
     many = {"static": [result_of(0.1, {f"user-{i}": i + 1 for i in range(20)})]}
     table = by_group.table(many, "by_user")
