@@ -9,6 +9,7 @@ Runs from the root of the repository or from client/, and needs client/requireme
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -18,15 +19,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # as a script it would start in client/, where `client` is this file
 
-try:
-    import aiohttp  # noqa: F401
-    import matplotlib  # noqa: F401
-    import rich  # noqa: F401
-except ImportError as missing:
-    sys.exit(
-        f"error: {missing}; run .venv/bin/python client/client.py, or pip install -r "
-        f"client/requirements.txt"
-    )
+for needed in ("aiohttp", "matplotlib", "rich"):
+    if importlib.util.find_spec(needed) is None:
+        sys.exit(
+            f"error: No module named {needed!r}; run .venv/bin/python client/client.py, or "
+            "pip install -r client/requirements.txt"
+        )
 
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -44,7 +42,6 @@ from compare.groups import describe, described  # noqa: E402
 from compare.machine import command_line  # noqa: E402
 from compare.measure import Target, measure, with_requests  # noqa: E402
 from compare.options import check_numbers, file, folder, parse_goodput  # noqa: E402
-from compare.report import drawing, figures, report  # noqa: E402
 from compare.summary import latency_line  # noqa: E402
 from config import ConfigError  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
@@ -176,6 +173,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
             "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
             "are suspect."
         )
+    from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
+
     if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
         tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
         lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}

@@ -41,7 +41,7 @@ from compare.measure import (
     with_requests,
 )  # fmt: skip
 from compare.options import LOAD, Options, parse, parse_runs
-from compare.report import report, sentences, side_by_side, tables
+from compare.report import sentences, tables
 from compare.servers import ALONE, server
 from config import ConfigError
 
@@ -293,6 +293,8 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
             measured |= comparison.run(seed, folder, results)
     run = runs.load(options.out) if measured else None
     if run:
+        from compare.report import report  # matplotlib takes 0.6 s to load
+
         report.write(run)
     return run, comparison.stopped
 
@@ -314,6 +316,8 @@ def main() -> None:
     if not any(word.partition("=")[0] == "--runs" for word in argv):
         run_and_exit(lambda progress: Comparison(parse(argv), progress))
         return
+    from compare.report import side_by_side
+
     try:
         paths, out = parse_runs(argv)
         side_by_side.show(side_by_side.beside(paths, out), out, Console())
@@ -334,6 +338,8 @@ def run_and_exit(
         with Progress(console) as progress:
             run, stopped = compare(comparison_of(progress))
         if run:
+            from compare.report import report
+
             report.show(run, console)
     except (ConfigError, WorkloadError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)

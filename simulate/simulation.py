@@ -33,7 +33,7 @@ from compare.options import Options, check, chosen, parser_of, read
 from compare.report import tables
 from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
-from simulate import plan, plan_page
+from simulate import plan
 from simulate.apart import refuse
 from simulate.cluster import Cluster
 from simulate.costs import FAKE, Costs, CostsError, load
@@ -277,6 +277,8 @@ def parse(argv: Sequence[str]) -> Simulation:
 
 def answer(options: Simulation, question: Question) -> None:
     """Print how many replicas are needed, and write the folder."""
+    from simulate import plan_page  # matplotlib takes 0.6 s to load
+
     arrival = "" if options.arrival == "auto" else options.arrival
     traffic = Traffic(options.workload, arrival, options.trace, options.scale)
     trials = [

@@ -87,9 +87,9 @@ ABSENT = {  # modules, and what they load without
     "scheduling.scheduler, scheduling.policies, simulate.costs": "torch flask pydantic numpy",
     "batching, stats, generate.fake": "torch flask aiohttp matplotlib pydantic numpy",
     "playground.run": "client config numpy pydantic rich aiohttp torch",
-    "client.client, compare.comparison": f"{HEAVY} tiktoken sortedcontainers ray fastapi "
-    "deploy.serve",
-    "simulate.simulation, simulate.run": f"{HEAVY} serving batching",
+    "client.client, compare.comparison": f"{HEAVY} matplotlib scipy tiktoken "
+    "sortedcontainers ray fastapi deploy.serve",
+    "simulate.simulation, simulate.run": f"{HEAVY} matplotlib scipy serving batching",
     "serving": "flask gunicorn",
     "deploy.replica, deploy.serve": "flask ray torch",
     "wire.own, wire.refusals": "flask werkzeug torch",
