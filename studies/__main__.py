@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from compare.runs import read_json
 from config import ConfigError, Parser
 from simulate.costs import CostsError
 from studies import runner
-from studies.study import Study
+from studies.study import Cases, Study
 
 NAMES = (
     "orders", "batches", "fair", "urgent", "deadlines", "memory", "prefixes", "routers", "capacity",
@@ -77,9 +77,9 @@ def above_0(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
 
 
-def chosen(cases: Sequence[Mapping[str, Any]], conditions: Sequence[str]) -> list[Any]:
+def chosen(study: Study, cases: Cases, conditions: Sequence[str]) -> list[Any]:
     """Return the cases that have, for each key in the conditions, one of its values. Raises
-    ConfigError if none has.
+    ConfigError if none has, or without those that others are compared with.
     """
     wanted: dict[str, list[str]] = {}
     for condition in conditions:
@@ -91,6 +91,9 @@ def chosen(cases: Sequence[Mapping[str, Any]], conditions: Sequence[str]) -> lis
     if not found:
         first = ", ".join(f"{key}={value}" for key, value in cases[0].items() if key != "seeds")
         raise ConfigError(f"--only leaves no case; the first of all has {first}")
+    bases = [each for each in study.bases if each.partition("=")[0] in wanted]
+    if lost := [f"--only {each}" for each in bases if each not in conditions]:
+        raise ConfigError(f"others are compared with what --only leaves out; add {' '.join(lost)}")
     return found
 
 
@@ -110,10 +113,10 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
                 f"--from {options.source}: another program made its {study.name}.json; use that of "
                 "the commit which its page names"
             )
-        kept |= {"cases": chosen(kept["cases"], options.only)}
+        kept |= {"cases": chosen(study, kept["cases"], options.only)}
         return {"requests": study.requests, "seeds": len(first["seeds"]), **kept}
     given = {name: getattr(options, name) for name in study.options}
-    cases = chosen(study.cases(options.requests, **given), options.only)
+    cases = chosen(study, study.cases(options.requests, **given), options.only)
     path = options.out / f"{study.name}.runs.jsonl"
     kept_runs = runner.FinishedRuns(path, runner.code(study))
     cases = runner.measured(

@@ -212,6 +212,7 @@ STUDY = Study(
     f"{{seeds}} seeds, {ROWS} rows, virtual time with `--costs {{costs}}`",
     requests=120,
     cases=cases,
+    bases=(f"policy={league.BASE}", "file="),
     run=run,
     measures={},
     text=functools.partial(league.page, traces={name: t.words for name, t in TRACES.items()}),

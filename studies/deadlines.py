@@ -55,15 +55,16 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 
 
 def with_capacities(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cases, and one for each variant: the load at which its share within limits falls
-    to SHARE, on a line between two loads.
+    """Return the cases, and one for each variant with all loads: the load at which its share within
+    limits falls to SHARE, on a line between two loads.
     """
     result = list(points)
     for variant in VARIANTS:
         met = [values(case, "met") for case in only(points, {"variant": variant})]
-        falling = [-np.minimum.accumulate(of_seed) for of_seed in zip(*met)]
-        seeds = [{"capacity": float(np.interp(-SHARE, each, LOADS))} for each in falling]
-        result.append(CAPACITY | {"load": None, "variant": variant, "seeds": seeds})
+        if len(met) == len(LOADS):
+            falling = [-np.minimum.accumulate(of_seed) for of_seed in zip(*met)]
+            seeds = [{"capacity": float(np.interp(-SHARE, each, LOADS))} for each in falling]
+            result.append(CAPACITY | {"load": None, "variant": variant, "seeds": seeds})
     return result
 
 

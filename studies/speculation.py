@@ -309,6 +309,7 @@ STUDY = Study(
     requests=150,
     seeds=3,
     cases=cases,
+    bases=("speculate=0", "rate=None", "rate=0.0"),
     run=run,
     servers=True,
     summarized=with_closed_form,

@@ -96,6 +96,7 @@ class Study:
     text: Callable[[Cases], str] | str = ""  # verdict and explanation, before the tables
     looks: Mapping[str, Look] = field(default_factory=dict)  # of lines and bars
     summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
+    bases: Sequence[str] = ()  # KEY=VALUE of cases with which others are compared, as in --only
     servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`
 
 

@@ -90,6 +90,7 @@ def test_a_study_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("words", "sentence"), [
     ("made --from {folder}", "another program made its made.json; use that of the commit"),
     ("made --only load=2", "--only leaves no case; the first of all has load=0.5, variant=fast, "),
+    ("made --only variant=slow", "with what --only leaves out; add --only variant=fast"),
     ("made --requests 2", "unrecognized arguments: --requests 2"),  # its runs need no number
     ("made --processes 2", "unrecognized arguments: --processes 2"),  # of servers, one at a time
     ("mad", "invalid choice: 'mad' (choose from 'made'"),
@@ -97,7 +98,8 @@ def test_a_study_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_bad_input_ends_with_a_sentence(
     words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "load", lambda name: replace(STUDY, requests=0, servers=True))
+    study = replace(STUDY, requests=0, servers=True, bases=("variant=fast",))
+    monkeypatch.setattr(program, "load", lambda name: study)
     (tmp_path / "made.json").write_text('{"cases": [{"seeds": 3}]}')  # from before studies
     done = ran("studies", *words.format(folder=tmp_path).split())
     assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
