@@ -45,7 +45,9 @@ def main() -> None:
     policies = [every if policy == "all" else policy for policy in known.policy or ["all"]]
     only = [f"trace={trace}" for trace in known.trace] + [f"load={load}" for load in known.load]
     conditions = [word for condition in only for word in ("--only", condition)]
-    words = ["arena", "--policies", ",".join(policies), *conditions, *others]
+    words = ["arena", *conditions, *others]
+    if known.policy or not any(word.startswith("--from") for word in others):
+        words += ["--policies", ",".join(policies)]
     given, sys.argv = sys.argv, [*sys.argv, *words]
     from studies import __main__, arena  # which load the files that sys.argv names
 

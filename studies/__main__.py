@@ -46,7 +46,7 @@ def parser_of(studies: Sequence[Study]) -> argparse.ArgumentParser:
     )
     names = parser.add_subparsers(metavar="NAME", required=True)
     for study in studies:
-        of_study = names.add_parser(study.name, description=study.question)
+        of_study = names.add_parser(study.name, description=study.question, allow_abbrev=False)
         of_study.set_defaults(study=study, requests=study.requests, processes=1)
         add = of_study.add_argument
         add("--seeds", type=above_0, default=study.seeds, help="runs of each case (%(default)s)")
@@ -135,6 +135,9 @@ def main(argv: Sequence[str] | None = None, program: str = "studies") -> None:
     named = [name for name in NAMES if name in words[:1]]  # others may need missing packages
     try:
         options = parser_of([*map(load, named or NAMES)]).parse_args(words)
+        flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if options.source and (idle := flags - {"--from", "--only", "--out"}):
+            raise ConfigError(f"--from measures nothing anew; leave out {', '.join(sorted(idle))}")
         runner.write(options.study, options.out, result_of(options), program)
     except (ConfigError, ServerError, CostsError) as error:
         print(f"error: {error}", file=sys.stderr)

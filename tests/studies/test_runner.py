@@ -64,7 +64,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(folder: Path, words: str = "") -> Any:
     """The numbers that a command writes."""
-    output("studies", f"made --processes 1 --out {folder} {words}")
+    alone = "--processes 1" * ("--from" not in words)
+    output("studies", f"made {alone} --out {folder} {words}")
     return json.loads((folder / "made.json").read_text())
 
 
@@ -91,6 +92,7 @@ def test_a_study_is_written_and_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     ("made --from {folder}", "another program made its made.json; use that of the commit"),
     ("made --only load=2", "--only leaves no case; the first of all has load=0.5, variant=fast, "),
     ("made --only variant=slow", "with what --only leaves out; add --only variant=fast"),
+    ("made --from {folder} --seeds=2", "--from measures nothing anew; leave out --seeds"),
     ("made --requests 2", "unrecognized arguments: --requests 2"),  # its runs need no number
     ("made --processes 2", "unrecognized arguments: --processes 2"),  # of servers, one at a time
     ("mad", "invalid choice: 'mad' (choose from 'made'"),
