@@ -224,7 +224,15 @@ class _OpenAIRequest(_Lenient, Common):
     stop_token_ids: StopIds = Field([], description="ids that end the answer")
     min_tokens: int = Field(0, ge=0, description="no stop and no end-of-text before so many tokens")
     ignore_eos: bool = Field(False, description="end-of-text does not end the answer")
+    best_of: int = Field(1, ge=1, description="1, or as n: all that are sampled are sent")
     stream_options: _StreamOptions | None = Field(None, description="of a stream alone")
+
+    @field_validator("best_of")
+    @classmethod
+    def _as_n(cls, best_of: int, info: ValidationInfo) -> int:
+        if best_of not in (1, info.data.get("n", best_of)):
+            raise ValueError("only 1 or the value of n is offered here; leave it out")
+        return best_of
 
     @field_validator("stream_options")
     @classmethod
@@ -237,7 +245,7 @@ class _OpenAIRequest(_Lenient, Common):
 # fields of clients, of which every other value would change an answer in a way that is not offered
 NEUTRAL = {
     # sampling
-    "best_of": _only(1), "use_beam_search": _only(False), "length_penalty": _only(1),
+    "use_beam_search": _only(False), "length_penalty": _only(1),
     "min_p": _only(0), "typical_p": _only(1), "repetition_penalty": _only(1),
     "no_repeat_ngram_size": _only(0), "logit_bias": _only({}), "logits_processors": _only([]),
     "bad_words": _only([]), "allowed_token_ids": _only([]),

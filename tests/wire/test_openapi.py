@@ -75,7 +75,7 @@ ANSWERS: list[tuple[str, Any, int]] = [
     ("POST /v1/completions", ASK | {"prompt": ["hi", [104, 105]][:1], "stop": ["B"]}, 200),
     ("POST /v1/completions", ASK | USAGE, 200),
     ("POST /v1/completions", ASK | {"model": "gpt-4"}, 404),
-    ("POST /v1/completions", ASK | {"n": 2}, 200),
+    ("POST /v1/completions", ASK | {"n": 2, "best_of": 2}, 200),
     ("POST /v1/completions", ASK | {"priority": -1}, 200),
     ("POST /v1/completions", ASK | {"best_of": 2}, 400),
     ("POST /inference", {"prompt": "hi", "num_tokens": 3, "n": 2}, 200),
