@@ -235,7 +235,7 @@ class BatchingManager:
         with self._changed:
             self._answer(answered)  # first, so that it is counted before its stream ends
             for row in record.iteration.rows:
-                if row.samples and not row.idle:
+                if row.inference.listener is not None and row.samples and not row.idle:
                     _call(Inference.notify, row.inference)
         if self._loop_interval_s:
             time.sleep(self._loop_interval_s)
