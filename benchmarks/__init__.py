@@ -1,0 +1,10 @@
+"""Programs that measure. HELP: settings of a parser that shows its program's docstring as help."""
+
+import argparse
+from typing import Any
+
+HELP: dict[str, Any] = {
+    "usage": argparse.SUPPRESS,  # of up to a hundred flags
+    "formatter_class": argparse.RawDescriptionHelpFormatter,
+    "allow_abbrev": False,
+}

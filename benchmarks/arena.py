@@ -15,6 +15,8 @@ import ast
 import sys
 from pathlib import Path
 
+from benchmarks import HELP
+
 PROPOSALS = Path(__file__).resolve().parents[1] / "proposals"
 
 
@@ -30,12 +32,7 @@ def proposals() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        usage=argparse.SUPPRESS,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, **HELP)
     add = parser.add_argument
     add("--policy", action="append", help="compare this policy (repeat for several)")
     add("--trace", action="append", default=[], help="compare on this trace (repeat for several)")

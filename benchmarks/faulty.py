@@ -9,7 +9,6 @@ a second. The engine is the fake one unless another --model is named.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from flask import Flask
 
 import app
 import launch
+from benchmarks import HELP
 from config import Config, ConfigError, Parser
 from generate import load_generator
 from generate.fake import FAULTS, FaultyGenerator
@@ -43,12 +43,7 @@ def serve() -> Flask:
 
 
 def main() -> None:
-    parser = Parser(
-        usage=argparse.SUPPRESS,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(description=__doc__, **HELP)
     parser.add_argument("--fault", default="", help=f"{', '.join((*FAULTS, CLOCK))}, and a number")
     options, rest = parser.parse_known_args(sys.argv[1:])
     fault, _, number = options.fault.partition(":")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import HELP
 from client.calls import ServerError
 from compare.comparison import sigterm_is_ctrl_c
 from compare.machine import command_line, stamp
@@ -61,12 +62,7 @@ class Benchmark:
         return ["python", "-m", f"benchmarks.{self.name}"]
 
     def parser(self) -> Parser:
-        parser = Parser(
-            usage=argparse.SUPPRESS,  # of a hundred settings
-            description=self.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        parser = Parser(description=self.description, **HELP)
         for flag, (default, text) in self.options.items():
             if default is False:
                 parser.add_argument(flag, action="store_true", help=text)

@@ -12,6 +12,8 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks import HELP
+
 SIZES = {  # layers, heads, width
     "gpt2": (12, 12, 768),
     "gpt2-medium": (24, 16, 1024),
@@ -26,11 +28,7 @@ def vocabulary(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        usage=argparse.SUPPRESS,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, **HELP)
     parser.add_argument("--size", choices=SIZES, default="gpt2", help="default: gpt2")
     parser.add_argument("--out", type=Path, required=True, help="folder")
     options = parser.parse_args()

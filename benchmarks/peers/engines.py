@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from benchmarks import HELP
 from benchmarks.workload import LARGEST, Prompted, draw
 
 THREADS = 2
@@ -226,11 +227,7 @@ def measure(name: str, n: int, serve: Serve) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        usage=argparse.SUPPRESS,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, **HELP)
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--model", type=Path, required=True, help="of benchmarks.peers.checkpoint")
     parser.add_argument("--n", type=int, default=LARGEST, help=f"requests (default: {LARGEST})")
