@@ -4,6 +4,7 @@ of that. A number suffices if its requests meet the limits and its queue does no
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from client.draws import WorkloadError
-from client.traces import Request
 from compare.measure import burst_size
 from compare.sweep import enough_requests
 from simulate.fleet import Layout
 from simulate.trial import Trial, TrialResult
 
 MOST = 1024  # replicas that are tried
+ALONE = 0  # in place of replicas: each request has an idle one, which no number can better
 SURE = 0.95  # the probability with which the fewest must suffice
 FEW = 3  # seeds of the search, before all of them judge a number and its neighbours
 LONG_S = 60.0  # of arrivals, unless --numsamples gives a number of requests
@@ -70,74 +71,55 @@ class Planner:
     ):
         self._trial, self._map, self._report = trial, map, report
         self._results: dict[int, dict[int, TrialResult]] = {}  # by replicas and seed
-        self._judged: dict[int, Judged] = {}
-        self._rule = trial.layout.autoscaling
+        self._rule = rule = trial.layout.autoscaling
         # the fewest and the most replicas that are tried
-        rule = self._rule
         self._bounds = (rule.min_replicas, rule.max_replicas) if rule else (1, MOST)
         self._requests = trial.question.requests or 0
         self._growth_needs, self._arrivals_s, self._spent = 0, 0.0, 0
 
     def answer(self) -> PlanAnswer:
         """Search by a few seeds; all judge the number and its neighbours. Raises WorkloadError."""
-        if why_not := self._prepare():
-            return self._answer(None, why_not)
-        first, last = self._bounds
-        least, most = first - 1, first  # the least does not suffice
-        while not self._is_enough(most):
-            if most == last:
-                return self._answer(None, self._too_few(most))
-            least, most = most, min(2 * most, last)
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (least, middle) if self._is_enough(middle) else (middle, most)
-        fewest, farthest = most, min(2 * most, last)
-        while self.judge(fewest).suffices < SURE:
-            if fewest == farthest:
-                return self._answer(None, self._too_few(fewest))
-            fewest += 1
-        while fewest > first and self.judge(fewest - 1).suffices >= SURE:
+        self._prepare()
+        (first, last), seeds = self._bounds, self._trial.question.seeds
+        fewest = first
+        for some, share in ((seeds[:FEW], 0.5), (seeds, SURE)):
+            enough = functools.partial(self._is_enough, some, share)
+            if not enough(fewest) and (why_not := self._never(some, share)):
+                return self._answer(None, why_not)
+            if not (found := _fewest(enough, fewest, last)):
+                return self._answer(None, self._too_few(last))
+            fewest = found
+        while fewest > first and enough(fewest - 1):
             fewest -= 1
         if fewest < last:
-            self.judge(fewest + 1)  # to show the worth of one more
+            enough(fewest + 1)  # to show the worth of one more
         return self._answer(fewest)
 
     def judge(self, replicas: int) -> Judged:
         """Judge a number of replicas by all seeds."""
-        if replicas in self._judged:
-            return self._judged[replicas]
         results = self._serve(replicas, self._trial.question.seeds)
         attainments, mean = [result.attainment for result in results], statistics.mean
         met, growing = self._count(results)
-        self._report(
-            f"{self._trial.name}, {replicas} replica{'s' * (replicas > 1)}: "
-            f"{100 * mean(attainments):.1f}% within the limits, enough in {met} of "
-            f"{len(results)} traces" + f", the queue grows in {growing}" * bool(growing)
-        )
-        self._judged[replicas] = Judged(
+        return Judged(
             replicas, attainments, growing, mean(result.mean_replicas for result in results),
             mean(result.p99_ttft_ms for result in results),
             mean(result.p99_e2el_ms for result in results),
             met / len(results), wilson(met, len(results)), (min(attainments), max(attainments)),
         )  # fmt: skip
-        return self._judged[replicas]
 
-    def _prepare(self) -> str:
-        """Determine how many requests a trace has. Return why no number can suffice, if none can.
-
-        One replica serves a sample of the requests one at a time, which shows whether any number
-        can meet the limits; and as many at once as fill it, which shows how long a queue needs to
-        show its growth.
+    def _prepare(self) -> None:
+        """Determine how many requests a trace has. One replica serves as many at once as fill it,
+        which shows how long a queue needs to show its growth.
         """
         question, traffic = self._trial.question, self._trial.traffic
         n = question.requests
         if n is None and question.rate:
             n = min(MOST_REQUESTS, max(FEWEST, math.ceil(LONG_S * question.rate)))
         trace = traffic.requests(n, question.seeds[0])
-        sample = trace[:: max(1, len(trace) // FEWEST)]
-        alone = self._by_one(sample, users=1)
-        full = self._by_one(sample[: burst_size(self._trial.config)], users=None)
-        self._spent = alone.requests + full.requests
+        sample = trace[:: max(1, len(trace) // FEWEST)][: burst_size(self._trial.config)]
+        one = self._trial._replace(layout=replace(self._layout(1), autoscaling=None))
+        full = one.by_one(sample, None, one.costs)
+        self._spent = full.requests
         fills_s = full.slowest_row_s + float(np.nansum(trace.think_s)) / len(trace.firsts)
         if rule := self._rule:  # until it follows the load
             fills_s += rule.look_back_period_s + rule.upscale_delay_s + self._trial.layout.start_s
@@ -149,63 +131,57 @@ class Planner:
             self._requests = n = max(self._requests, self._growth_needs)
         self._arrivals_s = self._requests / rate if rate else 0.0
         self._trial = self._trial._replace(question=replace(question, requests=n))
-        if alone.attainment >= question.attainment:
-            return ""
-        return (
-            f"no number of replicas meets {question.limits}: of requests that come one at a time, "
-            f"each alone on its replica, {100 * alone.attainment:.1f}% do; relax the limits, or "
-            "use a faster engine"
-        )
 
-    def _by_one(self, requests: Sequence[Request], users: int | None) -> TrialResult:
-        """Serve requests by one replica, `users` at a time, or all at once. A later turn of a
-        conversation comes as if it were alone, which is faster.
+    def _never(self, seeds: Sequence[int], share: float) -> str:
+        """Return why no number suffices in this share of the traces, if even alone too few requests
+        are within the limits.
         """
-        fields: dict[str, Any] = {"at": 0.0, "users": users, "after": None, "think_s": None}
-        trial = self._trial._replace(layout=replace(self._layout(1), autoscaling=None))
-        return trial.result(
-            [request.model_copy(update=fields) for request in requests], trial.costs
+        trial, question = self._trial, self._trial.question
+        # a user's own policy may be faster beside others, and draft tokens for few rows slower
+        if ".py:" in trial.config.mode or not trial.config.speculate.isdecimal():
+            return ""
+        results = self._serve(ALONE, seeds)
+        met, _ = self._count(results)
+        if met >= share * len(results):
+            in_doubt = met < len(results) < len(question.seeds)
+            return self._never(question.seeds, SURE) if in_doubt else ""
+        least = {name: min(each.within[name] for each in results) for name in question.slo}
+        unmet = {k: question.slo[k] for k, share in least.items() if share < question.attainment}
+        return (
+            f"no number of replicas meets {replace(question, slo=unmet or question.slo).limits}: "
+            f"alone on an idle replica, {_share(results)} of the requests are within the limits, "
+            f"enough in {met} of {len(seeds)} traces; relax them, or use a faster engine"
         )
 
     def _answer(self, fewest: int | None, why_not: str = "") -> PlanAnswer:
-        by_number = {n: [*by_seed.values()] for n, by_seed in sorted(self._results.items())}
+        results = {n: [*by_seed.values()] for n, by_seed in sorted(self._results.items())}
+        spent = self._spent + sum(result.requests for rs in results.values() for result in rs)
+        by_number, n_seeds = {n: results[n] for n in results if n}, len(self._trial.question.seeds)
         return PlanAnswer(
             self._trial.name, fewest, why_not,
-            [self._judged[n] for n in sorted(self._judged)],
+            [self.judge(n) for n, rs in by_number.items() if len(rs) == n_seeds],
             {n: statistics.mean(r.attainment for r in rs) for n, rs in by_number.items()},
             {n: self._count(rs)[1] / len(rs) for n, rs in by_number.items()},
-            self._spent + sum(result.requests for rs in by_number.values() for result in rs),
-            self._rule is not None, self._requests, self._arrivals_s, self._growth_needs,
+            spent, self._rule is not None, self._requests, self._arrivals_s, self._growth_needs,
         )  # fmt: skip
 
     def _too_few(self, replicas: int) -> str:
         """Return why so many do not suffice, nor would more."""
         results = [*self._results[replicas].values()]
         met, growing = self._count(results)
-        share = statistics.mean(result.attainment for result in results)
+        fix = "name a lower rate, or relax the limits"
         if self._rule:
-            fix = (
-                "give --autoscale a higher max_replicas or shorter delays, or begin with more "
-                "--replicas"
-            )
-        elif replicas == MOST:
-            fix = "name a lower rate"
-        else:
-            fix = (
-                "more are no better: chance and uncertain costs alone can exceed the limits; relax "
-                "them"
-            )
+            fix = "give --autoscale a higher max_replicas or shorter delays, or more --replicas"
         number = f"{replicas} replica{'s' * (replicas > 1)}{' at most' * bool(self._rule)}"
         return (
             f"{number} suffice{'s' * (replicas == 1)} in only {met} of {len(results)} traces, in "
-            f"which {100 * share:.1f}% of the requests are within the limits and the queue grows "
+            f"which {_share(results)} of the requests are within the limits and the queue grows "
             f"in {growing}; {fix}"
         )
 
-    def _is_enough(self, replicas: int) -> bool:
-        """True if a number suffices in half of a few traces or more."""
-        results = self._serve(replicas, self._trial.question.seeds[:FEW])
-        return 2 * self._count(results)[0] >= len(results)
+    def _is_enough(self, seeds: Sequence[int], share: float, replicas: int) -> bool:
+        """True if a number suffices in this share of the traces or more."""
+        return self._count(self._serve(replicas, seeds))[0] >= share * len(seeds)
 
     def _count(self, results: Sequence[TrialResult]) -> tuple[int, int]:
         """Count the trials that suffice, and those in which the queue grows."""
@@ -218,11 +194,20 @@ class Planner:
     def _serve(self, replicas: int, seeds: Sequence[int]) -> list[TrialResult]:
         """Return the results of these seeds; each trial is served once."""
         results = self._results.setdefault(replicas, {})
-        trial = self._trial._replace(layout=self._layout(replicas))
+        call, trial, tried = Trial.alone, self._trial, "each request alone on an idle replica"
+        if replicas:
+            call, trial = Trial.serve, trial._replace(layout=self._layout(replicas))
+            tried = f"{replicas} replica{'s' * (replicas > 1)}"
         missing = [seed for seed in seeds if seed not in results]
-        trials = [trial._replace(seed=seed) for seed in missing]
-        results.update(zip(missing, self._map(Trial.serve, trials)))
-        return [results[seed] for seed in seeds]
+        results.update(zip(missing, self._map(call, [trial._replace(seed=s) for s in missing])))
+        served = [results[seed] for seed in seeds]
+        met, growing = self._count(served)
+        if missing:
+            self._report(
+                f"{trial.name}, {tried}: {_share(served)} within the limits, enough in {met} of "
+                f"{len(served)} traces" + f", the queue grows in {growing}" * bool(growing)
+            )
+        return served
 
     def _layout(self, replicas: int) -> Layout:
         """Return the layout of so many replicas; with autoscaling, of so many at most."""
@@ -233,6 +218,25 @@ class Planner:
         first = max(rule.min_replicas, min(own.replicas, replicas))
         rule = replace(rule, max_replicas=max(rule.min_replicas, replicas))
         return replace(own, replicas=first, slow=slow, autoscaling=rule)
+
+
+def _fewest(is_enough: Callable[[int], bool], first: int, last: int) -> int | None:
+    """Return the fewest from `first` on that are enough, by growing steps and bisection; None if
+    `last` is not enough.
+    """
+    least, most, step = first - 1, first, 1
+    while not is_enough(most):
+        if most == last:
+            return None
+        least, most, step = most, min(most + step, last), 2 * step
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if is_enough(middle) else (middle, most)
+    return most
+
+
+def _share(results: Sequence[TrialResult]) -> str:
+    return f"{100 * statistics.mean(result.attainment for result in results):.1f}%"
 
 
 def wilson(met: int, n: int) -> tuple[float, float]:

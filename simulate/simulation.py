@@ -286,7 +286,7 @@ def answer(options: Simulation, question: Question) -> None:
               traffic, question, question.seeds[0])
         for name in options.variants
     ]  # fmt: skip
-    show = functools.partial(Console().print, markup=False, highlight=False)
+    show = functools.partial(Console(soft_wrap=True).print, markup=False, highlight=False)
     with contextlib.ExitStack() as stack:
         calls = stack.enter_context(options.workers()).map if options.shared else map
         answers = plan.plan(trials, show, calls)
@@ -295,7 +295,7 @@ def answer(options: Simulation, question: Question) -> None:
     facts = stamp() | {"command": command, "costs": options.costs.name}
     plan_page.write(options.out, answers, question, facts, caption)
     for sentence in plan_page.sentences(answers, question):
-        show(sentence, soft_wrap=True)
+        show(sentence)
     show(f"plan.md, plan.json and plan.png: {options.out}")
 
 

@@ -20,6 +20,7 @@ from client.workloads import Workload
 from compare.analysis import queue_grows
 from compare.measure import judged
 from compare.options import parse_goodput
+from compare.summary import meet
 from config import Config, ConfigError, flag
 from simulate.costs import Costs
 from simulate.fleet import Layout
@@ -142,10 +143,33 @@ class Trial(NamedTuple):
 
     def serve(self) -> TrialResult:
         """Serve the trace of the seed, at costs that are drawn with it within their uncertainty."""
+        return self.result(*self._drawn())
+
+    def alone(self) -> TrialResult:
+        """Serve each request of that trace by the fastest replica when it is idle, without its
+        adapter, without what a prefix cache can hold, and without delays that others can end.
+        """
+        requests, costs = self._drawn()
+        config = self.config.model_copy(update={"max_batch_delay_ms": 0.0, "loop_interval_ms": 0.0})
+        layout = Layout(slow={0: min([1.0, *self.layout.slow.values()])})
+        fields = {"model": None} | ({"prompt_ids": [0]} if config.prefix_caching else {})
+        return self._replace(config=config, layout=layout).by_one(requests, 1, costs, **fields)
+
+    def by_one(
+        self, requests: Sequence[Request], users: int | None, costs: Costs, **fields: Any
+    ) -> TrialResult:
+        """Serve requests with these fields by one replica, `users` at a time, or all at once. A
+        later turn of a conversation comes as if it were its first, which is faster.
+        """
+        fields |= {"at": 0.0, "users": users, "after": None, "think_s": None}
+        trace = [request.model_copy(update=fields) for request in requests]
+        return self.result(trace, costs)._replace(queue_grows=False)
+
+    def _drawn(self) -> tuple[Trace, Costs]:
         rng = np.random.default_rng([self.seed, 11])
         factor = math.exp(self.question.uncertainty * rng.standard_normal())
         requests = self.traffic.requests(self.question.requests, self.seed)
-        return self.result(requests, self.costs.scaled(factor))
+        return requests, self.costs.scaled(factor)
 
     def result(self, requests: Sequence[Request], costs: Costs) -> TrialResult:
         """Serve these requests."""
@@ -157,6 +181,7 @@ class Trial(NamedTuple):
             measures["attainment"], queue_grows(measures), measures["slowest_row_s"],
             measures["p99_ttft_ms"] or math.inf, measures["p99_e2el_ms"] or math.inf, len(requests),
             server.replicas["replica_s"] / float(outcomes.ended["ended_at"].max()),
+            {k: float(meet(outcomes.answers, {k: v}).mean()) for k, v in self.question.slo.items()},
         )  # fmt: skip
 
 
@@ -170,3 +195,4 @@ class TrialResult(NamedTuple):
     p99_e2el_ms: float
     requests: int
     mean_replicas: float
+    within: dict[str, float]  # share of the answers within each limit
