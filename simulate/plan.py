@@ -75,7 +75,7 @@ class Planner:
         # the fewest and the most replicas that are tried
         self._bounds = (rule.min_replicas, rule.max_replicas) if rule else (1, MOST)
         self._requests = trial.question.requests or 0
-        self._growth_needs, self._arrivals_s, self._spent = 0, 0.0, 0
+        self._growth_needs, self._arrivals_s = 0, 0.0
 
     def answer(self) -> PlanAnswer:
         """Search by a few seeds; all judge the number and its neighbours. Raises WorkloadError."""
@@ -119,7 +119,6 @@ class Planner:
         sample = trace[:: max(1, len(trace) // FEWEST)][: burst_size(self._trial.config)]
         one = self._trial._replace(layout=replace(self._layout(1), autoscaling=None))
         full = one.by_one(sample, None, one.costs)
-        self._spent = full.requests
         fills_s = full.slowest_row_s + float(np.nansum(trace.think_s)) / len(trace.firsts)
         if rule := self._rule:  # until it follows the load
             fills_s += rule.look_back_period_s + rule.upscale_delay_s + self._trial.layout.start_s
@@ -155,7 +154,7 @@ class Planner:
 
     def _answer(self, fewest: int | None, why_not: str = "") -> PlanAnswer:
         results = {n: [*by_seed.values()] for n, by_seed in sorted(self._results.items())}
-        spent = self._spent + sum(result.requests for rs in results.values() for result in rs)
+        spent = sum(result.requests for rs in results.values() for result in rs)
         by_number, n_seeds = {n: results[n] for n in results if n}, len(self._trial.question.seeds)
         return PlanAnswer(
             self._trial.name, fewest, why_not,
