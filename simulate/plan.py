@@ -132,9 +132,7 @@ class Planner:
         self._trial = self._trial._replace(question=replace(question, requests=n))
 
     def _never(self, seeds: Sequence[int], share: float) -> str:
-        """Return why no number suffices in this share of the traces, if even alone too few requests
-        are within the limits.
-        """
+        """Return why no number suffices in this share of the traces, if even ALONE does not."""
         trial, question = self._trial, self._trial.question
         # a user's own policy may be faster beside others, and draft tokens for few rows slower
         if ".py:" in trial.config.mode or not trial.config.speculate.isdecimal():
@@ -220,9 +218,7 @@ class Planner:
 
 
 def _fewest(is_enough: Callable[[int], bool], first: int, last: int) -> int | None:
-    """Return the fewest from `first` on that are enough, by growing steps and bisection; None if
-    `last` is not enough.
-    """
+    """Return the fewest that are enough, by growing steps and bisection; None if `last` is not."""
     least, most, step = first - 1, first, 1
     while not is_enough(most):
         if most == last:
