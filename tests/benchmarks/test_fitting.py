@@ -222,7 +222,7 @@ def test_known_noise_is_found_and_its_ranges_hold_90_percent_of_runs() -> None:
     assert found.stalls * found.stall_s == pytest.approx(TRUTH.stalls * TRUTH.stall_s, rel=0.3)
     real, drawn = (
         np.array([sum(each.whole for each in noisy(noise, first + k, 100)) for k in range(n)])
-        for noise, first, n in ((TRUTH, 100, 300), (found, 1000, 1900))
+        for noise, first, n in ((TRUTH, 100, 200), (found, 1000, 500))
     )
     least, most = np.percentile(drawn, (5, 95))
     assert 0.82 <= np.mean((least <= real) & (real <= most)) <= 0.97

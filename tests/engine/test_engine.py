@@ -129,6 +129,7 @@ def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
 
 SAMPLED = Sampling(temperature=0.7, top_k=50, top_p=0.8)
 WAYS = ("apart", "together")
+BUDGETS = [(compact, budget) for compact in (0.0, 0.2, 0.5, 1.0) for budget in (24, 5)]
 DEMAND = Dynamic(kv_reservation="demand")
 
 
@@ -150,21 +151,20 @@ def expected(model: GPT2) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("compact", nightly_but([0.0, 1.0], [0.0, 0.2, 0.5, 1.0]))
+@pytest.mark.parametrize(("compact", "budget"), nightly_but([(0.0, 24), (1.0, 5)], BUDGETS))
 def test_every_mode_gives_the_oracles_tokens_and_the_padding_that_is_counted(
-    model: GPT2, expected: list[list[int]], way: str, compact: float
+    model: GPT2, expected: list[list[int]], way: str, compact: float, budget: int
 ) -> None:
     others = [(DEMAND, Fcfs()), (Dynamic(prefill="first"), Fcfs()), (DEMAND, Srpt())]
     seen = [0.0, 0.0]
     for policy, order in [*((policy, Fcfs()) for policy in POLICIES), *others]:
-        for budget in (24, 5):
-            limits = {"token_budget": budget, "n_blocks": 17 if policy is DEMAND else 80}
-            asked = workload(14, SAMPLED)
-            engine = Counting(model, N_VOCAB, sample, way, compact)
-            served = serve(policy, engine, asked, order=order, padded=way, **limits)
-            assert served == expected, (policy, order, budget)
-            seen[0] += sum(each.interruptions.preemptions for each in asked)
-            seen[1] += sum(each.interruptions.paused_s for each in asked)
+        limits = {"token_budget": budget, "n_blocks": 17 if policy is DEMAND else 80}
+        asked = workload(14, SAMPLED)
+        engine = Counting(model, N_VOCAB, sample, way, compact)
+        served = serve(policy, engine, asked, order=order, padded=way, **limits)
+        assert served == expected, (policy, order)
+        seen[0] += sum(each.interruptions.preemptions for each in asked)
+        seen[1] += sum(each.interruptions.paused_s for each in asked)
     assert min(seen) > 5, "keys and values are dropped and computed again, and kept while paused"
 
 
