@@ -1,5 +1,7 @@
 """Programs that measure. HELP: settings of a parser that shows its program's docstring as help."""
 
+from __future__ import annotations
+
 import argparse
 from typing import Any
 

@@ -43,7 +43,10 @@ def main() -> None:
     only = [f"trace={trace}" for trace in known.trace] + [f"load={load}" for load in known.load]
     conditions = [word for condition in only for word in ("--only", condition)]
     words = ["arena", *conditions, *others]
-    if known.policy or not any(word.startswith("--from") for word in others):
+    kept = any(word.startswith("--from") for word in others)
+    if kept and known.policy:
+        parser.error("--from measures nothing anew; leave out --policy")
+    if not kept:
         words += ["--policies", ",".join(policies)]
     given, sys.argv = sys.argv, [*sys.argv, *words]
     from studies import __main__, arena  # which load the files that sys.argv names

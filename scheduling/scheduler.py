@@ -83,7 +83,7 @@ class Scheduler:
         self.ledger = Ledger(order.weights) if order.by_user else None
         self.past = Past() if policy.reads_past or shed or speculate == "auto" else None
         self.speculation = speculation_of(speculate, draft, self.past)
-        self.repeats = plans_repeat(policy, order, self.speculation)
+        self.plans_repeat = plans_repeat(policy, order, self.speculation)
         ordering = ResponseOrder()
         # finished inferences that are answered once earlier ones are
         self.held: Mapping[int, Inference] = ordering.held
@@ -140,7 +140,7 @@ class Scheduler:
         for extension in self.extensions:
             extension.before_plan(now)
         view = self.view(now)
-        rows, plan, reserved = same_rows(view) if self.repeats else [], Plan(), Reservations()
+        rows, plan, reserved = same_rows(view) if self.plans_repeat else [], Plan(), Reservations()
         if not rows:
             plan = planned(self.policy, self.order, view)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
@@ -226,7 +226,7 @@ class Scheduler:
         preemptive, got_token, over = self.order.preemptive, [], []
         for row in iteration.rows:
             inference, _, n_tokens, _, samples, idle, recomputed, drafts = row
-            # without drafts the next id, directly, which is faster than a list of one
+            # without drafts the iterator itself, of which the loop takes one: faster than a list
             ids = kept(drafts, sampled) if drafts else sampled if samples else ()
             if idle or inference.state is not running:
                 if samples and not drafts:  # one that was cancelled meanwhile: its id is dropped

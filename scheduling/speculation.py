@@ -146,9 +146,9 @@ class Speculation(Extension):
         """
         inference, drafts = row.inference, row.inference.drafts
         n = len(inference.prompt_ids) + len(inference.tokens) - 1 - row.start
-        most = max(drafts.blocks, -(-(row.start + n) // pool.block_size))
-        pool.free(inference.blocks[most:])
-        del inference.blocks[most:]
+        kept_blocks = max(drafts.blocks, -(-(row.start + n) // pool.block_size))
+        pool.free(inference.blocks[kept_blocks:])
+        del inference.blocks[kept_blocks:]
         if inference.scores is not None:  # those of tokens after the one that ended it
             inference.scores.cut(row.start + n + 1)
         drafts.verified += len(row.drafts)

@@ -1,6 +1,4 @@
-"""Iterations that are known without a plan, since nothing begins, ends or joins: most of a server's
-are.
-"""
+"""Rows of the next iteration without a plan, where `dynamic` goes on with what runs."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) 
 
 
 def same_rows(view: View) -> list[Row]:
-    """Return a row for each running inference, as a policy plans whose `plans_repeat`, if each
-    decodes, the budget allows it and no request can join; else nothing.
+    """Return a row for each running inference if all decode, the budget allows them and no request
+    can join; else nothing. Equal to a plan where `plans_repeat`.
     """
     running, limits = view.running, view.limits
     if view.queues[0] and len(running) < limits.max_batch_size:
         return []
-    if len(running) > limits.token_budget:  # which may count tokens of decode rows
+    if len(running) > limits.token_budget:  # the budget may count decode rows
         return []
     row = tuple.__new__  # as in scheduling.iteration
     rows = [

@@ -20,7 +20,7 @@ from simulate.fleet import Layout
 from simulate.trial import Trial, TrialResult
 
 MOST = 1024  # replicas that are tried
-ALONE = 0  # in place of replicas: each request has an idle one, which no number can better
+ALONE = 0  # in place of a number of replicas: each request has an idle one
 SURE = 0.95  # the probability with which the fewest must suffice
 FEW = 3  # seeds of the search, before all of them judge a number and its neighbours
 LONG_S = 60.0  # of arrivals, unless --numsamples gives a number of requests
@@ -142,8 +142,13 @@ class Planner:
         if met >= share * len(results):
             in_doubt = met < len(results) < len(question.seeds)
             return self._never(question.seeds, SURE) if in_doubt else ""
-        least = {name: min(each.within[name] for each in results) for name in question.slo}
-        unmet = {k: question.slo[k] for k, share in least.items() if share < question.attainment}
+        reached = {
+            name: sum(each.within[name] >= question.attainment for each in results)
+            for name in question.slo
+        }
+        unmet = {
+            name: question.slo[name] for name, n in reached.items() if n < share * len(results)
+        }
         return (
             f"no number of replicas meets {replace(question, slo=unmet or question.slo).limits}: "
             f"alone on an idle replica, {_share(results)} of the requests are within the limits, "
@@ -163,7 +168,7 @@ class Planner:
         )  # fmt: skip
 
     def _too_few(self, replicas: int) -> str:
-        """Return why so many do not suffice, nor would more."""
+        """Return why so many do not suffice, and what to change."""
         results = [*self._results[replicas].values()]
         met, growing = self._count(results)
         fix = "name a lower rate, or relax the limits"

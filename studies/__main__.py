@@ -136,8 +136,10 @@ def main(argv: Sequence[str] | None = None, program: str = "studies") -> None:
     try:
         options = parser_of([*map(load, named or NAMES)]).parse_args(words)
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
-        if options.source and (idle := flags - {"--from", "--only", "--out"}):
-            raise ConfigError(f"--from measures nothing anew; leave out {', '.join(sorted(idle))}")
+        if options.source and (unused := flags - {"--from", "--only", "--out"}):
+            raise ConfigError(
+                f"--from measures nothing anew; leave out {', '.join(sorted(unused))}"
+            )
         runner.write(options.study, options.out, result_of(options), program)
     except (ConfigError, ServerError, CostsError) as error:
         print(f"error: {error}", file=sys.stderr)

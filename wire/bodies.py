@@ -224,7 +224,7 @@ class _OpenAIRequest(_Lenient, Common):
     stop_token_ids: StopIds = Field([], description="ids that end the answer")
     min_tokens: int = Field(0, ge=0, description="no stop and no end-of-text before so many tokens")
     ignore_eos: bool = Field(False, description="end-of-text does not end the answer")
-    best_of: int = Field(1, ge=1, description="1, or as n: all that are sampled are sent")
+    best_of: int = Field(1, ge=1, description="1, or the value of n: every completion is sent")
     stream_options: _StreamOptions | None = Field(None, description="of a stream alone")
 
     @field_validator("best_of")

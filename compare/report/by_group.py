@@ -141,7 +141,7 @@ def few(results: Results, *kinds: str) -> str:
     if not any(0 < seed.get("completed", 0) < FEW for seeds in numbers for seed in seeds):
         return ""
     each = " a seed" if len(numbers[0]) > 1 else ""
-    return f"In a group of fewer than {FEW} requests{each}, p99 is about the slowest request."
+    return f"In a group of fewer than {FEW} requests{each}, p99 lies between the two slowest."
 
 
 def of_groups(results: Sequence[Result]) -> dict[str, Any]:

@@ -53,9 +53,7 @@ def markdown(rows: Rows, left: int = 1) -> str:
 
 
 def terminal(rows: Rows, left: int = 1, wrap: bool = False, caption: str | None = None) -> Table:
-    """A table for the terminal, without intervals. wrap: headings over several lines, as too
-    long names always are.
-    """
+    """A table for the terminal, without intervals. Long names are folded; wrap: so are headings."""
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, caption=caption
     )
@@ -116,7 +114,7 @@ def line_text(line: Mapping[str, float] | None) -> str:
     if line is None:
         return "no line"
     slope = line["slope_s_per_token"] * 1e3
-    sign, size = "−" if slope < -0.05 else "+", abs(slope)
+    sign, size = "−" if round(slope, 1) < 0 else "+", abs(slope)
     text = f"{line['intercept_s']:.2f} s {sign} {size:.1f} ms per token, r = {line['r']:.2f}"
     return text.replace("-", "−").replace("−0.00", "0.00")
 

@@ -52,7 +52,7 @@ def serve(
     leaves: how long after its request the k-th client goes, if it is still there.
     """
     scheduler = make_scheduler(policy, order=order, **limits)
-    scheduler.repeats &= jump  # else each iteration is planned
+    scheduler.plans_repeat &= jump  # else each iteration is planned
     groups = [ask.group(scheduler.limits.block_size) for ask in asks]
     loop, iterations, stretches = Loop(), [], 0
 

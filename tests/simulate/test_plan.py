@@ -138,10 +138,10 @@ def test_a_delay_that_a_second_request_ends_is_no_bound(tmp_path: Path) -> None:
     """Alone each would wait for 0.9 s."""
     windowed = ["--modes", "windowed", "--batch-size-target", "2", "--max-batch-delay-ms", "900"]
     more = ["--numsamples", "40", "--slo", "e2el:500", "--attainment", "0.8", "--repeats", "1"]
-    done = ran("simulate", "--plan", *ASKED, *windowed, *more, "--out", str(tmp_path))
-    assert (
-        done.stdout.startswith("windowed, 1 replica: ") and "windowed: 1 replica, w" in done.stdout
-    )
+    more += ["--arrival", "poisson:60", "--out", str(tmp_path)]
+    done = ran("simulate", "--plan", *ASKED, *windowed, *more)
+    assert "each request alone on an idle replica: 100.0%" in done.stdout
+    assert "windowed: 3 replicas, which suffice" in done.stdout
 
 
 def test_limits_within_the_uncertainty_of_the_costs_have_no_answer(tmp_path: Path) -> None:
