@@ -58,6 +58,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._whole(404, {"object": "error", "message": "no such model", "code": 404})
             else:
                 self._stream(stub, body["max_tokens"])
+        except ConnectionError:  # the client gave up
+            self.close_connection = True
         finally:
             with stub.lock:
                 stub.in_flight -= 1
