@@ -140,7 +140,8 @@ class Scheduler:
         for extension in self.extensions:
             extension.before_plan(now)
         view = self.view(now)
-        rows, plan, reserved = same_rows(view) if self.plans_repeat else [], Plan(), Reservations()
+        plan, reserved = Plan(), Reservations()
+        rows = same_rows(view) if self.plans_repeat else []
         if not rows:
             plan = planned(self.policy, self.order, view)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
