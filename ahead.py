@@ -30,7 +30,6 @@ from scheduling.errors import (
     GenerationFailed,
     ServingError,
 )
-from scheduling.guard import watched
 from scheduling.inference import Generator, Inference, Iteration, State
 from scheduling.policies.own import described
 from scheduling.records import IterationRecord
@@ -113,6 +112,10 @@ class AheadManager(BatchingManager):
                 raise
             return None
 
+    @property
+    def _is_computing(self) -> bool:
+        return bool(self._launched)
+
     def _wait(self, seconds: float | None) -> None:
         if self._launched:
             raise _Nothing
@@ -130,7 +133,7 @@ class AheadManager(BatchingManager):
         except Exception as error:
             self._land()
             self._iteration_started_at = None
-            failed = self._fail([row.inference for row in iteration.rows], error)
+            failed = self._fail([row.inference for row in iteration.rows], error, described(error))
             self._over(IterationRecord(at, self.clock() - at, iteration), failed)
             return
         tokens = unknown_of(iteration, before)
@@ -153,13 +156,9 @@ class AheadManager(BatchingManager):
 
     def _filled(self, ids: Sequence[int]) -> list[Inference]:
         """Take the ids of the iteration that was computed; return the inferences to answer."""
-        with self._changed, watched(self._scheduler.order):
-            scheduler, now, over = self._scheduler, self.clock(), list[Inference]()
-            try:
-                over = fill(scheduler, self._launched[0].tokens, ids, now)
-            except Exception as error:
-                if not self._replace_policy(error):
-                    raise
+        with self._changed:
+            scheduler, now = self._scheduler, self.clock()
+            over = fill(scheduler, self._launched[0].tokens, ids, now)
             over += self._launched.pop(0).answered
             as_a_whole = scheduler.policy.request_level
             for following in self._launched:  # stopped, and planned to end later
@@ -177,7 +176,7 @@ class AheadManager(BatchingManager):
     def _fail_launched(self, error: Exception) -> list[Inference]:
         """End what is launched, since each iteration has ids from the one before it."""
         rows = [row.inference for each in self._launched for row in each.iteration.rows]
-        failed = self._fail(rows, error)
+        failed = self._fail(rows, error, described(error))
         with self._changed:
             self._end_unanswered(GenerationFailed(f"Generation failed: {described(error)}"))
             self._scheduler.forget_prefixes()  # which may not have been computed

@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from config import HANDOFF, MAX_BODY_BYTES, Config
+from config import BOOT_ERROR, HANDOFF, MAX_BODY_BYTES, Config
 from generate import OutOfMemory, load_generator
 from kernels import KernelUnavailable
 from routes import server as about_server
@@ -152,8 +153,20 @@ def serve(load: Load = load_generator) -> Flask:
         log.error("the server ends: %s", server.manager.not_ready_because(), exc_info=trace)
 
     server.manager.on_failure(say_why)  # gunicorn_conf.py then ends it
-    threading.Thread(target=_announce, args=[server], daemon=True).start()
+    for task in (_announce, end_hanging):
+        threading.Thread(target=task, args=[server], daemon=True).start()
     return create_app(config, server)
+
+
+def end_hanging(server: Server) -> None:
+    """End the process once a plan hangs: it keeps the lock, without which nothing can be answered,
+    so clients see their connections end.
+    """
+    while (why := server.manager.hangs_because()) is None:
+        time.sleep(1.0)
+    log.error("the server ends: %s", why)
+    server.close_files()
+    os._exit(BOOT_ERROR)
 
 
 def _announce(server: Server) -> None:

@@ -6,24 +6,24 @@ generator computes it. Knows no torch and no HTTP; the clock is handed in.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
-from scheduling.guard import reason, watched
-from scheduling.inference import Generator, Inference, Iteration
-from scheduling.policies.own import described
+from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.policies.own import SOURCES, described, file_of, reason
 from scheduling.records import IterationRecord, Observer, Snapshot
 from scheduling.scheduler import Scheduler
-from scheduling.successor import Successor
 
 # failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an
 # illegal access
 FAILURES = 3
+STALLED_S = 60.0  # after which an iteration, or a plan, is taken to go on for ever
 LONGEST_WAIT_S = 3600.0  # of a thread, within the platform's limit
 log = logging.getLogger("effective_batching")
 
@@ -36,9 +36,11 @@ class BatchingManager:
     `load` builds the generator in the handler thread, so that the server answers /health meanwhile.
 
     The requests of a failed iteration are answered with GenerationFailed, and the loop goes on. A
-    failure to load, FAILURES failed iterations in a row, and any other end of the handler thread
-    are for good: the error is kept in `failure`, all requests in flight and later ones are answered
-    with EngineFailed, and the calls given to `on_failure` are made.
+    policy or an order that raises, or plans nothing where there is work, fails like an engine: of a
+    plan that failed, the requests are all in flight. A failure to load, FAILURES failures in a row,
+    and any other end of the handler thread are for good: the error is kept in `failure`, all
+    requests in flight and later ones are answered with EngineFailed, and the calls given to
+    `on_failure` are made. A plan that never ends keeps the lock: see `hangs_because`.
 
     `drain()` takes no new requests and finishes those in flight; `close()` ends them with Draining
     and joins the thread.
@@ -60,12 +62,13 @@ class BatchingManager:
         self._load = load
         self._observers: list[Observer] = []
         self._loop_interval_s = loop_interval_s
-        self._failed_in_a_row: list[Exception] = []
+        self._failed_in_a_row: list[str] = []  # why each did
         self._failure_calls: list[Callable[[BaseException], None]] = []
         self._why_failed = ""
         self._loaded = threading.Event()
         self._closed = False
         self._iteration_started_at: float | None = None
+        self._deciding_since: float | None = None  # that the policy or the order is being called
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="handler", daemon=True)
         self._thread.start()
@@ -87,9 +90,10 @@ class BatchingManager:
     def enqueue(self, inferences: Sequence[Inference]) -> None:
         """Queue the inferences of a request, all or none.
 
-        Raises InvalidRequest, Overloaded, EngineFailed or Draining.
+        Raises InvalidRequest, Overloaded, EngineFailed or Draining, and GenerationFailed if the
+        order cannot place them.
         """
-        with self._changed, watched(self._scheduler.order):
+        with self._changed, self._deciding():
             if self._why_failed:
                 raise self._refusal()
             if self.draining or self._closed:
@@ -99,11 +103,14 @@ class BatchingManager:
             self._changed.notify()
             try:
                 self._scheduler.enqueue(inferences, self.clock())
+            except ServingError:
+                raise
             except Exception as error:
-                if isinstance(error, ServingError) or not self._replace_policy(error):
-                    raise
-                self._scheduler.fail(inferences, self._refusal(), self.clock())
-                raise self._refusal() from error
+                why = self._decision_failed(error)
+                queued = [inference for inference in inferences if inference.id >= 0]
+                ended = self._fail(queued, error, why)
+                self._answer([each for each in ended if each not in queued])
+                raise GenerationFailed(f"Generation failed: {why}") from error
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
         """Give requests up: rows and blocks are free before the next iteration.
@@ -160,10 +167,21 @@ class BatchingManager:
         """Wait until the generator is loaded and warm; False if `timeout` seconds are too few."""
         return self._loaded.wait(timeout) and self.failure is None
 
-    def not_ready_because(self, stalled_after_s: float = 60.0) -> str | None:
-        """Return why requests should not be sent here now; None if they may."""
-        if self._why_failed:
-            return self._why_failed
+    def hangs_because(self) -> str | None:
+        """Return a sentence about a call of the policy or the order that has run for STALLED_S.
+        Until it ends no request can be answered, or refused. Takes no lock.
+        """
+        since = self._deciding_since
+        if since is None or self.clock() - since <= STALLED_S:
+            return None
+        own = [SOURCES[kind].word for kind in self._own_kinds()]
+        names = " with ".join(own or [type(self._scheduler.policy).__name__])
+        return f"a plan of {names} has been running for more than {STALLED_S:.0f} s"
+
+    def not_ready_because(self, stalled_after_s: float = STALLED_S) -> str | None:
+        """Return why requests should not be sent here now; None if they may. Takes no lock."""
+        if why := self._why_failed or self.hangs_because():
+            return why
         if not self.loaded:
             return "the model is still loading"
         if self.draining or self._closed:
@@ -197,10 +215,15 @@ class BatchingManager:
         with self._changed:
             self.failure = error
             calls = list(self._failure_calls)
+            refusal = self._refusal()
             try:
-                self._fail_all(self._refusal())
-            except Exception:  # a defect there must not keep the process alive
-                log.exception("not all requests in flight could be answered")
+                self._fail_all(refusal)
+            except Exception:  # a defect there must not keep requests, or the process, waiting
+                log.exception("not all requests in flight could be answered in order")
+                left = [i for i in self._scheduler.in_flight() if i.answered_at is None]
+                for inference in left:
+                    inference.error, inference.state = refusal, State.FAILED
+                self._answer(left)
         self._loaded.set()
         for call in calls:
             call(error)
@@ -210,10 +233,8 @@ class BatchingManager:
         self._answer(self._scheduler.fail(in_flight, error, self.clock()))
 
     def _refusal(self) -> EngineFailed:
-        what = "The policy" if self.failure is None else "The engine"
         return EngineFailed(
-            f"{what} is broken and this server ends ({self._why_failed}); send the request to "
-            f"another one."
+            f"This server is broken and ends ({self._why_failed}); send the request to another one."
         )
 
     def _serve(self, generator: Generator) -> None:
@@ -223,7 +244,9 @@ class BatchingManager:
                 answered = self._apply(iteration, generator.generate(iteration))
                 self._failed_in_a_row.clear()
             except Exception as error:
-                answered = self._fail((row.inference for row in iteration.rows), error)
+                own = map(file_of, self._own_kinds())  # an order is called by `apply`
+                why = described(error, *own)
+                answered = self._fail((row.inference for row in iteration.rows), error, why)
             self._iteration_started_at = None
             self._over(IterationRecord(started_at, self.clock() - started_at, iteration), answered)
 
@@ -244,9 +267,12 @@ class BatchingManager:
         """Propose draft tokens for the next iteration, without the lock: a model may do it."""
         if (speculation := self._scheduler.speculation) is None:
             return
-        with self._changed:
-            running = list(self._scheduler.running.values())
-        speculation.draft(running, drafter)
+        with self._changed, self._deciding():
+            try:
+                rows = self._scheduler.rows_to_draft(self.clock())
+            except Exception:  # the plan itself will raise it, too
+                return
+        speculation.draft(rows, drafter)
 
     def _plan(self, generator: Generator) -> Iteration | None:
         """Wait until there is something to run; None when the manager was closed.
@@ -257,60 +283,74 @@ class BatchingManager:
             self._draft(generator.drafter)
         with self._changed:
             while not self._closed:
-                if len(self._failed_in_a_row) == FAILURES:
-                    last = described(self._failed_in_a_row[-1])
+                if len(self._failed_in_a_row) >= FAILURES:
+                    last = self._failed_in_a_row[-1]
                     raise EngineFailed(
                         f"{FAILURES} iterations in a row failed, the last with {last}"
                     )
                 now = self.clock()
                 self._answer(self._scheduler.expire(now))
                 if not self._scheduler.has_work:
-                    if self._why_failed:
-                        raise EngineFailed(self._why_failed)
                     self._wait(None)
                     continue
                 try:
-                    iteration, wake_at = self._scheduler.schedule(now)
+                    with self._deciding():
+                        iteration, at = self._scheduler.next_iteration(now)
+                    if not iteration.rows and at is None and not self._is_computing:
+                        raise self._scheduler.nothing_planned()
                 # a defect of a policy must not end the only handler thread
                 except Exception as error:
-                    if not self._replace_policy(error):
-                        self._answer(self._fail(self._scheduler.in_flight(), error))
+                    why = self._decision_failed(error)
+                    self._answer(self._fail(self._scheduler.in_flight(), error, why))
                     continue
                 if iteration.rows:
                     return iteration
-                times = [t for t in (wake_at, self._scheduler.next_deadline()) if t is not None]
-                self._wait(min(max(0.0, min(times) - now), LONGEST_WAIT_S) if times else None)
+                self._wait(None if at is None else min(at - now, LONGEST_WAIT_S))
         return None
+
+    @property
+    def _is_computing(self) -> bool:
+        """True if an iteration is computed meanwhile, which may change what can be planned."""
+        return False
 
     def _wait(self, seconds: float | None) -> None:
         self._changed.wait(seconds)
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:
-        with self._changed, watched(self._scheduler.order):
-            try:
-                return self._scheduler.apply(iteration, ids, self.clock())
-            except Exception as error:
-                if not self._replace_policy(error):
-                    raise
-                return []
+        with self._changed, self._deciding():
+            return self._scheduler.apply(iteration, ids, self.clock())
 
-    def _replace_policy(self, error: Exception) -> bool:
-        """Finish what is in flight without a user's own policy or order, if one raised, and end."""
-        policy, order = self._scheduler.policy, self._scheduler.order
-        if (why := reason(error, type(policy), type(order))) is None:
-            return False
-        self._why_failed = why
-        log.error("%s; mode dynamic finishes what is in flight", why, exc_info=error)
-        self._scheduler = successor = Successor(self._scheduler, self.clock())
-        self._answer(successor.finished)
-        return True
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Note since when the policy or the order may be running, which keeps the lock."""
+        self._deciding_since = self.clock()
+        try:
+            yield
+        finally:
+            self._deciding_since = None
 
-    def _fail(self, inferences: Iterable[Inference], error: Exception) -> list[Inference]:
+    def _fail(self, inferences: Iterable[Inference], error: Exception, why: str) -> list[Inference]:
+        """End the requests of a failed iteration; return those to answer. Raises EngineFailed if
+        the scheduler cannot.
+        """
         log.error("generation failed; its requests are answered with an error", exc_info=error)
-        self._failed_in_a_row.append(error)
+        self._failed_in_a_row.append(why)
         with self._changed:
-            failure = GenerationFailed(f"Generation failed: {described(error)}")
-            return self._scheduler.fail(inferences, failure, self.clock())
+            try:
+                failure = GenerationFailed(f"Generation failed: {why}")
+                return self._scheduler.fail(inferences, failure, self.clock())
+            except Exception:  # the scheduler cannot be relied on any more
+                log.exception("these requests could not be ended")
+                raise EngineFailed(why) from error
+
+    def _own_kinds(self) -> list[type]:
+        """Return the classes of a user's own, if the policy or the order is one."""
+        kinds = type(self._scheduler.policy), type(self._scheduler.order)
+        return [kind for kind in kinds if kind in SOURCES]
+
+    def _decision_failed(self, error: Exception) -> str:
+        """Return in words what a policy or order raised, with the file and line of one's own."""
+        return reason(error, *self._own_kinds()) or described(error)
 
     def _answer(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:

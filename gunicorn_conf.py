@@ -10,7 +10,7 @@ import resource
 from math import ceil
 from typing import Any
 
-from config import END_S, HANDOFF, Config
+from config import BOOT_ERROR, END_S, HANDOFF, Config
 
 resolved = Config.model_validate_json(os.environ[HANDOFF])
 
@@ -32,7 +32,6 @@ control_socket_disable = True
 forwarded_allow_ips = ""
 forwarder_headers = ""
 loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
-BOOT_ERROR = 3  # gunicorn's code of a worker that is not to be started again
 # after the sentence that says why the server ends, gunicorn's own would hide it
 EXITED, END = "Worker (pid:%s) exited with code %s.", {"Shutting down: %s", "Reason: %s"}
 

@@ -18,6 +18,7 @@ from config.config import Config
 from config.flags import Parser, add_settings, build, from_environment, parse, refuse_unknown
 from config.keys import read_key
 from config.settings import (
+    BOOT_ERROR,
     DOOMED_FILES,
     END_S,
     HANDOFF,
@@ -31,7 +32,8 @@ from config.tables import ONLY_IN, flag, has_effect, meaningful
 from scheduling.policies import MODES
 
 __all__ = [
-    "DOOMED_FILES", "END_S", "HANDOFF", "MAX_BODY_BYTES", "MODES", "NOT_SIMULATED", "ONLY_IN",
+    "BOOT_ERROR", "DOOMED_FILES", "END_S", "HANDOFF", "MAX_BODY_BYTES", "MODES", "NOT_SIMULATED",
+    "ONLY_IN",
     "ONLY_OVER_HTTP", "SPARE_FILES", "Config", "ConfigError", "Parser", "add_settings", "build",
     "flag", "from_environment", "has_effect", "meaningful", "parse", "read_key", "refuse_unknown",
 ]  # fmt: skip

@@ -40,6 +40,7 @@ SPARE_FILES = 128  # open files of a server beside its connections
 DOOMED_FILES = 4096  # connections that may wait to be closed, where the system allows as many files
 # how long Ctrl-C waits for clients; gunicorn kills the worker 2 s after a second signal
 END_S = 1.5
+BOOT_ERROR = 3  # exit code that gunicorn takes for a worker that is not to be started again
 HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # the variable that hands the Config to gunicorn's worker
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from live.observer import RunObserver, about
 from scheduling.building import build_scheduler
-from scheduling.guard import reason
 from scheduling.inference import Inference
 from scheduling.policies import MODES, ORDERS, own
+from scheduling.policies.own import reason
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from simulate.costs import load

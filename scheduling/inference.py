@@ -9,7 +9,7 @@ one that is streamed is FINISHED with its own last token.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -139,15 +139,18 @@ class Inference:
         computed = max(self.computed, self.interruptions.recompute_until)
         return max(0, prompt - computed) + self.num_tokens - len(self.tokens)
 
-    def awaits_leader(self, block_size: int) -> bool:
+    def awaits_leader(self, block_size: int, joining: Iterable[Inference] = ()) -> bool:
         """Return whether its leader is about to compute full blocks that it will share.
 
-        A preempted leader is not waited for, since it may need this one's blocks.
+        joining: what this plan admits. A leader that neither runs nor joins is not waited for: it
+        may come later in the order, and need the row or the blocks of this one.
         """
         leader = self.leader
         if leader is None or leader.answered_at is not None:
             return False
         if leader.interruptions.preempted_at is not None:
+            return False
+        if leader.state is State.WAITING and leader not in joining:
             return False
         shared = (len(self.prompt_ids) - 1) // block_size * block_size
         return self.computed < shared and leader.computed < shared

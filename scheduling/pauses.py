@@ -10,7 +10,7 @@ from sortedcontainers import SortedDict
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row, State
 from scheduling.policies.orders import Order
-from scheduling.queue import Timers, WaitingQueue
+from scheduling.queue import Timers, WaitingQueue, sortable
 
 
 class PausedRows(Extension):
@@ -35,7 +35,7 @@ class PausedRows(Extension):
             if waits:
                 self._queue.take(inference)
             else:
-                del self.paused[inference.standing.key]
+                self.paused.pop(inference.standing.key, None)
             self._order.promote(inference, now)
             if waits:
                 self._queue.put(inference)
@@ -57,8 +57,8 @@ class PausedRows(Extension):
         for id_ in sorted(self.rows.keys() - chosen.keys()):
             inference = self.rows[id_]
             if not inference.is_over:
-                inference.interruptions.paused_at = now
                 self._pause(inference)
+                inference.interruptions.paused_at = now
                 self._watch(inference, now)
         for inference in chosen.values() if self.paused else ():
             self._resume(inference, now)
@@ -68,12 +68,12 @@ class PausedRows(Extension):
         self._resume(inference, now)
 
     def _pause(self, inference: Inference) -> None:
-        inference.standing.key = self._order.turn(inference)
+        inference.standing.key = sortable(self._order.turn(inference))
         self.paused[inference.standing.key] = inference
 
     def _resume(self, inference: Inference, now: float) -> None:
         if inference.interruptions.paused_at is not None:
-            del self.paused[inference.standing.key]
+            self.paused.pop(inference.standing.key, None)  # an order may have failed to place it
             self.rows[inference.id] = inference
             inference.interruptions.end(now)
 

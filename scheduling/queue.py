@@ -52,6 +52,17 @@ class Timers(Generic[T]):
         return self._heap[0][0] if self._heap else None
 
 
+def sortable(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a key to sort by. Raises ValueError if it has a NaN, which sorts nowhere."""
+    if _has_nan(key):
+        raise ValueError(f"the key of a request is {key}; NaN has no place in an order")
+    return key
+
+
+def _has_nan(key: Any) -> bool:
+    return any(map(_has_nan, key)) if isinstance(key, tuple) else key != key
+
+
 class Queue:
     """Waiting inferences, all or those of one bin. Keys are unique, and do not change meanwhile."""
 
@@ -65,7 +76,8 @@ class Queue:
 
     def add(self, inference: Inference, by_user: bool) -> None:
         """Add an inference. by_user: also among those of its user, which costs memory a user."""
-        self.by_arrival[inference.id] = self.by_key[inference.standing.key] = inference
+        self.by_key[inference.standing.key] = inference  # first: keys may not compare
+        self.by_arrival[inference.id] = inference
         if by_user:
             self.by_user.setdefault(inference.user, SortedDict())[inference.id] = inference
 
@@ -109,14 +121,13 @@ class WaitingQueue:
             extension.leave(inference)
 
     def put(self, inference: Inference) -> None:
-        """Put an inference at the place that its order gives it now."""
-        from scheduling.guard import watched  # it loads users' files, which may need this module
-
+        """Put an inference at the place that its order gives it now. Raises what an order of a
+        user's own does; then the inference is nowhere.
+        """
         inference.state = State.WAITING
-        with watched(self._order):
-            inference.standing.key = self._order.turn(inference)
-        self.by_id[inference.id] = inference
+        inference.standing.key = sortable(self._order.turn(inference))
         self.queues[inference.standing.bin].add(inference, self._order.by_user)
+        self.by_id[inference.id] = inference
 
     def take(self, inference: Inference) -> None:
         """Take an inference from its place, to be put at another."""

@@ -14,15 +14,15 @@ from scheduling.admission import QueuePolicies, UserLimits, never_fitting, refus
 from scheduling.drafts import kept
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
-from scheduling.guard import planned
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import Reservations, rows_of
+from scheduling.iteration import Reservations, check_form, rows_of
 from scheduling.ledger import Ledger
 from scheduling.padding import padding
 from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import Fcfs, Limits, Order, Plan, Policy, View
 from scheduling.policies.lengths import predictor
+from scheduling.policies.own import SOURCES
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
@@ -76,6 +76,7 @@ class Scheduler:
         self.running: dict[int, Inference] = {}
         self.prompt_tokens = self.completion_tokens = 0  # since the start, each once
         self._deadlines: Timers[Inference] = Timers(lambda i: i.answered_at is not None)
+        self._unanswered: dict[int, Inference] = {}  # by id, wherever they are
         self._next_id = 0
         self._batches = 0
 
@@ -122,6 +123,7 @@ class Scheduler:
         group = self._next_id
         for inference in inferences:
             inference.id, inference.group, inference.arrived_at = self._next_id, group, now
+            self._unanswered[inference.id] = inference
             self._next_id += 1
         for extension in self.extensions:
             extension.arrive(inferences, now)
@@ -143,7 +145,9 @@ class Scheduler:
         plan, reserved = Plan(), Reservations()
         rows = same_rows(view) if self.plans_repeat else []
         if not rows:
-            plan = planned(self.policy, self.order, view)
+            plan = self.policy.plan(view)
+            if type(self.policy) in SOURCES:
+                check_form(plan)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):
@@ -171,6 +175,40 @@ class Scheduler:
             swap_in=self.swap.back,
         )
         return iteration, plan.wake_at
+
+    def next_iteration(self, now: float) -> tuple[Iteration, float | None]:
+        """Schedule; return the next iteration, and when to schedule again if it has no rows: None
+        if nothing that is known now will lead to any.
+
+        A plan without rows that preempted or admitted, or whose `wake_at` has come, is followed by
+        another one, once. Raises what a policy does.
+        """
+        batches = self._batches
+        iteration, wake_at = self.schedule(now)
+        is_due = wake_at is not None and wake_at <= now
+        if not iteration.rows and (is_due or iteration.preempted or self._batches > batches):
+            preempted, reason = iteration.preempted, iteration.reason
+            iteration, wake_at = self.schedule(now)
+            iteration = iteration._replace(
+                preempted=preempted + iteration.preempted, reason=iteration.reason or reason
+            )
+        times = [at for at in (wake_at, self.next_deadline()) if at is not None and at > now]
+        return iteration, min(times, default=None)
+
+    def rows_to_draft(self, now: float) -> list[Inference]:
+        """Return the inferences of which the next iteration has rows, as far as is known now, and
+        drop earlier drafts of all that run. Raises what a policy does.
+        """
+        for inference in self.running.values():
+            inference.drafts.ids = []  # those that were not taken may be too many by now
+        return [inference for inference, _ in self.policy.plan(self.view(now)).run]
+
+    def nothing_planned(self) -> RuntimeError:
+        """Return the error of work that is left without rows, and without a time to plan again."""
+        return RuntimeError(
+            f"{len(self.waiting)} requests wait and {len(self.running)} run, and the plan computes "
+            "none of them and has no wake_at that is still to come"
+        )
 
     def view(self, now: float) -> View:
         """Return what a policy may know now."""
@@ -363,12 +401,14 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def in_flight(self) -> list[Inference]:
-        return [*self.waiting.values(), *self.running.values(), *self.held.values()]
+        """Return the inferences that are not answered, and those that have idle rows."""
+        return [*(self._unanswered | self.running).values()]
 
     def snapshot(self) -> Snapshot:
         return Snapshot.of(self)
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
+        self._unanswered.pop(inference.id, None)
         for extension in self.extensions:
             extension.end(inference, now)
         inference.state, inference.answered_at, inference.is_over = state, now, True

@@ -62,14 +62,12 @@ class Speculation(Extension):
         self._costly, self._rows = costly, 0
         self._worth = Worth(past, costly) if past and not self._table else None
 
-    def draft(self, running: Collection[Inference], drafter: Drafter) -> None:
-        """Propose draft tokens for what runs, to be verified in the next iteration.
+    def draft(self, rows: Collection[Inference], drafter: Drafter) -> None:
+        """Propose draft tokens for the rows of the next iteration, which verifies them.
 
         A drafter that raises proposes nothing: requests need it for their speed alone.
         """
-        for inference in running:
-            inference.drafts.ids = []  # those that were not taken may be too many by now
-        wanted = self.wanted(running)
+        wanted = self.wanted(rows)
         try:
             proposed = drafter.propose(wanted) if wanted else []
         except Exception:
@@ -78,11 +76,11 @@ class Speculation(Extension):
         for (inference, _), ids in zip(wanted, proposed):
             inference.drafts.ids = ids
 
-    def wanted(self, running: Collection[Inference]) -> Shares:
-        """Return how many draft tokens to propose for each running inference that decodes."""
+    def wanted(self, rows: Collection[Inference]) -> Shares:
+        """Return how many draft tokens to propose for each row that decodes."""
         if self._worth is not None and not self._worth.proposes:
             return []
-        decoding = [each for each in running if each.decodes and not each.is_over]
+        decoding = [each for each in rows if each.decodes and not each.is_over]
         most = self._by_rows(len(decoding))
         # none for the last token, after which nothing is sampled
         wanted = [(each, min(most, each.num_tokens - len(each.tokens) - 1)) for each in decoding]

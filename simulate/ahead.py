@@ -33,6 +33,10 @@ class AheadReplica(SimulatedReplica):
     def has_work(self) -> bool:
         return bool(self._launched or self._n_early) or super().has_work
 
+    @property
+    def _awaits_blocks(self) -> bool:
+        return bool(self._launched) or super()._awaits_blocks
+
     def fail(self, error: ServingError) -> None:
         unanswered = [inference for _, answered in self._launched for inference in answered]
         self._launched = []

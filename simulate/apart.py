@@ -124,6 +124,7 @@ class Apart:
             return self._end(number, at, inference)
         scheduler = self._prefill.replicas[number].scheduler
         kept = scheduler.pool.allocate(scheduler.limits.blocks(inference.computed))
+        self._prefill.replicas[number].sending += 1
         loop.at(sent_at, ARRIVE, self._sent, number, kept)
         # after all that ends at this instant, so that the router knows of it
         after = sent_at + self._answer - loop.now
@@ -134,6 +135,7 @@ class Apart:
         """Free the blocks of a request that has been sent."""
         replica = self._prefill.replicas[number]
         replica.scheduler.pool.free(kept)
+        replica.sending -= 1
         replica.wake()
 
     def _end(self, number: int, now: float, inference: Inference) -> Iterable[Arrival]:

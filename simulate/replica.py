@@ -124,6 +124,7 @@ class SimulatedReplica:
         self._arriving: deque[tuple[Event, Group]] = deque()  # groups whose threads wait for a turn
         self._turns_end_at = 0
         self._tokens = 0  # of all requests, without those that will never be computed
+        self.sending = 0  # requests whose KV blocks are being sent to another replica
         if scheduler.has_work:
             self._plan_at(loop.now)
 
@@ -234,10 +235,7 @@ class SimulatedReplica:
     def check_done(self) -> None:
         """Raise RuntimeError if work is left, once no event is."""
         if self.has_work:
-            raise RuntimeError(
-                f"{self.scheduler.policy} neither runs nor waits for anything at "
-                f"{seconds(self._loop.now):g} s, and work is left"
-            )
+            raise self.scheduler.nothing_planned()
 
     def _end(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:
@@ -265,15 +263,20 @@ class SimulatedReplica:
             self._plan_at(loop.now)
             return
         if scheduler.speculation is not None and self._drafter is not None:
-            scheduler.speculation.draft(scheduler.running.values(), self._drafter)
-        iteration, wake_at = scheduler.schedule(now)
+            scheduler.speculation.draft(scheduler.rows_to_draft(now), self._drafter)
+        iteration, at = scheduler.next_iteration(now)
         self._planned(now, iteration)
         if iteration.rows:
             self._begin(iteration)
-            return
-        times = [not_before(t) for t in (wake_at, scheduler.next_deadline()) if t is not None]
-        if times and (soonest := min(times)) > loop.now:
-            self._plan_at(soonest)
+        elif at is not None:
+            self._plan_at(not_before(at))
+        elif scheduler.has_work and not self._awaits_blocks:
+            raise scheduler.nothing_planned()
+
+    @property
+    def _awaits_blocks(self) -> bool:
+        """True if KV blocks will be free though nothing is computed, and `wake` is called then."""
+        return self.sending > 0
 
     def _begin(self, iteration: Iteration) -> None:
         costs = self.costs

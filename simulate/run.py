@@ -26,9 +26,9 @@ from generate.forced import ForcedAcceptance
 from observers.server_stats import ServerStats
 from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
-from scheduling.guard import reason
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, ORDERS
+from scheduling.policies.own import reason
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling

@@ -107,7 +107,8 @@ def forced(case: Case, seed: int) -> dict[str, Any]:
 
     def iterate(drafts: bool) -> None:
         if drafts and scheduler.speculation is not None:
-            scheduler.speculation.draft(scheduler.running.values(), accepting)
+            rows = scheduler.rows_to_draft(time.perf_counter())
+            scheduler.speculation.draft(rows, accepting)
         now = time.perf_counter()
         iteration, _ = scheduler.schedule(now)
         scheduler.apply(iteration, accepting.generate(iteration), now)

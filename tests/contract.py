@@ -25,9 +25,9 @@ from config import build
 from generate.fake import FakeGenerator
 from scheduling.adapters import Adapters
 from scheduling.errors import InvalidRequest, ServingError
-from scheduling.guard import reason
 from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority, own
+from scheduling.policies.own import reason
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from serving import Exchange, Server
@@ -53,7 +53,7 @@ ASKS = st.lists(
     max_size=25,
 ).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
 LIMITS: dict[str, st.SearchStrategy[Any]] = {
-    "rows": st.integers(4, 6),
+    "rows": st.integers(1, 6),
     "budget": st.integers(1, 40),
     "spare_blocks": st.integers(0, 40),
     "host_blocks": st.sampled_from([0, 6, 100]),

@@ -148,11 +148,13 @@ def prefills(inference: Inference) -> bool:
     return not (inference.decodes or inference.is_over)
 
 
-def tokens_to_compute(inference: Inference, view: View, budget: int) -> int:
+def tokens_to_compute(
+    inference: Inference, view: View, budget: int, joining: Iterable[Inference]
+) -> int:
     """Return how many tokens to compute, cached ones aside, as far as the budget goes; 0 while it
-    waits for the first completion of its prompt.
+    waits for the first completion of its prompt. joining: what the plan admits.
     """
-    if inference.awaits_leader(view.limits.block_size):
+    if inference.awaits_leader(view.limits.block_size, joining):
         return 0
     return min(inference.uncomputed - view.cached_tokens(inference), budget)
 
@@ -164,11 +166,11 @@ def share_budget(rows: Iterable[Inference], view: View) -> list[tuple[Inference,
     A prompt longer than the rest of the budget is computed in chunks; a row that gets nothing sits
     this iteration out. So a long prompt cannot stall the rows that decode.
     """
-    run, budget = [], view.limits.token_budget
+    run, budget, rows = [], view.limits.token_budget, list(rows)
     for inference in rows:
         if inference.decodes or inference.is_over:
             run.append((inference, 1))
-        elif n := tokens_to_compute(inference, view, budget):
+        elif n := tokens_to_compute(inference, view, budget, rows):
             run.append((inference, n))
             budget -= n
     return run

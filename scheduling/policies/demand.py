@@ -65,7 +65,7 @@ class PlannerOnDemand(Planner):
     def join(self, inference: Inference) -> bool:
         return bool(self.prompts_left) and super().join(inference)
 
-    def make_room(self) -> bool:
+    def make_room(self, inference: Inference) -> bool:
         return self.account.free >= self.least
 
     @property

@@ -89,6 +89,17 @@ def described(error: BaseException, *paths: str) -> str:
     return f"{kind}{error}".removesuffix(": ") + where
 
 
+def reason(error: Exception, *kinds: type) -> str | None:
+    """Return a sentence about what a user's own policy or order raised, with the line of its file;
+    None if no class of these is one.
+    """
+    own = [kind for kind in kinds if kind in SOURCES]
+    if not own:
+        return None
+    names = " with ".join(SOURCES[kind].word for kind in own)
+    return f"{names} failed: {described(error, *map(file_of, own))}"
+
+
 def offered(path: Path) -> list[str]:
     """Return the FILE.py:NAME of each policy and order that a file defines."""
     module, _ = _module(path)

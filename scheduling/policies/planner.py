@@ -79,7 +79,7 @@ class Planner:
         """Admit a waiting inference, if there are blocks for it; return whether there were."""
         tokens = self._needed(inference)
         self.account.take(inference, tokens)
-        if not self.make_room():
+        if not self.make_room(inference):
             self.account.undo(inference, tokens)
             return False
         n = self.prompt_tokens(inference)
@@ -88,8 +88,8 @@ class Planner:
             self.spend(inference, n)
         return True
 
-    def make_room(self) -> bool:
-        """Return whether the blocks of a joining request are free."""
+    def make_room(self, inference: Inference) -> bool:
+        """Return whether the blocks of a joining request, which are taken already, were free."""
         return self.account.free >= 0
 
     def reserve(self, inference: Inference, n: int) -> int:
@@ -116,8 +116,10 @@ class Planner:
         """Return how many prompt tokens the budget allows. Without decode rows, for which chunks
         are made, a prompt that does not fit whole beside others waits, and so do those behind it.
         """
-        n = tokens_to_compute(inference, self.view, self.prompts_left)
-        whole = tokens_to_compute(inference, self.view, inference.uncomputed)
+        n, whole = (
+            tokens_to_compute(inference, self.view, budget, (each for each, _ in self.admit))
+            for budget in (self.prompts_left, inference.uncomputed)
+        )
         if n < whole and self.run and not self.share.decodes:
             n = self.prompt_budget = 0
         return n

@@ -127,9 +127,13 @@ class PlannerByTurns(PlannerOnDemand):
             return False
         return super().join(inference)
 
-    def make_room(self) -> bool:
-        while not super().make_room():
-            victim = self._later_victim(self.least)
+    def make_room(self, inference: Inference) -> bool:
+        """Preempt later rows for a joining request, unless it awaits its leader: it would compute
+        nothing with their blocks, and one of them may be the leader's.
+        """
+        awaits = inference.awaits_leader(self.view.limits.block_size, (i for i, _ in self.admit))
+        while not super().make_room(inference):
+            victim = None if awaits else self._later_victim(self.least)
             if victim is None:
                 return False
             self.preempt(victim)

@@ -37,7 +37,7 @@ from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue
 from scheduling.sampling import Sampling
 from tests.counts import examples
-from tests.virtual import Ask, make_scheduler, run, step
+from tests.virtual import Ask, every_policy, make_scheduler, run, step
 
 # A worked example: one row, an iteration a second; A runs when the others come.
 #
@@ -278,3 +278,24 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
         each.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
         each.enqueue([Inference([0] * 5, 1)], 0.0)
         assert [i.id for i in each.queue.queues[0].by_key.values()] == [2, 0, 1], "or prompt"
+
+
+class LastComeFirstServed(Order):
+    """An order that puts the last completion of a prompt before the first, as a user's own may."""
+
+    in_order = False
+
+    def key(self, inference: Inference) -> int:
+        return -inference.id
+
+
+@pytest.mark.parametrize("policy", every_policy(), ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("max_batch_size", [1, 3])
+def test_a_completion_does_not_await_one_that_comes_later_in_the_order(
+    policy: Policy, max_batch_size: int
+) -> None:
+    """It was admitted, waited for the first completion to compute their prompt, and had its row."""
+    rows = 1 if policy.request_level and max_batch_size > 1 else max_batch_size
+    asks = [Ask(0.0, 9, 3, content=1, n=n) for n in (2, 3) if n <= rows or not policy.request_level]
+    served = run(policy, asks, order=LastComeFirstServed(), max_batch_size=max_batch_size)
+    assert all(len(inference.tokens) == 3 for inference in served.inferences)

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,54 +16,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching import BatchingManager
 from client.calls import get, post
-from generate.fake import FakeGenerator
-from scheduling.errors import EngineFailed
-from scheduling.inference import Inference
-from scheduling.policies import Dynamic, Fcfs, Order, Policy, own
+from scheduling.policies import Dynamic, Fcfs, Order, Policy
 from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
 from tests.scheduling import test_orders
 from tests.scheduling.test_texts import DEMAND
-from tests.servers import PATIENCE_S, ROOT, started
-from tests.virtual import Ask, any_of, make_scheduler, run
+from tests.servers import ROOT, started
+from tests.virtual import Ask, any_of, run
 
 PAGE = (ROOT / "docs" / "your_policy.md").read_text()
 MINE = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-FAULTS = """
+IMPOSSIBLE = """
 from scheduling.policies.base import Plan
 from scheduling.policies.dynamic import Dynamic
-from scheduling.policies.orders import Order
-
-class Raises(Dynamic):
-    def plan(self, view):
-        return 1 / 0 if view.processed > 4 else super().plan(view)
-
-class Loops(Dynamic):
-    def plan(self, view):
-        while view.processed > 4:
-            pass
-        return super().plan(view)
-
-class NoPlan(Dynamic):
-    def plan(self, view):
-        return super().plan(view) if view.processed < 4 else None
 
 class Impossible(Dynamic):
     def plan(self, view):
         plan = super().plan(view)
         return plan if view.processed < 4 else Plan(run=plan.run * 2)
-
-class NoKey(Order):
-    def key(self, inference):
-        return inference.prompt_ids[5]
-
-class LongKey(Order):
-    def key(self, inference):
-        while len(inference.prompt_ids) < 6:
-            pass
-        return 0
 """
 
 
@@ -113,7 +83,7 @@ def test_it_is_held_to_the_contract(mine: Path) -> None:
 
 
 def test_the_contract_says_what_is_violated_with_the_smallest_schedule(tmp_path: Path) -> None:
-    (tmp_path / "faults.py").write_text(FAULTS)
+    (tmp_path / "faults.py").write_text(IMPOSSIBLE)
     done = python("-m tests.contract --policy faults.py:Impossible", tmp_path)
     assert done.returncode == 1 and done.stdout.count("  request ") == 1
     assert "is impossible: no inference has two rows\n" in done.stdout
@@ -138,42 +108,6 @@ def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine
     refused = python(f"{ROOT}/launch.py dynamic --order {word}", mine.parent)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
     assert re.search(f"error: {word} cannot be used: .*{sentence}", refused.stderr)
-
-
-@pytest.mark.parametrize(("name", "sentence"), [
-    ("Raises", r"Raises failed: ZeroDivisionError: division by zero \(faults.py, line 8\)"),
-    ("Loops", r"Loops failed: TooSlow: it took longer than 1 s"),
-    ("LongKey", r"LongKey failed: TooSlow: it took longer than 1 s"),
-    ("NoPlan", r"NoPlan failed: TypeError: plan returned None, which is no Plan"),
-    ("Impossible", r"Impossible failed: ValueError: .* no inference has two rows"),
-    ("NoKey", r"NoKey failed: IndexError: list index out of range"),
-])  # fmt: skip
-def test_one_that_fails_hurts_no_request_in_flight(
-    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(own.HANDED_ON, "{}")
-    path = tmp_path / "faults.py"
-    path.write_text(FAULTS)
-    tables: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    own.load([f"{path}:{name}"], *tables)
-    [kind] = [*tables[0].values(), *tables[1].values()]
-    is_order = issubclass(kind, Order)
-    scheduler = make_scheduler(Dynamic(), order=kind()) if is_order else make_scheduler(kind())
-    ended = threading.Event()
-    manager = BatchingManager(scheduler, FakeGenerator)
-    manager.on_failure(lambda error: ended.set())
-    first = [Inference([1] * 6, 4), Inference([2] * 7, 6)]
-    later = Inference([3], 2)
-    manager.enqueue(first)
-    for inference in first:
-        assert inference.done.wait(PATIENCE_S) and inference.error is None
-        assert len(inference.tokens) == inference.num_tokens
-    with pytest.raises(EngineFailed, match=sentence):
-        manager.enqueue([later])
-    assert ended.wait(PATIENCE_S)
-    assert name in (manager.not_ready_because() or "")
-    manager.close()
-    del own.SOURCES[kind]
 
 
 # ---- the proposals of proposals/: the contract of policies, and an example that shows each rule

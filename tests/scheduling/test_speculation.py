@@ -18,7 +18,7 @@ from generate.ngram import Ngram
 from scheduling.drafts import Drafter, Drafts
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.past import Past
-from scheduling.policies import Dynamic, Order, Policy
+from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
 from scheduling.worth import Curve, Worth
 from serving import Exchange, Server
 from simulate import drive
@@ -204,11 +204,36 @@ def test_drafts_that_were_not_taken_are_none_later() -> None:
     assert speculation is not None
     scheduler.enqueue([first], 0.0)
     scheduler.apply(scheduler.schedule(0.0)[0], [0], 1.0)
-    speculation.draft(scheduler.running.values(), engine)
+    speculation.draft(scheduler.rows_to_draft(1.0), engine)
     assert len(first.drafts.ids) == 4
-    second.decodes = True
-    speculation.draft([first, second], engine)
+    scheduler.enqueue([second], 1.0)
+    scheduler.apply(scheduler.schedule(1.0)[0], [0, 0, 0, 0, 0, 0], 2.0)
+    speculation.draft(scheduler.rows_to_draft(2.0), engine)
     assert first.drafts.ids == second.drafts.ids == []
+
+
+@pytest.mark.parametrize(("policy", "order"), [
+    (Dynamic(), Mlfq(mlfq_quantum=2)), (Dynamic(prefill="first"), Fcfs()),
+])  # fmt: skip
+def test_only_rows_of_the_next_iteration_draft(policy: Policy, order: Order) -> None:
+    """With mlfq and two rows a draft model drafted for six at once, four of which were paused."""
+    asks = [Ask(float(at), 1 + 5 * at, 9) for at in range(6)]
+    groups = [ask.group(4) for ask in asks]
+    drafted: list[set[Inference]] = [set()]
+
+    class Notes(Drafter):
+        def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
+            drafted[-1] = {inference for inference, _ in wanted}
+            return [[0] * k for _, k in wanted]
+
+    def planned(now: float, iteration: Iteration) -> None:
+        assert drafted[-1] <= {row.inference for row in iteration.rows}, "a draft in vain"
+        drafted.append(set())
+
+    scheduler = make_scheduler(policy, order=order, speculate="2", token_budget=20)
+    arrivals = [(ask.at, group) for ask, group in zip(asks, groups)]
+    drive(scheduler, arrivals, lambda _: 1.0, drafter=Notes(), planned=planned)
+    assert max(map(len, drafted)) == 2
 
 
 def test_ngram_proposes_what_followed_the_longest_ending() -> None:

@@ -195,7 +195,7 @@ def test_a_policy_that_runs_nobody_is_found_out_though_replicas_are_counted() ->
         def plan(self, view: View) -> Plan:
             return Plan()
 
-    with pytest.raises(RuntimeError, match="neither runs nor waits for anything"):
+    with pytest.raises(RuntimeError, match="1 requests wait and 0 run, and the plan computes none"):
         serve([(0.0, Inference([0], 1))], Layout(autoscaling=Autoscaling()), Idle())
 
 

@@ -1,0 +1,297 @@
+"""A policy or an order that fails is an engine that fails: every request gets a sentence, and after
+three failures in a row the server ends; one that hangs ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import app
+from ahead import AheadManager
+from batching import FAILURES, STALLED_S, BatchingManager
+from client.calls import ServerError, post
+from config import BOOT_ERROR
+from generate.fake import FakeGenerator
+from scheduling.errors import EngineFailed, GenerationFailed, ServingError
+from scheduling.inference import Inference
+from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
+from scheduling.policies import own as own_files
+from tests.counts import examples
+from tests.servers import PATIENCE_S, started
+from tests.virtual import Ask, make_scheduler, run
+
+FAULTS = """
+import math
+from scheduling.policies.base import Plan
+from scheduling.policies.dynamic import Dynamic
+from scheduling.policies.orders import Order
+
+class Raises(Dynamic):
+    def plan(self, view):
+        return 1 / 0 if view.processed > 4 else super().plan(view)
+
+class NoPlan(Dynamic):
+    def plan(self, view):
+        return super().plan(view) if view.processed < 4 else None
+
+class Impossible(Dynamic):
+    def plan(self, view):
+        plan = super().plan(view)
+        return plan if view.processed < 4 else Plan(admit=plan.admit, run=plan.run * 2)
+
+class RunsInferences(Dynamic):
+    def plan(self, view):
+        return Plan(run=[*view.waiting])
+
+class RunsHalves(Dynamic):
+    def plan(self, view):
+        plan = super().plan(view)
+        plan.run = [(inference, 0.5) for inference, _ in plan.run]
+        return plan
+
+class AdmitsInferences(Dynamic):
+    def plan(self, view):
+        return Plan(admit=[*view.waiting])
+
+class PreemptsPairs(Dynamic):
+    def plan(self, view):
+        return Plan(preempt=[(inference, 1) for inference in view.waiting])
+
+class WakesNever(Dynamic):
+    def plan(self, view):
+        return Plan(wake_at=math.nan)
+
+class Nothing(Dynamic):
+    def plan(self, view):
+        return Plan()
+
+class WakesAtOnce(Dynamic):
+    def plan(self, view):
+        return Plan(wake_at=view.now)
+
+class Alternates(Dynamic):
+    def plan(self, view):
+        if view.running:
+            return Plan(preempt=[*view.running])
+        return Plan(admit=[(inference, 1) for inference in view.waiting])
+
+class Hangs(Dynamic):
+    def plan(self, view):
+        while view.waiting:
+            pass
+
+class NoKey(Order):
+    def key(self, inference):
+        return inference.prompt_ids[9]
+
+class NanKey(Order):
+    def key(self, inference):
+        return (1, math.nan)
+
+class ListKey(Order):
+    def key(self, inference):
+        return [1]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return what makes a policy, or an order, of FAULTS by its name, as the server does."""
+    monkeypatch.setenv(own_files.HANDED_ON, "{}")
+    path = tmp_path / "faults.py"
+    path.write_text(FAULTS)
+    known = set(own_files.SOURCES)
+
+    def make(name: str) -> tuple[Policy, Order]:
+        modes: dict[str, Any] = {}
+        orders: dict[str, Any] = {}
+        own_files.load([f"{path}:{name}"], modes, orders)
+        for kind in modes.values():
+            return kind(), Fcfs()
+        return Dynamic(), next(iter(orders.values()))()
+
+    yield make
+    for kind in own_files.SOURCES.keys() - known:
+        del own_files.SOURCES[kind]
+
+
+def asked(manager: BatchingManager, n: int = 1) -> list[ServingError | None]:
+    """Queue requests together; return how each ended."""
+    group = [Inference([i] * 6, 4) for i in range(n)]
+    try:
+        manager.enqueue(group)
+    except ServingError as error:
+        return [error] * n
+    for inference in group:
+        assert inference.done.wait(PATIENCE_S), "nobody answered"
+    return [inference.error for inference in group]
+
+
+SENTENCES = {
+    "Raises": r"Raises failed: ZeroDivisionError: division by zero \(faults.py, line 9\)",
+    "NoPlan": "NoPlan failed: TypeError: plan returned None; it returns a Plan",
+    "Impossible": "Impossible failed: ValueError: .* no inference has two rows",
+    "RunsInferences": r"TypeError: Plan.run is a list of pairs, as \[\(inference, tokens to comp",
+    "RunsHalves": r"TypeError: Plan.run is a list of pairs, .* and not \[\(Inference",
+    "AdmitsInferences": r"Plan.admit is a list of pairs, as \[\(inference, tokens to reserve\)\]",
+    "PreemptsPairs": "TypeError: Plan.preempt is a list of inferences",
+    "WakesNever": "ValueError: Plan.wake_at is a time in seconds or None, and not nan",
+    "Nothing": "2 requests wait and 0 run, and the plan computes none of them",
+    "WakesAtOnce": "2 requests wait and 0 run, and the plan computes none of them",
+    "Alternates": "[12] requests wait and [01] run, and the plan computes none of them",
+    "NoKey": r"NoKey failed: IndexError: list index out of range \(faults.py, line 63\)",
+    "NanKey": "NanKey failed: ValueError: the key of a request is .*nan.*; NaN has no place",
+    "ListKey": "ListKey failed: TypeError: unhashable type: 'list'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.parametrize("kind", [BatchingManager, AheadManager])
+def test_its_requests_get_the_sentence_and_after_three_failures_the_server_ends(
+    kind: type[BatchingManager], name: str, own: Any
+) -> None:
+    """The server went on with `dynamic` before, and one that planned nothing waited for ever."""
+    sentence, (policy, order) = SENTENCES[name], own(name)
+    manager = kind(make_scheduler(policy, order=order), FakeGenerator)
+    ended = threading.Event()
+    manager.on_failure(lambda error: ended.set())
+    for error in [error for _ in range(FAILURES) for error in asked(manager, 2)]:
+        assert isinstance(error, GenerationFailed)
+        assert re.search(f"Generation failed: .*{sentence}", str(error))
+    asked(manager)  # an iteration that was computed meanwhile may have succeeded once
+    assert ended.wait(PATIENCE_S)
+    with pytest.raises(EngineFailed, match=f"This server is broken and ends .*{sentence}"):
+        manager.enqueue([Inference([3], 2)])
+    assert name in (manager.not_ready_because() or "")
+    pool = manager._scheduler.pool
+    assert pool.free_blocks == pool.n_blocks and not manager._scheduler.in_flight()
+    manager.close()
+
+
+@pytest.mark.parametrize("name", ["Nothing", "WakesAtOnce", "Alternates"])
+def test_virtual_time_finds_the_same(name: str, own: Any) -> None:
+    with pytest.raises(RuntimeError, match="the plan computes none of them and has no wake_at"):
+        run(own(name)[0], [Ask(0.0), Ask(9.0)])
+
+
+# methods of policies and orders that one's own may have, as each is called
+CALLS = ["plan", "check", "arrive", "key", "rank", "computed", "promote", "ordered", "is_overdue"]
+
+
+@st.composite
+def failing(draw: st.DrawFn) -> tuple[Policy, Order, Counter[str]]:
+    """Draw a policy and an order of which some calls raise, by their number, and count them."""
+    calls: Counter[str] = Counter()
+    faults = draw(st.sets(st.tuples(st.sampled_from(CALLS), st.integers(1, 30)), min_size=1))
+    policy = draw(st.sampled_from([Dynamic(), Dynamic("demand", watermark=0.0), Static(),
+                                   NoBatching()]))  # fmt: skip
+    preemptive = isinstance(policy, Dynamic) and draw(st.booleans())
+    order: Order = Mlfq(0.001, 2, 3) if preemptive else Fcfs()
+
+    def may_fail(kind: type[Any]) -> type[Any]:
+        methods = {}
+        for name in CALLS:
+            if hasattr(kind, name):
+
+                def method(self: Any, *args: Any, name: str = name, **more: Any) -> Any:
+                    calls[name] += 1
+                    if (name, calls[name]) in faults:
+                        raise LookupError(f"call {calls[name]} of {name}")
+                    return getattr(kind, name)(self, *args, **more)
+
+                methods[name] = method
+        return type(kind.__name__, (kind,), methods)
+
+    made = may_fail(type(policy))(**vars(policy)), may_fail(type(order))(**vars(order))
+    return *made, calls
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=12)
+KINDS = st.sampled_from([BatchingManager, AheadManager])
+
+
+@examples(600)
+@given(kind=KINDS, parts=failing(), groups=GROUPS)
+def test_whatever_fails_no_request_is_lost(
+    kind: type[BatchingManager],
+    parts: tuple[Policy, Order, Counter[str]],
+    groups: list[tuple[int, int]],
+) -> None:
+    """A key that could not be made, after a preemption, left a request that nobody answered."""
+    policy, order, _ = parts
+    scheduler = make_scheduler(policy, order=order, max_batch_size=3, n_blocks=9, token_budget=5)
+    manager = kind(scheduler, lambda: FakeGenerator(lambda seconds: None))
+    queued: list[Inference] = []
+    for n, tokens in groups:
+        group = [Inference([tokens] * (1 + 2 * tokens), tokens) for _ in range(n)]
+        for follower in group[1:]:
+            follower.leader = group[0]
+        try:
+            manager.enqueue(group)
+        except ServingError:
+            continue
+        queued += group
+    for inference in queued:
+        assert inference.done.wait(PATIENCE_S), "nobody answered"
+        assert inference.error or len(inference.tokens) == inference.num_tokens
+    if manager.not_ready_because() is None:
+        assert not scheduler.has_work and not scheduler.in_flight()
+        assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
+    manager.close()
+
+
+def test_a_plan_that_hangs_is_named_without_the_lock_and_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hangs, goes_on, now = threading.Event(), threading.Event(), [0.0]
+
+    class Hangs(Dynamic):
+        def plan(self, view: View) -> Plan:
+            hangs.set()
+            goes_on.wait(PATIENCE_S)
+            return super().plan(view)
+
+    manager = BatchingManager(make_scheduler(Hangs()), FakeGenerator, clock=lambda: now[0])
+    manager.enqueue([Inference([0], 1)])
+    assert hangs.wait(PATIENCE_S)
+    assert manager.hangs_because() is None and manager.not_ready_because() is None
+    now[0] = STALLED_S + 1
+    why = "a plan of Hangs has been running for more than 60 s"
+    assert manager.not_ready_because() == manager.hangs_because() == why
+
+    class Server:
+        def __init__(self) -> None:
+            self.manager, self.closed = manager, 0
+
+        def close_files(self) -> None:
+            self.closed += 1
+
+    server, codes = Server(), list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    app.end_hanging(server)  # type: ignore[arg-type]
+    assert codes == [BOOT_ERROR] and server.closed == 1
+    assert f"the server ends: {why}" in caplog.text
+    goes_on.set()
+    manager.close()
+
+
+@pytest.mark.nightly
+def test_a_server_whose_policy_hangs_says_so_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "faults.py").write_text(FAULTS)
+    with started(mode=f"{tmp_path}/faults.py:Hangs") as (url, process):
+        with pytest.raises(ServerError, match="no answer"):
+            post(f"{url}/inference", {"prompt": "a", "num_tokens": 1})
+        assert process.wait(PATIENCE_S) == BOOT_ERROR
+        assert process.stdout is not None
+        said = process.stdout.read()
+        assert "faults.py:Hangs has been running for more than 60 s" in said, said
