@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from config import ConfigError, build
-from config.resolve import onednn_multiplies_bfloat16
 from generate.checkpoint import load_model
 from generate.draft_model import DraftModel
 from generate.naive import NaiveGenerator
@@ -114,7 +113,7 @@ def test_a_warm_up_runs_the_largest_iteration_in_the_blocks_of_one_prompt(
 
 
 def test_bfloat16_logits_are_near_float32s(model: GPT2, path: str) -> None:
-    if PATHS[path][2] == "onednn" and not onednn_multiplies_bfloat16():
+    if PATHS[path][2] == "onednn" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 for this processor")
     # bfloat16 keeps 8 bits: logits of size ~20 differ by some tenths
     low = load_model(SHAPE, None, seed=3, dtype=torch.bfloat16, device="cpu")
