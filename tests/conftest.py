@@ -113,7 +113,7 @@ def no_handler_thread_lives_on() -> Iterator[None]:
     yield
     handlers = [thread for thread in threading.enumerate() if thread.name == "handler"]
     for thread in handlers:
-        thread.join(timeout=5)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "a test did not close its BatchingManager"
 
 

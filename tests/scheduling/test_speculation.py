@@ -257,8 +257,8 @@ OWN = [
     {"linear": "kernel", "dtype": "bfloat16"},
     {"linear": "int8", "kv_dtype": "int8"},
 ]
-# they add a product's terms in another order where there are more rows: on an Intel Xeon of 2017
-# log-probabilities differed by up to 9e-7, and the tokens were equal
+# they add a product's terms in another order where there are more rows: log-probabilities differed
+# by 9e-7 on an Intel Xeon of 2017, and by 7e-6 of -9.7 without AVX, and the tokens were equal
 PYTORCHS = [{"kernels": "plain"}, {"linear": "onednn"}]
 
 
@@ -284,5 +284,5 @@ def test_answers_are_the_same_with_stops_and_scores(settings: dict[str, Any], ne
         accepted = [member.drafts.accepted for member in members]
         server.close()
     assert answers[0] == answers[1]
-    assert scores[0] == pytest.approx(scores[1], rel=0, abs=near) and len(scores[0]) > 200
+    assert scores[0] == pytest.approx(scores[1], rel=near, abs=near) and len(scores[0]) > 200
     assert min(accepted) > 3
