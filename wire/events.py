@@ -31,12 +31,15 @@ class Part:
         self._read = self._shown = 0
 
     def read(self, update: TokenEvent) -> tuple[str, int]:
-        """Return new text and its number of tokens; nothing of both while text is withheld."""
+        """Return new text and its number of tokens; nothing of both while text is withheld, as an
+        echoed prompt is until the first token.
+        """
         n = min(update.n_tokens, self._most)
         tokens = update.inference.tokens[self._read : n]
         self._text += self._detokenizer.completion(tokens, update.is_over)
         self._read = n
-        if not self._text and not update.is_over:
+        ends_well = update.is_over and update.inference.error is None
+        if not ends_well and not (self._text and self._read):
             return "", 0
         text, n = self._text, self._read - self._shown
         self._text, self._shown = "", self._read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from batching import BatchingManager
 from generate.fake import FakeGenerator
 from routes.streams import Stream
 from routes.watcher import Watcher
-from scheduling.inference import Inference, State, TokenEvent
+from scheduling.inference import Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic
+from scheduling.sampling import Score
 from tests.observers.test_metrics import metrics
 from tests.servers import PATIENCE_S, ClientOf, Spelling, events, wait_until
 from tests.virtual import make_scheduler
@@ -77,6 +79,70 @@ def test_an_early_failure_is_the_status_of_a_stream(gated: tuple[FlaskClient, Sp
     gate.go.release()
     assert client.post("/inference", json=ASK | {"stream": True}).status_code == 500
     assert metrics(client)["vllm:request_success_total/error"] == 1
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "n": 2}
+SEVERAL: list[dict[str, Any]] = [{}, {"n": 2}, {"prompt": ["a", "b", "c"]}]
+STREAMS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    *(("/inference", ASK | more | {"echo": True}) for more in SEVERAL),
+    *(
+        ("/v1/completions", {"prompt": "hi", "max_tokens": most, "logprobs": top, "echo": True} | n)
+        for most, top in ((0, 1), (4, None), (4, 0), (4, 2))
+        for n in SEVERAL[:2]
+    ),
+]
+EARLY: dict[str, tuple[int, Callable[[BatchingManager], Any]]] = {
+    "deadline": (504, lambda manager: None),
+    "engine": (500, lambda manager: 1 / 0),
+    "cancelled": (499, lambda manager: manager.cancel(manager.inspect(lambda s: s.in_flight()))),
+    "stopped": (503, lambda manager: threading.Thread(target=manager.close).start()),
+}
+
+
+@pytest.mark.parametrize("failure", EARLY)
+def test_a_stream_that_fails_before_its_first_token_has_the_status_of_the_error(
+    failure: str, client_of: ClientOf
+) -> None:
+    """With echo the prompt was sent as the text of no token: a deadline was a 200, and with
+    logprobs, which were not computed yet, an IndexError.
+    """
+    status, fail = EARLY[failure]
+
+    class Failing(Spelling):
+        def generate(self, iteration: Iteration) -> list[int]:
+            fail(manager)
+            wait_until(lambda: all(row.inference.is_over for row in iteration.rows))
+            return super().generate(iteration)
+
+    for path, body in STREAMS:
+        client = client_of(model="demo", engine=Failing, max_batch_size=2)
+        manager = client.application.extensions["server"].manager
+        body = body | {"stream": True} | ({"timeout_s": 0.01} if failure == "deadline" else {})
+        response = client.post(path, json=body)
+        assert response.status_code == status, (path, body)
+        assert response.get_json()["error"]["code"]
+
+
+def test_a_completion_that_fails_before_its_first_token_is_no_piece_of_a_stream(
+    client_of: ClientOf,
+) -> None:
+    """The second of two waits for the row of the first, and has no log-probabilities yet."""
+
+    class Second(Spelling):
+        def generate(self, iteration: Iteration) -> list[int]:
+            for row in iteration.rows:
+                assert row.inference.scores
+                row.inference.scores.of += [Score(-1.0, [])] * row.n_tokens
+            self.fails = any(row.inference.prompt_ids == [98] * 2 for row in iteration.rows)
+            return super().generate(iteration)
+
+    client = client_of(model="demo", engine=Second, max_batch_size=1)
+    body = {"prompt": ["aa", "bb"], "max_tokens": 2, "echo": True, "logprobs": 0, "stream": True}
+    *pieces, error = events(client.post("/v1/completions", json=body).data)
+    assert {piece["choices"][0]["index"] for piece in pieces} == {0}
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == "aaab"
+    assert error["error"]["code"] == "generation_failed"
 
 
 def test_a_deadline_is_kept_while_an_iteration_or_loading_takes_long(
