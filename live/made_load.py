@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from live.observer import LEASE_S
-from scheduling.errors import ContextTooLong, Overloaded, ServingError
+from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded, ServingError
 from scheduling.inference import Inference
 from serving import Server
 from wire.bodies import LoadRequest
@@ -33,10 +33,16 @@ class MadeLoad:
         self._load: _Load | None = None
 
     def start(self, request: LoadRequest) -> str | None:
-        """Replace the load, by none at rate 0; return the new id. Raises ContextTooLong."""
+        """Replace the load, by none at rate 0; return the new id. Raises ContextTooLong.
+
+        Lengths that the request leaves out are half a small context at most.
+        """
         most = self._server.config.max_model_len
+        lengths = {"num_tokens", "prompt_tokens"} - request.model_fields_set
+        fitting = {name: [min(n, most // 2) for n in getattr(request, name)] for name in lengths}
+        request = request.model_copy(update=fitting)
         prompt, completion = request.prompt_tokens[1], request.num_tokens[1]
-        if prompt + completion > most:
+        if request.rate and prompt + completion > most:
             message = f"{prompt} prompt tokens + {completion} completion tokens is beyond the "
             message += f"context of {most}; ask for fewer."
             raise ContextTooLong(message, param="num_tokens")
@@ -119,16 +125,19 @@ class _Load:
         return bool(self._sent)
 
     def _send(self, rng: random.Random) -> None:
-        """Send a request. Raises ServingError, but not for a full queue."""
+        """Send a request. Raises ServingError, but not for one that is refused."""
         server, request = self._server, self._request
         num_tokens, length = rng.randint(*request.num_tokens), rng.randint(*request.prompt_tokens)
         ids = rng.choices(range(server.tokenizer.n_vocab), k=length)
-        adapter = server.models.adapter_of(rng.choice([*server.models.roots]))
+        name = rng.choice([*server.models.roots])
+        adapter = "" if name == server.models.base else name
         group = server.group(Request([ids], num_tokens, adapter=adapter))
         try:
             server.manager.enqueue(group)
         except Overloaded:
             server.refused(group)
+        except InvalidRequest:  # beyond what a user may ask for, or its adapter has gone
+            server.stats.invalid()
         else:
             self._in_flight()
             self._sent += group

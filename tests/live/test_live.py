@@ -132,6 +132,19 @@ def test_a_load_out_of_bounds_is_refused(body: Any, message: str, client_of: Cli
     assert response.status_code == 400 and message in response.get_json()["error"]["message"]
 
 
+def test_a_load_without_lengths_fits_every_server_and_ends(client_of: ClientOf) -> None:
+    """Where a context was below 320 tokens, {"rate": 0} was a 400, so a page could not end its
+    load; and a request beyond a user's tokens ended the load.
+    """
+    for most in (2, 7, 100, 319, 1024):
+        client = client_of(max_model_len=most, user_tokens_per_minute=most - 1)
+        id_ = client.post("/live/load", json={"rate": 500}).get_json()["id"]
+        until(lambda: (s := client.get("/stats").get_json())["refused"] + s["invalid"] > 3)  # noqa: B023
+        assert events(client, load=id_)["load"]["id"] == id_
+        assert client.post("/live/load", json={"rate": 0}).get_json() == {"id": None}
+        assert events(client)["load"] is None
+
+
 @pytest.mark.parametrize(("path", "values", "message"), [
     ("/live/events?since", ["-1", "x", "", "1.5", "9" * 19], "cursor"),
     ("/timeline?last", ["0", "x", "-3"], "from 1 on"),

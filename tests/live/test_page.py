@@ -317,6 +317,19 @@ TWO_ROWS: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval
 
 
 # not among test_conformance.py's: Playwright runs a loop, which clients there cannot have
+def test_lengths_on_a_page_fit_a_small_context(opened: Callable[..., Any]) -> None:
+    """A load and a prompt as they stand on the page were refused, and Stop was, too."""
+    with server("dynamic", SLOW | {"max_model_len": 32, "kv_cache": "8blocks"}) as url:
+        tab = opened(url)
+        comes_true(tab, "document.getElementById('most').value === '16'")
+        tab.click("#ask button[type=submit]")
+        comes_true(tab, "document.getElementById('answer').textContent.length === 16")
+        tab.click("#loading button[type=submit]")
+        comes_true(tab, "document.getElementById('loaded').textContent.includes('in flight')")
+        tab.click("#unload")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+
+
 @pytest.mark.parametrize("front", EVERY_FRONT[1:])
 def test_the_page_of_each_server_shows_its_own_rows(front: str, opened: Callable[..., Any]) -> None:
     with FRONTS[front]("dynamic", TWO_ROWS, None) as url:
