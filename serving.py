@@ -167,6 +167,7 @@ class Server:
                     keys=keys and [*keys],
                     leader=leader,
                     scores=None if top is None else Scores(top, 1 if echo else len(ids)),
+                    prompt_only=not request.num_tokens,
                 )
                 leader = leader or member
                 group.append(member)

@@ -32,7 +32,8 @@ ROW: Entry = {
 OPTIONAL = {
     each.name: each.default
     for each in fields(Inference)
-    if each.name in ("deadline", "streamed", "user", "adapter", "priority", "queue_timeout_s")
+    if each.name
+    in ("deadline", "streamed", "user", "adapter", "priority", "queue_timeout_s", "prompt_only")
     or each.name.startswith("slo_")
 }
 _to_json = json.JSONEncoder(separators=(",", ":")).encode

@@ -97,6 +97,7 @@ class Inference:
     # first completion of the same prompt; this one waits until it has computed what both share
     leader: Inference | None = None
     scores: Scores | None = None  # log-probabilities, if wanted
+    prompt_only: bool = False  # its one token is not shown, and needs no KV slot
     handed: Any = None  # `handover.Handover`, of a prompt that one server computes for another
 
     # set by the scheduler
@@ -124,8 +125,8 @@ class Inference:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompt and completion at the end, at most."""
-        return len(self.prompt_ids) + self.num_tokens
+        """Tokens of prompt and completion at the end, at most, that need KV slots."""
+        return len(self.prompt_ids) + (0 if self.prompt_only else self.num_tokens)
 
     @property
     def uncomputed(self) -> int:

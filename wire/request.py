@@ -185,7 +185,6 @@ class RequestReader:
         length_field: the route's names in errors.
         """
         config, alone = self.config, is_alone(prompt)
-        num_tokens = max(num_tokens, 1)  # one is computed in any case
         if not alone and len(prompt) > config.max_in_flight:
             raise InvalidRequest(
                 f"This server holds {config.max_in_flight} prompts at most; send fewer at once.",

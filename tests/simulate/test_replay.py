@@ -88,7 +88,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         for _ in range(draw.choice([1, 1, 1, 2]))
     ]
     request = Request(
-        prompts, draw.randint(1, 24), seed=draw.choice([None, 7]),
+        prompts, draw.randint(0, 24), seed=draw.choice([None, 7]),
         timeout_s=draw.choice([None, None, None, 0.002, 0.01]),
         stop=draw.choice([None, ["t", "e", "na", "\0\0\0"]]),
         user=draw.choice([None, "ann", "bob"]),

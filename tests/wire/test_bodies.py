@@ -74,8 +74,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"stop_token_ids": [257]}, "stop_token_ids", "Every stop token id must be in 0 … 256"),
         ({"max_tokens": 0}, "max_tokens", '0 without "echo": true asks for nothing'),
         ({"max_tokens": 5000}, "max_tokens", CONTEXT),
-        # one token is computed in any case
-        ({"prompt": "x" * 1024, "max_tokens": 0, "echo": True}, "prompt", CONTEXT),
+        ({"prompt": "x" * 1025, "max_tokens": 0, "echo": True}, "prompt", CONTEXT),
         ({"prompt": []}, "prompt", "A prompt must not be empty."),
         ({"prompt": [1, 257]}, "prompt", "must be in 0 … 256"),
         ({"prompt": "x" * 900_000}, "prompt", CONTEXT),

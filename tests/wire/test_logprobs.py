@@ -239,6 +239,42 @@ def test_a_prompt_is_scored_without_a_completion(client: FlaskClient) -> None:
     assert {chunk["choices"][0]["text"] for chunk in chunks} == {*prompts}
 
 
+FULL: list[tuple[str, dict[str, Any]]] = [
+    ("dynamic", {"max_model_len": 1024}),  # of the model itself
+    ("dynamic", {"max_model_len": 63, "prefix_caching": True, "token_budget": 10}),
+    ("dynamic", {"kernels": "plain", "ahead": True}),
+    ("dynamic", {"generator": "padded"}),
+    ("dynamic", {"generator": "naive"}),
+    ("dynamic", {"kv_reservation": "demand", "speculate": "3"}),
+    ("dynamic", {"order": "srpt", "kv_reservation": "demand"}),
+    ("static", {}),
+    ("windowed", {}),
+    ("nobatch", {}),
+]
+
+
+@pytest.mark.parametrize(("mode", "settings"), FULL, ids=str)
+def test_a_prompt_as_long_as_the_context_is_scored(
+    mode: str, settings: dict[str, Any], client_of: ClientOf
+) -> None:
+    """A place in the context was asked for the token that is computed and not shown; and a KV slot,
+    for which the smallest pool had no block.
+    """
+    settings = {"model": "demo", "max_model_len": 64, **settings}
+    most = settings["max_model_len"]
+    client = client_of(mode, kv_cache=f"{-(-most // 16)}blocks", **settings)
+    prompt = [i * i % 256 for i in range(most)]
+    score = {"echo": True, "logprobs": 0}
+    bodies = [{"prompt": prompt[:-1], "max_tokens": 1}, {"prompt": prompt, "max_tokens": 0}]
+    before, full = (ask(client, **body, **score)["choices"][0]["logprobs"] for body in bodies)
+    expected = pytest.approx(before["token_logprobs"][1:-1], abs=1e-4)
+    assert full["token_logprobs"][1:-1] == expected and len(full["tokens"]) == most
+    for body in ({"stream": True}, {"logprobs": None}, {"n": 2} if mode == "dynamic" else {}):
+        ask(client, **bodies[1] | score | body)
+    for beyond in ({"prompt": prompt, "max_tokens": 1}, {"prompt": [*prompt, 1], "max_tokens": 0}):
+        assert client.post("/v1/completions", json=beyond | score).status_code == 400
+
+
 def test_stop_ids_end_a_text_before_them_and_min_tokens_delays_that(client: FlaskClient) -> None:
     greedy: dict[str, Any] = {"prompt": "If the file", "max_tokens": 24, "temperature": 0}
     text = ask(client, **greedy)["choices"][0]["text"]
