@@ -15,6 +15,7 @@ import tiktoken
 
 # bytes of the longest text that one id stands for: a prompt of n bytes has at least n / this ids
 LONGEST_TOKEN = {"r50k_base": 128, "bytes": 1}
+UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class TokenizerUnavailable(Exception):
@@ -48,9 +49,10 @@ def load_tokenizer(name: str) -> tiktoken.Encoding:
 class StopRule:
     """Ends a completion before it has all its tokens, at one of some ids or a stop string.
 
-    Works on bytes, as a stop string may begin or end inside a token, and a token in a character.
-    `hidden`: these ids and end-of-text, whose text is not shown. A string that is whole with the
-    first `min_tokens` tokens ends nothing; the sampler draws no such id among them.
+    A stop string may begin or end inside a token, and a token in a character: strings are looked
+    for in the text as it is shown. `hidden`: these ids and end-of-text, whose text is not shown. A
+    string that is whole with the first `min_tokens` tokens ends nothing; the sampler draws no such
+    id among them.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class StopRule:
         min_tokens: int = 0,
     ):
         self._tokenizer = tokenizer
-        self._strings = [string.encode() for string in strings]
-        self._longest = max(map(len, self._strings), default=0)
+        self._strings = strings
+        self._longest = max(map(len, strings), default=0)
         self._ids = frozenset(ids)
         self.hidden = self._ids | {tokenizer.eot_token}
         self.min_tokens = min_tokens
@@ -71,7 +73,7 @@ class StopRule:
         """Return `Inference.stop` of one inference: it takes the tokens one by one, and returns
         whether to end.
         """
-        tail, n = b"", 0
+        tail, n, utf8 = "", 0, UTF8("replace")
 
         def stop(token: int) -> bool:
             nonlocal tail, n
@@ -80,25 +82,21 @@ class StopRule:
                 return token in self._ids
             if not self._strings:
                 return False
-            new = self._tokenizer.decode_single_token_bytes(token)
-            tail += new
-            # only where a string can end in the new bytes: this runs for every row and iteration
-            ended = n > self.min_tokens and any(
-                tail.find(string, max(0, len(tail) - len(new) - len(string) + 1)) >= 0
-                for string in self._strings
-            )
-            tail = tail[max(0, len(tail) - self._longest + 1) :]  # a stop string may begin in it
-            return ended
+            # a stop string may begin in it
+            before = tail[max(0, len(tail) - self._longest + 1) :]
+            tail = before + utf8.decode(self._tokenizer.decode_single_token_bytes(token))
+            # only where a string can end in the new text: this runs for every row and iteration
+            return n > self.min_tokens and self.find(tail, len(before)) is not None
 
         return stop
 
-    def find(self, text: bytes, after: int = 0) -> int | None:
-        """Return where the first stop string in `text` begins that ends after so many bytes."""
+    def find(self, text: str, after: int = 0) -> int | None:
+        """Return where the first stop string begins that ends after so many characters."""
         places = [text.find(string, max(0, after - len(string) + 1)) for string in self._strings]
         return min((place for place in places if place >= 0), default=None)
 
-    def held_back(self, text: bytes) -> int:
-        """Return how many bytes at the end of `text` may begin a stop string."""
+    def held_back(self, text: str) -> int:
+        """Return how many characters at the end of `text` may begin a stop string."""
         longest = 0
         for string in self._strings:
             at = max(0, len(text) - len(string) + 1)
@@ -119,14 +117,17 @@ class Detokenizer:
     def __init__(self, tokenizer: tiktoken.Encoding, rule: StopRule | None = None):
         self._tokenizer = tokenizer
         self._rule = rule
-        self._held = b""
-        self._early = 0  # bytes of `_held` in which no stop string may end
+        self._held = ""
+        self._early = 0  # characters of `_held` in which no stop string may end
         self._unstoppable = rule.min_tokens if rule else 0  # next tokens in which nothing may end
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._of_prompt = 0  # characters to come that an echoed prompt began
+        self._utf8 = UTF8("replace")
 
     def prompt(self, ids: Sequence[int]) -> str:
         """Return the text of an echoed prompt, whose stop strings do not count. Call it first."""
-        return self._utf8.decode(self._tokenizer.decode_bytes(ids))
+        text = self._utf8.decode(self._tokenizer.decode_bytes(ids))
+        self._of_prompt = 1 if self._utf8.getstate()[0] else 0
+        return text
 
     def completion(self, ids: Sequence[int], last: bool) -> str:
         """Return the text that the next completion ids add; after the `last` none is held back."""
@@ -137,9 +138,13 @@ class Detokenizer:
             for some in (ids[: self._unstoppable], ids[self._unstoppable :])
         )
         self._unstoppable = max(0, self._unstoppable - len(ids))
-        text = self._held + early + later
-        self._early += len(early)
+        text = self._utf8.decode(early)
+        self._early += len(text)
+        text = self._held + text + self._utf8.decode(later, last)
+        begun, text = text[: self._of_prompt], text[self._of_prompt :]
+        self._of_prompt -= len(begun)
+        self._early = max(0, self._early - len(begun))
         end = self._rule.find(text, self._early) if last else None
         shown = end if end is not None else len(text) - (0 if last else self._rule.held_back(text))
         self._held, self._early = text[shown:], max(0, self._early - shown)
-        return self._utf8.decode(text[:shown], last)
+        return begun + text[:shown]

@@ -7,7 +7,14 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer import LONGEST_TOKEN, Detokenizer, StopRule, TokenizerUnavailable, load_tokenizer
+from tokenizer import (
+    LONGEST_TOKEN,
+    UTF8,
+    Detokenizer,
+    StopRule,
+    TokenizerUnavailable,
+    load_tokenizer,
+)
 
 TEXTS = ["hello", "", "a\0b", "naïve 😀 日本語", "<|endoftext|>", " \n\t ", "x" * 5000]
 
@@ -90,6 +97,59 @@ def test_a_text_ends_before_its_first_stop_string_and_its_pieces_never_show_a_pa
         shown = "".join(pieces)
         assert text.startswith(shown) and not any(string in shown for string in strings)
         assert any(tokenizer.decode(got) == shown + string for string in strings)
+
+
+# tokens that begin and end in characters, and hold several
+ODD_TEXTS = [
+    b"a", b"b", b"\xc3", b"\xa9", b"a\xc3", b"\xa9b", b"\xe2\x82", b"\xac", b"\xf0\x9f", b"\xff",
+    b"\x98", b"b\xff", b"\xacab", b"\xe2a\xe2", "b\ufffda".encode(), b"\xef\xbf",
+]  # fmt: skip
+ODD = tiktoken.Encoding(
+    "odd", pat_str=r"[\s\S]+", special_tokens={"<|endoftext|>": len(ODD_TEXTS)},
+    mergeable_ranks={text: id_ for id_, text in enumerate(ODD_TEXTS)},
+)  # fmt: skip
+ODD_IDS = st.lists(st.integers(0, ODD.eot_token), max_size=14)
+ODD_STOPS = st.lists(st.text("ab\ufffdé€", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def whole_until_stopped(ids: list[int], strings: list[str], min_tokens: int) -> tuple[int, str]:
+    """The tokens that come, and their text: all is decoded and searched again at each token."""
+    early = 0  # characters
+
+    def cut(text: str) -> str | None:
+        ends = [at for s in strings if (at := text.find(s, max(0, early - len(s) + 1))) >= 0]
+        return text[: min(ends)] if ends else None
+
+    for n in range(1, len(ids) + 1):
+        so_far = UTF8("replace").decode(ODD.decode_bytes(ids[:n]).replace(b"<|endoftext|>", b""))
+        if n <= min_tokens:
+            early = len(so_far)
+        elif (stopped := cut(so_far)) is not None:
+            return n, stopped
+    whole = ODD.decode_bytes(ids).replace(b"<|endoftext|>", b"").decode(errors="replace")
+    stopped = cut(whole)  # it may end in an unfinished character
+    return len(ids), whole if stopped is None else stopped
+
+
+@given(ODD_IDS, ODD_STOPS, st.integers(0, 4), st.lists(st.integers(0, 14), max_size=6), ODD_IDS)
+def test_a_text_never_shows_a_stop_string_whatever_its_bytes_and_tokens(
+    ids: list[int], strings: list[str], min_tokens: int, cuts: list[int], prompt: list[int]
+) -> None:
+    """Strings were looked for in bytes, which have no U+FFFD where the text shows one."""
+    rule = StopRule(ODD, strings, (), min_tokens)
+    got = until_stopped(rule, ids)
+    n, expected = whole_until_stopped(ids, strings, min_tokens)
+    assert len(got) == n
+    echoing = Detokenizer(ODD, rule)
+    unfinished = len(echoing.prompt(prompt)) < len(ODD.decode(prompt))
+    plain, echoed = ("".join(in_pieces(d, got, cuts)) for d in (Detokenizer(ODD, rule), echoing))
+    assert plain == expected
+    if not unfinished:  # else the first bytes may end the prompt's last character
+        assert echoed == expected
+    if not min_tokens:
+        assert not any(
+            string in text for string in strings for text in (plain, echoed[unfinished:])
+        )
 
 
 def test_nothing_is_held_back_longer_than_it_must() -> None:
