@@ -74,7 +74,7 @@ def servers_of(url: str, key: str | None = None) -> list[str]:
 JSON = {"Content-Type": "application/json"}
 COMPARED = (
     "Content-Type", "Allow", "Retry-After", "WWW-Authenticate", "Cache-Control",
-    "X-Accel-Buffering", "Location", "Vary",
+    "X-Accel-Buffering", "Location", "Vary", "Accept-Encoding",
 )  # fmt: skip
 OWN = re.compile(  # an answer's, or a process's
     r'("(?:arrived_at|(?:queue|ttft|decode|held|e2e|preempted|paused|itl)_s|created|pids|host|port)'

@@ -23,7 +23,7 @@ PROBLEMS = {
     405: "the route takes another method, which the header `Allow` names",
     408: "headers or body came too slowly",
     413: f"the body is larger than {MAX_BODY_BYTES:,} bytes",
-    415: "a POST must be application/json",
+    415: "a POST must be application/json, and not compressed",
     429: "the queue is full, the user has reached a limit a minute, or the request's limit on time "
     "to first token is out of reach; try again after `Retry-After` seconds",
     431: "the headers are too large",

@@ -1,5 +1,5 @@
 """Checks of an HTTP request before its route is called: its API key, which may name its user, its
-Content-Type and its Host; and the errors of HTTP itself.
+Content-Type and Content-Encoding, and its Host; and the errors of HTTP itself.
 
 A page of any site may make a browser POST text or a form to a server on localhost, but not JSON:
 for that the browser sends a CORS preflight first, which this server never allows (no answer has
@@ -51,6 +51,11 @@ class Guard:
         if method == "POST" and route is not None and kind != JSON:
             message = f"A POST must say Content-Type: {JSON}; with curl, use --json instead of -d."
             raise Refused("unsupported_media_type", message)
+        coding = headers.get("Content-Encoding", "")
+        compressed = {each.strip().lower() for each in coding.split(",")} - {"", "identity"}
+        if method == "POST" and route is not None and compressed:
+            message = f"This server decodes no {coding[:100]}; send the body without that encoding."
+            raise Refused("unsupported_media_type", message, **{"Accept-Encoding": "identity"})
         if self.hosts is not None and route not in ("GET /health", "GET /ready"):
             check_host(headers.get("Host", ""), self.hosts)
         return user

@@ -160,6 +160,7 @@ def test_a_refusal_is_the_reference_s_and_names_the_same_field(
 
 REFUSED_HEADERS: list[tuple[int, str, dict[str, str]]] = [
     (415, INFERENCE, WITH_KEY | {"Content-Type": "text/plain"}),  # as a web page could post
+    (415, INFERENCE, WITH_KEY | {"Content-Encoding": "gzip"}),
     (401, INFERENCE, JSON),
     (401, "/nope", JSON | {"Authorization": f"Bearer {KEY}x"}),
 ]

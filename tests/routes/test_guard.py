@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -55,6 +56,30 @@ def test_a_post_that_a_web_page_could_send_is_a_415(client_of: ClientOf, path: s
         assert status == (403 if "lora" in path else 200)
     preflight = client.options(path, headers=origin | {"Access-Control-Request-Method": "POST"})
     assert allows_no_other_origin(preflight)
+
+
+CODINGS = ["gzip", "GZip", "deflate", "br", "zstd", "compress", "identity, gzip", "x" * 999]
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_compressed_body_is_a_415_that_names_the_coding(client_of: ClientOf, path: str) -> None:
+    """A body in gzip was a 400: invalid JSON."""
+    client, body = client_of(), json.dumps(BODIES[path]).encode()
+
+    def post(coding: str, sent: bytes) -> Any:
+        headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+        return client.post(path, data=sent, headers=headers)
+
+    for coding in CODINGS:
+        for sent in (gzip.compress(body), body):
+            response = post(coding, sent)
+            error = response.get_json()["error"]
+            assert response.status_code == 415 and error["code"] == "unsupported_media_type"
+            assert response.headers["Accept-Encoding"] == "identity"
+            assert coding[:100] in error["message"] and len(error["message"]) < 200
+    for coding in ("", "identity", "Identity, identity"):
+        assert post(coding, body).status_code == (403 if "lora" in path else 200)
+    assert client.get("/health", headers={"Content-Encoding": "gzip"}).status_code == 200
 
 
 def allows_no_other_origin(response: Any) -> bool:
