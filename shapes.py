@@ -7,6 +7,7 @@ field of a checkpoint's config.json that changes the computation is here, or ref
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "pruned_heads": (None, {}),
 }
+LARGEST_SIZE = 10**6
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -103,39 +105,54 @@ def shape_of(model: str) -> Shape:
     """
     if model in SHAPES:
         return SHAPES[model]
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise ValueError(f"model {model!r} is neither a folder nor one of {', '.join(SHAPES)}")
-    path = folder / "config.json"
+    folder = os.path.expanduser(model)
+    if not os.path.isdir(folder):
+        known = ", ".join(SHAPES)
+        raise ValueError(f"model {model[:256]!r} is neither a folder nor one of {known}")
+    path = Path(folder, "config.json")
+    if not path.is_file():  # a pipe or a device may have no end
+        raise ValueError(
+            f"folder {model!r} has no config.json; save the checkpoint with save_pretrained()"
+        )
     try:
         config = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error!r:.200}") from None
+    try:
         if config.get("model_type", "gpt2") != "gpt2":
             kind = config["model_type"]
-            raise ValueError(f"{path} describes a {kind!r} model; only GPT-2 can be served")
+            raise ValueError(f"{path} describes a {kind!r:.50} model; only GPT-2 can be served")
         config.setdefault("n_ctx", config.get("n_positions", 1024))
         # Hugging Face's defaults
         names = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024, "vocab_size": 50257}
-        sizes = {name: int(config.get(name, default)) for name, default in names.items()}
+        sizes = {name: config.get(name, default) for name, default in names.items()}
+        for name, size in sizes.items():
+            if type(size) is not int or not 1 <= size <= LARGEST_SIZE:
+                raise ValueError(
+                    f"{path} says {name} {size!r:.50}, and a GPT-2 has 1 to {LARGEST_SIZE:,}; "
+                    "choose another --model"
+                )
+        epsilon = config.get("layer_norm_epsilon", 1e-5)
+        if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
+            raise ValueError(
+                f"{path} says layer_norm_epsilon {epsilon!r:.50}, and a GPT-2 has a small number; "
+                "choose another --model"
+            )
         for name, offered in (ONLY | {"n_inner": (None, 4 * sizes["n_embd"])}).items():
             if config.get(name, offered[0]) not in offered:
                 values = " or ".join(json.dumps(value) for value in offered)
                 raise ValueError(
-                    f"{path} says {name} {json.dumps(config[name])}, and only {values} can be "
+                    f"{path} says {name} {json.dumps(config[name]):.200}, and only {values} can be "
                     f"served; choose another --model"
                 )
         shape = Shape(
             **sizes,
-            layer_norm_epsilon=float(config.get("layer_norm_epsilon", 1e-5)),
+            layer_norm_epsilon=epsilon,
             scale_attn_weights=config.get("scale_attn_weights", True),
             scale_attn_by_inverse_layer_idx=config.get("scale_attn_by_inverse_layer_idx", False),
         )
-    except OSError:
-        raise ValueError(
-            f"folder {model!r} has no config.json; save the checkpoint with save_pretrained()"
-        ) from None
-    except (TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a GPT-2 configuration: {error}") from None
-    whole = min(sizes.values()) >= 1 and shape.n_embd % shape.n_head == 0
-    if not (whole and 0 < shape.layer_norm_epsilon < 1):
+    if shape.n_embd % shape.n_head:
         raise ValueError(f"{path} has sizes that make no GPT-2: {shape}")
     return shape

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from config import Config
 
 FETCH_TIMEOUT_S = 5
+LARGEST_WEIGHT = 1e4  # beyond it sums overflow, and every text is token 0
 DEMO = Path(__file__).parent / "demo"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernels import LARGEST_RANK
@@ -37,7 +37,7 @@ def read_lora(text: str) -> dict[str, Source]:
         check_name(name)
         if not folder or name in adapters:
             raise ValueError(f"{name} must have one folder; write NAME=FOLDER,NAME=FOLDER")
-        adapters[name] = Source(str(Path(folder).expanduser().absolute()))
+        adapters[name] = Source(os.path.abspath(os.path.expanduser(folder)))
     return adapters
 
 

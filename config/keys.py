@@ -5,6 +5,7 @@ kept.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def read_keys(path: str) -> dict[str, str] | None:
     if path == "none":
         return None
     try:
-        lines = Path(path).expanduser().read_text("utf-8").splitlines()
+        lines = Path(os.path.expanduser(path)).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise ValueError(

@@ -57,7 +57,7 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         resolved["tokenizer"] = _tokenizer_of(model, shape.vocab_size)
     for name in ("request_log", "record"):  # the server runs in a folder of its own
         if path := str(resolved.get(name) or ""):
-            resolved[name] = str(Path(path).expanduser().absolute())
+            resolved[name] = os.path.abspath(os.path.expanduser(path))
     # a share of a GPU's memory, in an environment that several machines share
     if not gpu and str(resolved.get("kv_cache", "%")).endswith("%"):
         resolved["kv_cache"] = "4GB"
@@ -107,8 +107,8 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
 
 def _in_full(model: str) -> str:
     """Return a model's name, or the whole path of its folder."""
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if model not in SHAPES and folder.is_dir() else model
+    folder = os.path.expanduser(model)
+    return os.path.realpath(folder) if model not in SHAPES and os.path.isdir(folder) else model
 
 
 def _tokenizer_of(model: str, vocab_size: int) -> str:

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from model import GPT2, Block
 from shapes import Shape
-from weights import check
+from weights import LARGEST_WEIGHT, WeightsUnavailable, check
 
 
 def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, device: str) -> GPT2:
@@ -25,6 +25,11 @@ def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, d
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for ours, parameter in model.named_parameters():
                 parameter.copy_(file.get_tensor(names[ours]))
+                if not max(map(abs, torch.aminmax(parameter))) <= LARGEST_WEIGHT:  # or NaN
+                    raise WeightsUnavailable(
+                        f"{path}: tensor {names[ours]} has values that are no numbers or beyond "
+                        f"{LARGEST_WEIGHT:g}; fetch it again, or choose another --model"
+                    )
     _scale_queries(model)
     return model.eval().requires_grad_(False)
 

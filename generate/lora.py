@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,7 +35,7 @@ from kernels import LARGEST_RANK
 from model import GPT2, Module
 from scheduling.inference import Iteration, Row
 from shapes import Shape
-from weights import WeightsUnavailable, expected_tensors
+from weights import LARGEST_WEIGHT, WeightsUnavailable, expected_tensors
 
 
 class AdapterError(WeightsUnavailable, ValueError):
@@ -74,24 +73,27 @@ def random_adapter(name: str, rank: int, seed: int, shape: Shape) -> Adapter:
 
 def read_adapter(name: str, folder: str | Path, shape: Shape) -> Adapter:
     """Read what PEFT's save_pretrained wrote of a GPT-2 of this shape. Raises AdapterError."""
-    path = Path(folder, "adapter_model.safetensors")
+    path, settings = Path(folder, "adapter_model.safetensors"), Path(folder, "adapter_config.json")
     try:
-        config = json.loads(Path(folder, "adapter_config.json").read_text())
+        if not (path.is_file() and settings.is_file()):  # a pipe or a device may have no end
+            raise FileNotFoundError(f"{path.name} or {settings.name}")
+        config = json.loads(settings.read_text())
         rank, alpha, several = config["r"], float(config["lora_alpha"]), config.get("alpha_pattern")
         saved = {
             key.removeprefix("base_model.model.").removeprefix("transformer."): tensor.float()
             for key, tensor in load_file(path).items()
         }
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # files may hold anything
         raise AdapterError(
-            f"{folder} has no adapter that can be read ({error!r}); save it with PEFT's "
+            f"{folder} has no adapter that can be read ({error!r:.200}); save it with PEFT's "
             "save_pretrained()"
         ) from None
-    if rank not in range(1, LARGEST_RANK + 1) or several:
+    if type(rank) is not int or not 1 <= rank <= LARGEST_RANK or several:
         raise AdapterError(
-            f"{folder} has r {rank} and alpha_pattern {several}; train the adapter with a rank of "
-            f"1 to {LARGEST_RANK} and one lora_alpha"
+            f"{folder} has r {rank!r:.50} and alpha_pattern {several!r:.50}; train the adapter "
+            f"with a rank of 1 to {LARGEST_RANK} and one lora_alpha"
         )
+    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     tensors = {}
     for layer, (n_in, n_out) in layers(shape).items():
         names = [f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"]
@@ -105,6 +107,12 @@ def read_adapter(name: str, folder: str | Path, shape: Shape) -> Adapter:
                     "choose the --model that the adapter was trained on"
                 )
         a, b = map(saved.pop, names)
+        # a comparison with NaN is false
+        if not all(part.abs().max() <= LARGEST_WEIGHT for part in (a, scale * b)):
+            raise AdapterError(
+                f"{path}: {names[0]} or {names[1]} × {scale:g} has values that are no numbers or "
+                f"beyond {LARGEST_WEIGHT:g}; train the adapter with a lower learning rate"
+            )
         if layer.endswith("c_attn"):  # as generate/checkpoint.py scales queries
             b[: shape.n_embd] *= shape.query_factor(int(layer.split(".")[1]))
         tensors[layer] = a, b
@@ -114,7 +122,7 @@ def read_adapter(name: str, folder: str | Path, shape: Shape) -> Adapter:
             f"c_proj and c_fc in {shape.n_layer} layers can be served; train the adapter with "
             "these target_modules, without biases, DoRA and modules_to_save"
         )
-    return Adapter(name, rank, alpha / (rank**0.5 if config.get("use_rslora") else rank), tensors)
+    return Adapter(name, rank, scale, tensors)
 
 
 class AdaptedLinear(Module):

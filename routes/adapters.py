@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from pathlib import Path
 from typing import TypeVar
 
 from config.adapters import check_name
@@ -39,16 +39,16 @@ class Adapters:
 
     def _load(self, call: Call) -> Answer:
         body = self._read(LoadAdapterRequest, call)
-        name, folder = body.lora_name, Path(body.lora_path)
-        if not (folder.is_absolute() and folder.is_dir()):
-            message = f"lora_path: there is no folder {folder}; give its whole path"
+        name, folder = body.lora_name, body.lora_path
+        if not (os.path.isabs(folder) and os.path.isdir(folder)):  # which take any text
+            message = f"lora_path: there is no folder {folder[:256]}; give its whole path"
             raise ModelNotFound(message, param="lora_path")
         with self._lock:
             try:
                 check_name(name)
                 if name in self._leaving or name in self._roots:
                     raise ValueError(f"{name} has been loaded; unload it, or choose another name")
-                self._server.add_adapter(name, str(folder))
+                self._server.add_adapter(name, folder)
             except ValueError as error:
                 raise InvalidRequest(f"{name[:128]}: {error}", param="lora_name") from None
         return _answer(f"Success: LoRA adapter '{name}' added successfully.")

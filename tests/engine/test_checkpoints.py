@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from generate.sampling import sample_on_cpu
 from model import KVCache, causal_attention
 from scheduling.inference import Inference, Row
 from shapes import SHAPES, shape_of
+from tests.broken import NO_WEIGHTS, no_files, odd_bytes, odd_settings
+from tests.counts import tenth
 from weights import WeightsUnavailable, expected_tensors, locate
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 3, "n_embd": 48, "n_positions": 64}
@@ -199,6 +202,45 @@ def test_a_truncated_file_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(WeightsUnavailable, match="damaged or no safetensors file"):
         weights.check(path, shape_of(str(checkpoint)))
+
+
+def test_a_folder_that_holds_anything_is_a_checkpoint_or_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Deep JSON, infinite and huge numbers ended in a traceback, and a pipe was waited for."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "odd"))
+    settings, tensors = folder / "config.json", folder / "model.safetensors"
+
+    def refused() -> bool:
+        try:
+            config = config_of(folder, tokenizer="bytes")
+            if path := locate(config):
+                load_model(config.shape, path, 0, torch.float32, "cpu")
+        except (ConfigError, WeightsUnavailable) as error:
+            assert 0 < len(str(error)) < 1000
+            return True
+        return False
+
+    assert not refused()
+    names = [*SIZES, "layer_norm_epsilon", "model_type", "n_inner", "scale_attn_weights"]
+    for _ in odd_settings(settings, names):
+        refused()
+    for file in (settings, tensors):
+        for _ in no_files(file):
+            assert refused()
+    for _ in odd_bytes(tensors, tenth(1000)):
+        refused()
+    assert not refused()
+
+
+@pytest.mark.parametrize("number", NO_WEIGHTS)
+def test_weights_that_are_no_numbers_are_refused_by_name(number: float, edited: Any) -> None:
+    """Every text was token 0."""
+    name = "transformer.h.1.mlp.c_fc.weight"
+    folder = edited(lambda t: t[name].view(-1)[7].fill_(number))
+    config = config_of(folder)
+    with pytest.raises(WeightsUnavailable, match=f"{name} has values that are no numbers"):
+        load_model(config.shape, locate(config), 0, torch.float32, "cpu")
 
 
 def test_weights_that_are_not_there_are_fetched_once_or_the_error_names_the_ways_on(

@@ -23,7 +23,8 @@ from generate.sampling import sample, sample_on_cpu
 from model import GPT2, causal_attention
 from scheduling.inference import Inference, Iteration, Row
 from shapes import SHAPES, Shape
-from tests.counts import nightly_but
+from tests.broken import NO_WEIGHTS, no_files, odd_bytes, odd_settings
+from tests.counts import nightly_but, tenth
 from tests.oracle import PATHS, engine
 from weights import expected_tensors, locate
 
@@ -56,7 +57,7 @@ def save(folder: Path, adapter: Adapter, edit: Callable[..., Any] = lambda *_: N
     alpha = SCALE * adapter.rank ** (0.5 if rslora else 1)
     settings = {"r": adapter.rank, "lora_alpha": alpha, "use_rslora": rslora, "alpha_pattern": {}}
     edit(settings, tensors)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
@@ -159,6 +160,46 @@ def test_an_adapter_that_cannot_be_served_is_refused_by_name(message: str, tmp_p
     folder = save(tmp_path / "refused", trained("eight", 48), WRONG[message])
     with pytest.raises(AdapterError, match=message):
         read_adapter("refused", folder, shape(48))
+
+
+def refused(folder: Path) -> bool:
+    """Whether it is, in a sentence of no more than a few lines; else it has numbers."""
+    try:
+        adapter = read_adapter("odd", folder, shape(48))
+    except AdapterError as error:
+        assert 0 < len(str(error)) < 600
+        return True
+    for a, b in adapter.tensors.values():
+        assert a.isfinite().all() and (adapter.scale * b).abs().max() < 1e5
+    return False
+
+
+def test_a_folder_that_holds_anything_is_an_adapter_or_refused(tmp_path: Path) -> None:
+    """Deep JSON, "r": 4.0 and huge numbers ended in a traceback, and a pipe was waited for; NaN,
+    inf and 1e30 were taken, and every text was token 0.
+    """
+    folder = save(tmp_path / "odd", trained("eight", 48))
+    settings, tensors = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    names = ["r", "lora_alpha", "alpha_pattern", "use_rslora"]
+    for _ in odd_settings(settings, names):
+        refused(folder)
+    for r in (4.0, True, "8", 10**400):
+        settings.write_text(json.dumps({"r": r, "lora_alpha": 8}))
+        assert refused(folder)
+    for alpha in (*NO_WEIGHTS, 10**400, "nan", [8]):
+        settings.write_text(json.dumps({"r": 8, "lora_alpha": alpha}))
+        assert refused(folder)
+    save(folder, trained("eight", 48))
+    for file in (settings, tensors):
+        for _ in no_files(file):
+            assert refused(folder)
+    for _ in odd_bytes(tensors, tenth(1000)):
+        refused(folder)
+    assert not refused(folder)
+    for number in NO_WEIGHTS:
+        for key in (A, A.replace("_A", "_B")):
+            save(folder, trained("eight", 48), lambda s, t: t[key].view(-1)[7].fill_(number))  # noqa: B023
+            assert refused(folder)
 
 
 def test_adapters_of_the_settings_can_be_loaded(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def test_vllm_s_gauge_tells_adapters_that_run_and_that_wait(client_of: ClientOf)
     (WITH_KEY, LOAD, {"lora_name": "a b"}, 400, "'a b' is no name; use 1 … 128 letters"),
     (WITH_KEY, LOAD, {"lora_path": "/nowhere"}, 404, "there is no folder /nowhere; give its"),
     (WITH_KEY, LOAD, {"lora_path": "tests"}, 404, "there is no folder tests; give its whole"),
+    (WITH_KEY, LOAD, {"lora_path": "/" + "x" * 5000}, 404, "there is no folder /xxx"),
+    (WITH_KEY, LOAD, {"lora_path": "/\0"}, 404, "there is no folder /"),
+    (WITH_KEY, LOAD, {"lora_path": "~nobody/x"}, 404, "there is no folder ~nobody/x; give its"),
     (WITH_KEY, UNLOAD, {"lora_name": "fake"}, 404, "there is no adapter 'fake'; GET /v1/mod"),
     (WITH_KEY, UNLOAD, {}, 404, "there is no adapter 'sql'; GET /v1/models has all"),
 ])  # fmt: skip
@@ -129,5 +132,9 @@ def test_another_adapter_of_a_name_is_another_one(client_of: ClientOf, tmp_path:
         assert asked(UNLOAD, lora_name="sql").status_code == 200
     assert texts[0] == texts[1] == texts[4] != texts[2] == texts[3]
     (tmp_path / "empty").mkdir()
-    refused = asked(LOAD, lora_name="sql", lora_path=str(tmp_path / "empty"))
-    assert refused.status_code == 400 and "empty" in refused.get_json()["error"]["message"]
+    for text in (None, "[" * 100_000, '{"r": 8.0, "lora_alpha": 8}', '{"r": 8, "lora_alpha": NaN}'):
+        if text:  # an adapter with other settings
+            save(tmp_path / "empty", random_adapter("", 8, 1, SHAPES["demo"]))
+            (tmp_path / "empty" / "adapter_config.json").write_text(text)
+        refused = asked(LOAD, lora_name="sql", lora_path=str(tmp_path / "empty"))
+        assert refused.status_code == 400 and "empty" in refused.get_json()["error"]["message"]
