@@ -172,5 +172,5 @@ def end_hanging(server: Server) -> None:
 def _announce(server: Server) -> None:
     if server.manager.wait_until_loaded():
         config, blocks = server.config, server.manager.snapshot().n_blocks
-        url = f"http://{config.host}:{config.port}"
-        log.info("ready: %s mode on %s, %d KV blocks", config.mode, url, blocks)
+        where = config.mode, config.address, blocks
+        log.info("ready: %s mode on http://%s, %d KV blocks", *where)

@@ -14,8 +14,7 @@ from config import BOOT_ERROR, END_S, HANDOFF, Config
 
 resolved = Config.model_validate_json(os.environ[HANDOFF])
 
-host = f"[{resolved.host}]" if ":" in resolved.host else resolved.host
-bind = f"{host}:{resolved.port}"
+bind = resolved.address
 workers = 1
 worker_class = "front_door.worker.Worker"
 threads = resolved.http_threads

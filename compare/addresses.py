@@ -22,16 +22,13 @@ def server_url(given: str | None) -> str:
     """Return --url, else IP of the environment or a .env, else this machine; on port 8500. Raises
     ConfigError.
     """
-    address = base_url(given or _setting("IP") or "127.0.0.1")
+    address = given or _setting("IP") or "127.0.0.1"
     if "//" not in address:
         address = f"http://{address}"
-    try:
-        parts = urlsplit(address)
-        if parts.port is None and parts.scheme == "http" and not parts.path:
-            address += ":8500"
-    except ValueError as error:
-        name = "--url" if given else "IP"
-        raise ConfigError(f"{name} {address}: {error}; write http://HOST:PORT") from None
+    address = base_url(address, "--url" if given else "IP")
+    parts = urlsplit(address)
+    if parts.port is None and parts.scheme == "http" and not parts.path:
+        address += ":8500"
     return address
 
 

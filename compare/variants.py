@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from client.users import NAME
 from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, refuse_unknown
@@ -78,10 +79,17 @@ def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, s
             raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
         if name in (*MODES, *taken, *also, "summary"):
             raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
-        also[name] = base_url(url)
+        also[name] = base_url(url, "--also")
     return also
 
 
-def base_url(url: str) -> str:
-    """Return the address before a server's routes; OpenAI's clients write /v1 after it."""
+def base_url(url: str, flag: str) -> str:
+    """Return the address before a server's routes; OpenAI's clients write /v1 after it. Raises
+    ConfigError.
+    """
+    try:
+        urlsplit(url).port  # noqa: B018
+    except ValueError as error:
+        fix = "write http://HOST:PORT, with an IPv6 address in brackets"
+        raise ConfigError(f"{flag} {url}: {error}; {fix}") from None
     return url.rstrip("/").removesuffix("/v1")

@@ -153,6 +153,12 @@ class Config(Settings):
         return max(16, min(self.http_connections, files - SPARE_FILES))
 
     @property
+    def address(self) -> str:
+        """Host and port as in a URL: an IPv6 address has brackets (RFC 3986, 3.2.2)."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
     def hosts(self) -> frozenset[str] | None:
         """Names that a Host header may have, beside addresses; None: any, with keys or with *."""
         names = {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
@@ -311,7 +317,7 @@ def _too_large(config: Config) -> Iterator[str]:
 def _warnings(config: Config) -> Iterator[str]:
     if not config.users_of_keys and not is_loopback(config.host):
         yield (
-            f"any client that reaches {config.host}:{config.port} may use this server; --api-key "
+            f"any client that reaches {config.address} may use this server; --api-key "
             f"(or EB_API_KEY) makes it ask for a key"
         )
     if config.shed and not config.slo_classes:

@@ -18,7 +18,7 @@ def check_port(config: Config) -> None:
             probe.bind((config.host, config.port))
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
+                f"cannot listen on {config.address} ({error.strerror}); choose another "
                 "--port or --host"
             ) from None
 

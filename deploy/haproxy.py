@@ -29,17 +29,11 @@ def find() -> str:
         ) from None
 
 
-def address(config: Config) -> str:
-    """Return the host and port at which HAProxy listens."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{host}:{config.port}"
-
-
 def environment(config: Config) -> dict[str, str]:
     """Return the environment variables of deploy/haproxy.cfg."""
     answer_s = max(LONGEST_ANSWER_S, (config.request_timeout_s or 0) + 60)
     return {
-        "PROXY_LISTEN": address(config),
+        "PROXY_LISTEN": config.address,
         "PROXY_HEADER_TIMEOUT": f"{ceil(config.header_timeout_s)}s",
         "PROXY_ANSWER_TIMEOUT": f"{ceil(answer_s)}s",
         "PROXY_DRAIN_TIMEOUT": f"{max(1, ceil(config.drain_timeout_s))}s",

@@ -93,7 +93,7 @@ class Proxy:
         program: str,
         folder: Path,
     ):
-        self.config, self.listen = config, haproxy.address(config)
+        self.config, self.listen = config, config.address
         self.settings, (self.prefill, _) = settings, replicas
         self.prefill_port, *self.ports = free_ports(1 + sum(replicas))
         self.servers: list[ServerProcess] = []

@@ -123,7 +123,7 @@ def serve(argv: Sequence[str]) -> None:
             raise ConfigError(f"the replicas did not start: {error}") from None
         print(
             f"ready: {fleet.replicas} replicas in {fleet.config.mode} mode behind {fleet.router} "
-            f"on http://{config.host}:{config.port}; GET /stats names them, and each is at "
+            f"on http://{config.address}; GET /stats names them, and each is at "
             "/replicas/NAME/",
             file=sys.stderr,
         )

@@ -17,6 +17,8 @@ from client.draws import WorkloadError, arrivals, at_rate, count
 from client.traces import Trace, load_trace, save_trace
 from client.workloads import Workload
 from compare import addresses
+from compare.variants import parse_also
+from config import ConfigError
 from tests.programs import output, ran
 from tests.servers import ROOT, Serve, server
 
@@ -131,6 +133,11 @@ def test_where_the_server_is_stated(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ):
         (tmp_path / file).write_text(f"IP={ip}\n")
         assert addresses.server_url(None) == url
+    for ip in ("::1", "http://::1:8500", "fe80::8500"):
+        with pytest.raises(ConfigError, match=r"--url .*; write http://HOST.* in brackets"):
+            addresses.server_url(ip)
+        with pytest.raises(ConfigError, match=r"--also .*; write http://HOST.* in brackets"):
+            parse_also([f"a=http://{ip.removeprefix('http://')}"])
     monkeypatch.setenv("IP", "host.example")
     for given, url in (
         (None, "http://host.example:8500"),
@@ -139,6 +146,8 @@ def test_where_the_server_is_stated(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("https://host/v1", "https://host"),
         ("http://h:80/v1/", "http://h:80"),
         ("http://host/llm", "http://host/llm"),
+        ("[::1]", "http://[::1]:8500"),
+        ("http://[::1]:9000/v1", "http://[::1]:9000"),
     ):
         assert addresses.server_url(given) == url
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,10 +19,23 @@ from gunicorn.http.message import Request
 
 from client.calls import get, post
 from client.load import replay
+from compare.addresses import server_url
+from config import ConfigError, build
+from config.ports import check_port
 from front_door.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, rendered
 from front_door.pool import Pool
 from scheduling.errors import ServingError, Unauthorized
-from tests.servers import PATIENCE_S, Serve, asks, assert_all_answered, events, server, wait_until
+from tests.servers import (
+    PATIENCE_S,
+    Serve,
+    asks,
+    assert_all_answered,
+    events,
+    free_port,
+    launched,
+    server,
+    wait_until,
+)
 
 HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -48,6 +63,23 @@ def ended(connection: socket.socket) -> bytes:
         while data := connection.recv(1_000_000):
             raw += data
     return raw
+
+
+def test_a_server_on_an_ipv6_address_says_a_url_that_clients_take() -> None:
+    """It said http://::1:8500, which client.py refuses."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    words = ["dynamic", "--model", "fake", "--host", "::1", "--port", str(port := free_port())]
+    with launched(sys.executable, "launch.py", *words) as process:
+        assert process.stdout is not None
+        ready = next(line for line in process.stdout if "ready: " in line)
+        [url] = re.findall(r"http://[^ ,]+", ready)
+        assert url == server_url(url) == f"http://[::1]:{port}"
+        assert_all_answered(replay(url, asks(3, 5)))
+        with pytest.raises(ConfigError, match=rf"cannot listen on \[::1\]:{port} \("):
+            check_port(build("dynamic", {"model": "fake", "host": "::1", "port": port}, {}))
 
 
 def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> None:

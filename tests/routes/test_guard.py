@@ -232,6 +232,7 @@ def test_a_server_that_others_reach_without_a_key_says_so() -> None:
     assert all(warned(host=host) for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"))
     assert not any(warned(host=host) for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost"))
     assert not warned(host="0.0.0.0", api_key=KEY)
+    assert "reaches [::]:8500 may" in "".join(build("dynamic", {"host": "::"}, {}).warnings())
 
 
 def test_a_command_is_saved_without_its_key() -> None:
