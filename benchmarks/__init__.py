@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import environment  # noqa: F401 - where a package is missing
+
 HELP: dict[str, Any] = {
     "usage": argparse.SUPPRESS,  # of up to a hundred flags
     "formatter_class": argparse.RawDescriptionHelpFormatter,

@@ -9,7 +9,6 @@ Runs from the root of the repository or from client/, and needs client/requireme
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -19,13 +18,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # as a script it would start in client/, where `client` is this file
 
-for needed in ("aiohttp", "matplotlib", "rich"):
-    if importlib.util.find_spec(needed) is None:
-        sys.exit(
-            f"error: No module named {needed!r}; run .venv/bin/python client/client.py, or "
-            "pip install -r client/requirements.txt"
-        )
+import environment  # noqa: E402, F401 - where a package is missing
 
+# isort: split
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 

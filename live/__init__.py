@@ -10,3 +10,5 @@ timeline   a history for Perfetto and other readers of Chrome's trace events
 saved      histories of runs that were recorded or simulated: python -m live RUN
 vllm_log   the same of vLLM's logs; `vllm_recorder` runs inside vLLM and writes one
 """
+
+import environment  # noqa: F401 - where a package is missing

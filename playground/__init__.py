@@ -3,3 +3,5 @@
 run        a state of the page in, what its variants did out; the browser's worker calls it
 build      the folder of static files
 """
+
+import environment  # noqa: F401 - where a package is missing

@@ -23,6 +23,8 @@ from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = {  # what is broken, and the tests that must notice
     "scheduling": (["scheduling", "batching.py"], ["tests/scheduling", "tests/simulate"]),
@@ -38,7 +40,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-PASSED, TIMEOUT_S = 0, 900
+TIMEOUT_S = 900
 
 
 def changes(node: ast.AST) -> Iterator[str]:
@@ -115,7 +117,7 @@ def noticed(folder: Path, area: str, file: str, at: int, which: int) -> tuple[bo
     command += ["-m", "not nightly and not extra and not alone"]
     try:
         done = subprocess.run(command, cwd=folder, timeout=TIMEOUT_S, capture_output=True)
-        return done.returncode != PASSED, f"{file}:{what}"
+        return done.returncode != pytest.ExitCode.OK, f"{file}:{what}"
     except subprocess.TimeoutExpired:
         return True, f"{file}:{what} (time)"
     finally:

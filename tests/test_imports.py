@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import environment
 from tests.servers import ROOT
 
 
@@ -79,7 +83,7 @@ def test_the_design_has_no_cycle() -> None:
 
 
 def test_few_files_lie_at_the_root() -> None:
-    assert len(list(ROOT.glob("*.py"))) <= 11
+    assert len(list(ROOT.glob("*.py"))) <= 12
 
 
 HEAVY = "torch flask gunicorn safetensors app"
@@ -170,3 +174,53 @@ def test_every_module_imports_with_the_base_requirements_or_is_named_as_an_extra
         cwd=ROOT, input=json.dumps([blocked, modules]), capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == EXTRAS
+
+
+# each file that is one, as it is called; docs/ and benchmarks/peers need no package at first
+PROGRAMS = [
+    ["client/client.py"], ["launch.py"],
+    *(
+        ["-m", module_of(file).removesuffix(".__main__")]
+        for name, files in rooms() if name not in ("client", "launch", "docs")
+        for file in files
+        if "__name__ == \"__main__\"" in file.read_text() and file.parent.name != "peers"
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python without packages."""
+    venv.create(folder := tmp_path_factory.mktemp("bare"))
+    return folder / "bin" / "python"
+
+
+@pytest.mark.parametrize("words", PROGRAMS, ids=lambda words: words[-1])
+def test_a_program_outside_the_environment_says_which_python_runs_it(
+    words: list[str], bare: Path
+) -> None:
+    """`python -m benchmarks.engine` ended with a traceback that names matplotlib, and
+    `tests.mutations` counted each test that it could not run as one that failed.
+    """
+    done = subprocess.run([bare, *words, "--qq"], cwd=ROOT, capture_output=True, text=True)
+    [line] = done.stderr.splitlines()
+    command = f"run .venv/bin/python {' '.join(words)} --qq, or pip install -r "
+    assert done.returncode and command in line
+
+
+def test_what_the_environment_itself_lacks_is_installed_there(tmp_path: Path) -> None:
+    """After ./simulate.sh alone `python -m benchmarks.engine` lacks torch in .venv itself."""
+    said = missing("torch.nn", environment.VENV)
+    assert said == "error: none; .venv/bin/python -m pip install -r requirements.txt"
+    assert missing("no_such_package", tmp_path) is None
+
+
+def missing(package: str, prefix: Path) -> str | None:
+    with mock.patch.object(sys, "prefix", str(prefix)), contextlib.chdir(ROOT):
+        return environment.sentence(ModuleNotFoundError("none", name=package))
+
+
+def test_a_python_that_is_too_old_is_named() -> None:
+    old = "import sys; sys.version_info = (3, 9); import client"
+    done = subprocess.run([sys.executable, "-c", old], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == "error: Python 3.11 or newer is needed; install it and try again\n"

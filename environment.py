@@ -1,0 +1,52 @@
+"""Where a package is missing, a program ends with the command that works, without a traceback.
+
+Every folder with programs imports this first. It needs the standard library alone, and can be read
+by a Python that is too old for the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+FILES = [
+    ROOT / "client" / "requirements.txt",
+    *(ROOT / f"requirements{of}.txt" for of in ("", "-dev", "-docs", "-ray")),
+]  # the smallest first
+
+
+def sentence(error: BaseException) -> str | None:
+    """Return what is missing and the command that works; None if no file of ours requires it."""
+    package = (getattr(error, "name", None) or "").partition(".")[0].replace("_", "-")
+    listed = re.compile(rf"^([\w-]+-)?{re.escape(package)}\b", re.MULTILINE)
+    if not isinstance(error, ModuleNotFoundError) or not package:
+        return None
+    for file in FILES:
+        if file.exists() and listed.search(file.read_text()):
+            install = f"pip install -r {os.path.relpath(file)}"
+            if Path(sys.prefix).resolve() == VENV.resolve():
+                return f"error: {error}; {os.path.relpath(VENV)}/bin/python -m {install}"
+            python = f"{os.path.relpath(VENV)}/bin/python"
+            return f"error: {error}; run {python} {shlex.join(sys.orig_argv[1:])}, or {install}"
+    return None
+
+
+def explain(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """Print the sentence, or any other error as Python does."""
+    if said := sentence(error):
+        print(said, file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = explain
+if sys.version_info < (3, 11):  # noqa: UP036 - it is how a reader learns of it
+    sys.exit("error: Python 3.11 or newer is needed; install it and try again")
