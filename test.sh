@@ -21,7 +21,11 @@ fi
 said="$(mktemp)"
 "$PYTHON" -m mypy >"$said" 2>&1 &
 mypy=$!
-trap 'kill $mypy 2>/dev/null || true; rm -f "$said"' EXIT
-"$PYTHON" -m pytest -n 4 --no-loadscope-reorder "$@" && tests=0 || tests=$?
+# nothing is in the foreground, which bash would wait for before it ends on a signal
+(trap - INT; exec "$PYTHON" -m pytest -n 4 --no-loadscope-reorder "$@") <&0 &
+pytest=$!
+trap 'kill $mypy $pytest 2>/dev/null || true; rm -f "$said"' EXIT
+trap 'wait $pytest' INT # for its summary
+wait $pytest && tests=0 || tests=$?
 wait $mypy || { cat "$said" >&2; tests=1; }
 exit $tests

@@ -24,6 +24,7 @@ import sortedcontainers
 from config import ConfigError
 from live.page import saved
 from playground import run
+from playground.serve import serve
 from simulate.costs import FOLDER, Costs
 from simulate.simulation import parse
 
@@ -155,7 +156,12 @@ def main() -> None:
     )
     default = Path(__file__).parent / "site"
     parser.add_argument("--out", type=Path, default=default, help="(default: playground/site)")
-    out = parser.parse_args().out
+    parser.add_argument(
+        "--serve", nargs="?", type=int, const=8600, metavar="PORT",
+        help="then serve them on this machine (port: 8600)",
+    )  # fmt: skip
+    arguments = parser.parse_args()
+    out = arguments.out
     try:
         size = build(out)
     except (BuildError, ConfigError) as error:
@@ -163,6 +169,8 @@ def main() -> None:
     print(f"{out}: {size / 1e6:.1f} MB")
     if size > MOST_BYTES:
         sys.exit(f"error: more than {MOST_BYTES / 1e6:.0f} MB; find what has grown")
+    if arguments.serve is not None:
+        serve(out, arguments.serve)
 
 
 if __name__ == "__main__":

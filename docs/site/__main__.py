@@ -7,15 +7,15 @@ becomes a page as well. MkDocs builds the site, and fails at a link to nothing.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import posixpath
 import re
 import shutil
 import subprocess
 import sys
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from playground.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE, OUT = Path(__file__).parent, ROOT / "runs" / "site"
@@ -106,7 +106,8 @@ def claims(field: str) -> str:
             bold, verdict, rest = found.split("**", 2) if "**" in found else ("", found, "")
             rest = rest.lstrip(": ,")
             rows.append(f"| {question} | {word} | {here} | {claim} | {bold}{verdict} | {rest} |")
-    return CLAIMS + "\n".join(rows).replace("](../", "](").replace("](policies", "](docs/policies")
+    from_root = lambda link: posixpath.normpath(posixpath.join("docs", link[1]))  # noqa: E731
+    return CLAIMS + LINK.sub(from_root, "\n".join(rows))
 
 
 def tracked() -> set[str]:
@@ -117,7 +118,7 @@ def tracked() -> set[str]:
 
 
 def build() -> None:
-    """Build the site anew. Raises CalledProcessError after another program's own message."""
+    """Build the site anew. Raises CalledProcessError, which has another program's message."""
     shutil.rmtree(OUT, ignore_errors=True)
     Pages(tracked(), PAGES).write()
     shutil.copytree(HERE / "assets", PAGES / "assets")
@@ -127,22 +128,21 @@ def build() -> None:
     _run("live", str(OUT / "run"), "--out", str(PAGES / "assets" / "live.html"))
     _run("playground.build")  # it keeps what it got from npm there
     shutil.copytree(ROOT / "playground" / "site", PAGES / "playground")
-    _run("mkdocs", "build", "--quiet", "--config-file", str(shutil.copy(HERE / "mkdocs.yml", OUT)))
+    shutil.copy(HERE / "mkdocs.yml", OUT)
+    make_html()
+
+
+def make_html() -> None:
+    """Make the pages HTML. Raises CalledProcessError at a link to nothing."""
+    # not --quiet, which hides warnings from `strict`, too
+    _run("mkdocs", "build", "--config-file", str(OUT / "mkdocs.yml"))
 
 
 def _run(module: str, *arguments: str) -> None:
     subprocess.run(
-        [sys.executable, "-m", module, *arguments], check=True, stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", module, *arguments], check=True, capture_output=True, text=True,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
-
-
-def serve(port: int) -> None:
-    """Show the site until Ctrl-C. Raises OSError if the port is taken."""
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(BUILT))
-    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
-        print(f"http://localhost:{port}/")
-        server.serve_forever()
 
 
 def main() -> None:
@@ -155,11 +155,9 @@ def main() -> None:
     try:
         build()
         if not arguments.build:
-            serve(arguments.port)
+            serve(BUILT, arguments.port)
     except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
-    except OSError as error:
-        sys.exit(f"error: port {arguments.port}: {error.strerror}; choose another --port")
+        sys.exit(error.stderr)
     except KeyboardInterrupt:
         pass
 

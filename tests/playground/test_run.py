@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ import pytest
 from client.traces import load_trace
 from playground import run
 from playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, build, settings
+from playground.serve import Server
 from scheduling.policies import MODES, ORDERS, own
 from simulate.run import SimulatedServer
 from simulate.simulation import parse
@@ -107,8 +106,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert build(folder) < MOST_BYTES
     except BuildError as error:
         pytest.skip(str(error))
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with Server(folder, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()

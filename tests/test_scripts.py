@@ -1,0 +1,52 @@
+"""The shell scripts, with programs that do nothing and stay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.servers import ROOT, processes_with, wait_until
+
+SCRIPTS = [
+    ["./compare.sh"], ["./simulate.sh"], ["./server.sh", "dynamic"], ["./docs.sh"],
+    ["./playground.sh"], ["./deploy/proxy.sh"], ["./deploy/serve.sh"], ["./benchmarks/gpu.sh"],
+    ["./test.sh", "course"], ["./test.sh", "--policy", "mine.py"], ["./test.sh"],
+]  # fmt: skip
+STAYS = """#!/usr/bin/env bash
+case "$*" in
+    *ruff*) ;;
+    *) exec sleep 100 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
+def test_to_end_a_script_ends_what_it_started(words: list[str], tmp_path: Path) -> None:
+    """./playground.sh left its server, and ./test.sh pytest: only the shell ended."""
+    (tmp_path / "stays").write_text(STAYS)
+    (tmp_path / "stays").chmod(0o700)
+    script = tmp_path / words[0]
+    script.parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / words[0], script)
+    (tmp_path / "setup.sh").write_text('PYTHON="$ROOT/stays"')
+    n = 2 if words == ["./test.sh"] else 1  # mypy and pytest
+
+    def stay() -> int:
+        return processes_with("OF_TEST", str(tmp_path)).count(["sleep", "100"])
+
+    environment = os.environ | {"OF_TEST": str(tmp_path)}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True) as process:
+        try:
+            wait_until(lambda: stay() == n, every_s=0.05)
+            process.terminate()
+            process.wait()
+            wait_until(lambda: stay() == 0, every_s=0.05, patience_s=10)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
