@@ -196,6 +196,8 @@ class Comparison:
             self.stopped = self.stopped or done[name].stopped
         measured = {name: r for name in self.options.names if (r := done[name].result)}
         if measured:
+            if seed == self.options.seed:
+                runs.clear(self.options.out)
             folder.mkdir(parents=True, exist_ok=True)
             # a large trace is drawn again where it is needed
             if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
@@ -273,7 +275,6 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
     options, progress = comparison.options, comparison.progress
     if busy := sentences.busy(comparison.facts()):
         progress.say(busy)
-    runs.clear(options.out)
     progress.say(
         f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
         f"{options.out}"

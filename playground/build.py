@@ -59,6 +59,7 @@ def pyodide(folder: Path) -> None:
                 ["npm", "pack", "--silent", f"pyodide@{VERSION}"],
                 cwd=scratch, check=True, capture_output=True,
             )  # fmt: skip
+            folder.mkdir(parents=True, exist_ok=True)
             with tarfile.open(archive) as files:
                 for name in PYODIDE:
                     member = files.extractfile(f"package/{name}")
@@ -131,7 +132,6 @@ def archive(all_settings: run.Settings) -> bytes:
 
 def build(folder: Path) -> int:
     """Write all files; return their bytes. Raises BuildError."""
-    folder.mkdir(parents=True, exist_ok=True)
     pyodide(folder)
     all_settings, shown = settings()
     here = Path(__file__).parent

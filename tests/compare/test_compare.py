@@ -125,6 +125,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
     done = compare(words, tmp_path / "out")
     assert done.returncode == 1 and "exit code 2" in done.stderr
     assert "model.safetensors does not exist" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists(), "a folder was left with nothing in it"
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
@@ -222,9 +223,11 @@ def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> N
 @pytest.mark.usefixtures("undrawn")
 def test_a_server_that_fails_later_leaves_what_was_measured_before(tmp_path: Path) -> None:
     words = "--modes dynamic --numsamples 5 --lengths fixed:2000 --arrival burst"
-    done = compare(f"{words} --also gone=http://127.0.0.1:9", tmp_path)
-    assert done.returncode == 1 and "error: no answer from http://127.0.0.1:9" in done.stderr
-    assert not (tmp_path / "dynamic.json").exists(), "found before anything was measured"
+    for folder in (tmp_path / "new", tmp_path):  # found before anything was measured
+        (tmp_path / "trace.jsonl").write_text("of an earlier run")
+        done = compare(f"{words} --also gone=http://127.0.0.1:9", folder)
+        assert done.returncode == 1 and "error: no answer from http://127.0.0.1:9" in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
 
     class Dying(Stub):
         """Lists its model once, and is gone when its turn comes."""

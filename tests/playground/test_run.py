@@ -94,6 +94,13 @@ def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: run.Set
     assert run.served(mine, state, of_costs) == {"error": "there is no yours.py:Mine"}
 
 
+def test_without_npm_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BuildError, match="install Node"):
+        build(tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
 # ---- in a real browser: Pyodide in Debian's Chromium, driven by Playwright
 
 PATIENCE_S = 120  # Pyodide loads in seconds, and in a minute beside other tests
