@@ -14,6 +14,7 @@ Writes engine.md, engine.json and a figure to --out.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,6 +164,7 @@ def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
     """Count what the host launches on a GPU in a step, of which a CUDA graph is one, and the
     kernels that run; both are 0 on a CPU.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler is quiet from 6 on
     with torch.profiler.profile() as profile:
         engine.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))
     events = profile.events() or []

@@ -33,6 +33,10 @@ from stats import LIMITED
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
 REQUESTS = 300
+MEANINGLESS = (  # with this client and servers that start here
+    "host", "port", "api_keys", "allowed_hosts", "header_timeout_s", "body_timeout_s",
+    "drain_timeout_s", "live_prompts", "log_level",
+)  # fmt: skip
 MOST = 12  # variants that can be distinguished in a figure
 
 
@@ -192,7 +196,7 @@ def parse(argv: Sequence[str]) -> Options:
     # fmt: on
     add("--runs", **RUNS)
     add_deployment(parser)
-    add_settings(parser)
+    add_settings(parser, hidden=MEANINGLESS)
     known = read(parser, argv)
     given = chosen(known) | {"deployment": deployment_of(known)}
     given["also"] = variants.parse_also(known.also, given["variants"])

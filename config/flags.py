@@ -46,8 +46,12 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) -> None:
-    """Add a flag for each setting but the mode and `unused`; Config checks their strings."""
+def add_settings(
+    parser: argparse.ArgumentParser, unused: Collection[str] = (), hidden: Collection[str] = ()
+) -> None:
+    """Add a flag for each setting but the mode and `unused`; Config checks their strings. hidden:
+    settings that --help leaves out.
+    """
     about: str | None = "settings are flags, or EB_NAME in the environment or in .env"
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title, about)
@@ -62,10 +66,12 @@ def add_settings(parser: argparse.ArgumentParser, unused: Collection[str] = ()) 
                 else {"metavar": "X"}
             )
             help = f"{text} (default: {default})".replace("%", "%%")
+            if name in hidden:
+                help = argparse.SUPPRESS
             group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=help, **kind)
-    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    unseen: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for name in EARLIER if "kv_cache" not in unused else ():
-        parser.add_argument(flag(name), dest="kv_cache", type=partial(_as_size, name), **hidden)
+        parser.add_argument(flag(name), dest="kv_cache", type=partial(_as_size, name), **unseen)
 
 
 def _as_size(earlier: str, value: str) -> str:

@@ -226,7 +226,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         help=f"with --plan: share of requests that must meet --slo (default: {ATTAINMENT})")
     # fmt: on
     add_replicas(parser)
-    add_settings(parser)
+    add_settings(parser, hidden={*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"})
     given = {word.split("=")[0] for word in argv}
     if foreign := [flag(name) for name in OF_SERVERS if flag(name) in given]:
         raise ConfigError(

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from client.client import parse as parse_client
+from compare.options import MEANINGLESS
 from compare.options import parse as parse_comparison
 from compare.servers import wait_until_ready
-from config import ConfigError
+from config import NOT_SIMULATED, ConfigError, flag
 from config import parse as parse_server
 from config.config import Config
 from deploy import proxy, serve
+from simulate.simulation import ENGINE
 from simulate.simulation import parse as parse_simulation
 from tests.programs import output, ran
 from tests.servers import ROOT, Serve, free_port, launched
@@ -79,6 +81,17 @@ def test_the_report_command(tmp_path: Path) -> None:
     (tmp_path / "report.html").unlink()
     output("compare.report", str(tmp_path))
     assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(("program", "left_out"), [
+    ("compare", {*MEANINGLESS}),
+    ("simulate", {*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"}),
+])  # fmt: skip
+def test_help_lists_the_settings_that_have_a_meaning(program: str, left_out: set[str]) -> None:
+    """./compare.sh listed --host and --port, and ./simulate.sh dozens that it refuses."""
+    listed = re.findall(r"^  (--[\w-]+)", ran(program, "--help").stdout, re.MULTILINE)
+    settings = {name for name in Config.model_fields if flag(name) in listed}
+    assert settings == {*Config.model_fields} - {"mode"} - left_out
 
 
 def test_benchmark_commands() -> None:

@@ -42,11 +42,17 @@ def test_the_burst_reports_every_mode(small: str, result_of: Run) -> None:
         assert mode["wall_clock_s"] >= 0.005 * (mode["iterations"] - 1)
 
 
-def test_a_step_and_its_bound(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_step_and_its_bound(
+    small: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     sizes = "--rows 1,3 --contexts 20,70 --repeats 2 --max-batch-size 9"
     monkeypatch.setattr(sys, "argv", ["engine", *shlex.split(f"{sizes} {small} --out {tmp_path}")])
     engine.main()
+    assert "profiler" not in capfd.readouterr().err, "PyTorch's wrote two lines for each step"
     result = json.loads((tmp_path / "engine.json").read_text())
     steps = result["steps"]
     places = [(step["rows"], step["context"]) for step in steps]
