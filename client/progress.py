@@ -27,7 +27,7 @@ class Progress:
     def __init__(self, console: Console):
         self.console = console
         self.lines: dict[Any, RenderableType] = {}
-        self._table: Table | None = None
+        self._table: RenderableType | None = None
         # twice a second: drawing takes time from the replay that it shows
         self._live = Live(
             console=console, refresh_per_second=2, get_renderable=self._render, transient=True
@@ -55,7 +55,7 @@ class Progress:
         """Print a line that stays."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def table(self, table: Table) -> None:
+    def table(self, table: RenderableType) -> None:
         """Show a table above the lines from now on, in a terminal."""
         self._table = table
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from rich.table import Table
 
 from compare.quoting import escape
 from compare.report import tables
@@ -103,14 +102,14 @@ def table(results: Results, kind: str) -> str:
     return tables.markdown([rows[0], *([row[0], escape(row[1]), *row[2:]] for row in rows[1:])], 2)
 
 
-def terminal_table(results: Results, kind: str) -> Table | None:
+def terminal_table(results: Results, kind: str) -> tables.Terminal | None:
     """Users or levels, for the terminal, without refusals; None where the trace has none."""
     if not groups(results, kind):
         return None
     numbers = [group.numbers for group in groups(results, kind)]
     shown = {key: key.short for key in tables.present([*RATES, *LATENCIES], numbers) if key.short}
     rows = _rows(results, kind, shown, refusals=False)
-    return tables.terminal(rows, left=2, caption=few(results, kind) or None)
+    return tables.Terminal(rows, left=2, caption=few(results, kind) or None)
 
 
 def _rows(

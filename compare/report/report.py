@@ -262,7 +262,7 @@ def show(run: Run, console: Console) -> None:
 
     console.print(tables.terminal_table(run.variants, marked(run)))
     if ranges := tables.ranges(run.results):
-        console.print(tables.terminal(ranges, wrap=True, caption=NOISE))
+        console.print(tables.Terminal(ranges, caption=NOISE))
     if len(run.summaries) == 1:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():

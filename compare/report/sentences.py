@@ -32,7 +32,7 @@ def sentences(run: Run) -> list[str]:
 
 def plain(sentence: str) -> str:
     """Return a sentence for the terminal: without Markdown's marks."""
-    return unescape(re.sub(r"^\*\*(.+?)\*\*", r"\1", sentence))
+    return unescape(re.sub(r"(?<!\\)\*\*([^*`]+)\*\*", r"\1", sentence))
 
 
 def partial(run: Run) -> str | None:
@@ -164,7 +164,7 @@ def littles_law(run: Run) -> str | None:
     return (
         "Little's law: requests in flight, which the client counted at random instants, differ "
         "from requests answered a second × mean latency at the server by "
-        f"{percent:+.1f}% at most ({name}).".replace("-", "−")
+        f"{f'{percent:+.1f}'.replace('-', '−')}% at most ({name})."
     )
 
 

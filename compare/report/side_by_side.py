@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markdown import Markdown
 
 from compare import calibrate, foreign
 from compare.analysis import BLOCKS, difference
@@ -89,11 +88,24 @@ def beside(paths: Sequence[Path], out: Path) -> str:
 def show(text: str, out: Path, console: Console) -> None:
     """Print a report of runs side by side, without figures and definitions."""
     text = re.sub(r"^!\[.*\n|^Lines: .*\n", "", text.split("\n## Definitions")[0], flags=re.M)
-    if console.is_terminal:
-        console.print(Markdown(text))
-    else:  # which has no width to fit tables into
-        print(text)
+    for part in re.split(r"\n{2,}", text.strip()):
+        if part.startswith("|"):
+            console.print(_for_terminal(part))
+        else:
+            console.print(
+                sentences.plain(part.lstrip("# ")), "", sep="\n", markup=False, highlight=False
+            )
     console.print(f"report.html, report.md and figures: {out}", soft_wrap=True, highlight=False)
+
+
+def _for_terminal(markdown: str) -> tables.Terminal:
+    """Return a Markdown table as one for the terminal."""
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in markdown.splitlines()]
+    head, kinds, *rows = ([cell.strip() for cell in line] for line in lines)
+    texts = [
+        [sentences.plain(re.sub(r"(`+)(.+?)\1", r"\2", c)) for c in row] for row in (head, *rows)
+    ]
+    return tables.Terminal(texts, kinds.count("---"))
 
 
 def compare_runs(runs: Sequence[Run], out: Path) -> str:

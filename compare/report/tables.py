@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from rich import box
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -43,6 +46,7 @@ RANGES = keys(
 )  # fmt: skip
 FEWEST_DRAWS = 19  # the least and the most of them enclose 90% of others (Wilks, 1941)
 NONE = "–"
+MOST = 1000  # columns of a table, however wide the terminal is
 
 
 def markdown(rows: Rows, left: int = 1) -> str:
@@ -52,20 +56,48 @@ def markdown(rows: Rows, left: int = 1) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def terminal(rows: Rows, left: int = 1, wrap: bool = False, caption: str | None = None) -> Table:
-    """A table for the terminal, without intervals. Long names are folded; wrap: so are headings."""
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, caption=caption
-    )
-    for i, heading in enumerate(rows[0]):
-        table.add_column(
-            heading, justify="left" if i < left else "right", no_wrap=not wrap and i >= left,
-            overflow="fold",
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A table for the terminal, without intervals. One that is too wide is shown in parts, below
+    each other, so that no name and no number breaks; headings break between words. left: columns of
+    text, which break only where they are too wide by themselves.
+    """
+
+    rows: Rows
+    left: int = 1
+    caption: str | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        n, shown = len(self.rows[0]), list(range(self.left))
+        for i in range(self.left, n):
+            wider = Measurement.get(console, options.update_width(MOST), self._part([*shown, i]))
+            if wider.maximum > options.max_width and len(shown) > self.left:
+                yield self._part(shown)
+                shown = shown[: self.left]
+            shown.append(i)
+        yield self._part(shown, self.caption)
+
+    def _part(self, columns: Sequence[int], caption: str | None = None) -> Table:
+        table = Table(
+            box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False,
+            caption=caption,
         )  # fmt: skip
-    for row in rows[1:]:
-        numbers = (cell.split(" ±")[0] for cell in row[left:])
-        table.add_row(*map(Text, (*row[:left], *numbers)))
-    return table
+        cells = [[self._cell(row, i) for i in columns] for row in self.rows[1:]]
+        for place, i in enumerate(columns):
+            heading = self.rows[0][i]
+            if i >= self.left and "\n" not in heading:
+                width = max(map(len, [*heading.split(), *(row[place] for row in cells)]))
+                heading = textwrap.fill(heading, width, break_on_hyphens=False)
+            table.add_column(
+                heading, justify="left" if i < self.left else "right",
+                no_wrap=i >= self.left, overflow="fold",
+            )  # fmt: skip
+        for row in cells:
+            table.add_row(*map(Text, row))
+        return table
+
+    def _cell(self, row: Sequence[str], i: int) -> str:
+        return row[i] if i < self.left else re.sub(r" ± \S+", "", row[i])
 
 
 def formatted(value: Estimate, form: str) -> str:
@@ -134,11 +166,11 @@ def setting(value: object) -> str:
     return "none" if value in ("", None, [], {}) else escape(value)
 
 
-def terminal_table(results: Results, marked: str = "") -> Table:
+def terminal_table(results: Results, marked: str = "") -> Terminal:
     """The headline table within 80 columns. marked: beside the heading of the names."""
     columns = [key for key in HEADLINES if key.short]
     head = [f"variant{marked}".replace(" ", "\n"), *(key.short for key in columns)]
-    return terminal([head, *rows_of(results, columns)[1:]])
+    return Terminal([head, *rows_of(results, columns)[1:]])
 
 
 def rows_of(results: Results, columns: Sequence[Key], marked: str = "") -> list[list[str]]:
@@ -265,13 +297,13 @@ def capacity_table(sweeps: Mapping[str, Sequence[Result]], goodput: bool) -> str
     return markdown(rows if goodput else [row[:-1] for row in rows])
 
 
-def sweep_table(points: Mapping[str, Sequence[Sequence[Result]]]) -> Table:
+def sweep_table(points: Mapping[str, Sequence[Sequence[Result]]]) -> Terminal:
     """The state of a sweep, for the terminal. points: of each server, rates of each seed."""
     rows = [["variant", "rates", *(heading.replace("requests", "req") for heading in SWEPT)]]
     for name, seeds in points.items():
         rates = str(sum(map(len, seeds)))
         rows.append([name, rates, *_swept([sweep.outcome(each) for each in seeds])])
-    return terminal(rows, wrap=True)
+    return Terminal(rows)
 
 
 def _swept(outcomes: Sequence[Result]) -> list[str]:

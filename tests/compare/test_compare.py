@@ -283,13 +283,18 @@ def test_servers_whose_requests_were_late_are_named() -> None:
 
 
 def test_littles_law_is_judged_from_20_answers_on() -> None:
-    law = {"in_flight": 3.0, "rate_x_latency": 2.0}
+    law = {"in_flight": 1.0, "rate_x_latency": 2.0}
     runs = [
-        Run(Path(), [{"variants": {"a": {"littles_law": law, "completed": n}}, "also": {}}], [], [])
+        Run(
+            Path(),
+            [{"variants": {"a-b": {"littles_law": law, "completed": n}}, "also": {}}],
+            [],
+            [],
+        )
         for n in (19, 20)
     ]
     few, enough = map(littles_law, runs)
-    assert few is None and enough and "by +50.0% at most (a)." in enough
+    assert few is None and enough and "by −50.0% at most (a-b)." in enough
 
 
 # ---- variants: modes with settings of their own, under names, against a baseline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import re
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from client.outcomes import Outcome
@@ -22,6 +25,7 @@ from compare.report import drawing, figures, report, side_by_side, tables
 from stats import ROW_KINDS
 from tests.compare.test_pages import Page
 from tests.conftest import undraw
+from tests.counts import examples
 from tests.programs import output, ran
 
 MODES = ["static", "dynamic"]
@@ -111,7 +115,9 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     summary["variants"]["static"]["output_throughput"] *= 2
     (other / "summary.json").write_text(json.dumps(summary))
     out = tmp_path / "compared"
-    output("compare", f"--runs {swept}/seed-0 {other} --out {out}")
+    shown = output("compare", f"--runs {swept}/seed-0 {other} --out {out}")
+    assert "|" not in shown and "#" not in shown and "**" not in shown
+    assert re.search(r"^ static +other \(simulated\) +[\d,]+ \(× 2\.00\)", shown, re.MULTILINE)
     text = (out / "report.md").read_text()
     assert "# seed-0 (simulated) against other (simulated)" in text
     assert "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
@@ -217,10 +223,39 @@ def test_progress_moves_in_a_terminal() -> None:
     assert "static: 0/3 ended" in shown and "sustained" in shown
 
 
-def test_a_long_name_is_folded_in_a_terminal() -> None:
+def test_a_name_that_is_wider_than_the_terminal_is_folded() -> None:
     console = Console(file=(shown := io.StringIO()), width=20)
-    console.print(tables.terminal([["variant", "tok/s"], ["x" * 30, "1"]]))
+    console.print(tables.Terminal([["variant", "tok/s"], ["x" * 30, "1"]]))
     assert shown.getvalue().count("x") == 30
+
+
+WORDS = st.text("abc-", min_size=1, max_size=12)
+NUMBERS = st.text("123,", min_size=1, max_size=16)
+
+
+@examples(300)
+@given(st.data(), st.integers(1, 12), st.integers(1, 2))
+def test_no_name_and_no_number_breaks_in_a_terminal(data: Any, columns: int, left: int) -> None:
+    """At 80 columns dynamic-with-sjf-aging was two lines, and with --runs `dynamic…`."""
+    names = st.lists(st.text("xyz-", min_size=1, max_size=26), min_size=left, max_size=left)
+    cells = st.lists(NUMBERS, min_size=columns, max_size=columns)
+    headings = data.draw(st.lists(st.lists(WORDS, max_size=5), min_size=columns, max_size=columns))
+    rows = [[*data.draw(names), *data.draw(cells)] for _ in range(3)]
+    head = ["variant", "run"][:left] + [" ".join(words) for words in headings]
+    console = Console(file=(shown := io.StringIO()), width=80)
+    console.print(tables.Terminal([head, *rows], left))
+    lines = [line.split() for line in shown.getvalue().splitlines()]
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
+    for row in rows:
+        found = [number for line in lines if line[:left] == row[:left] for number in line[left:]]
+        assert {*row[left:]} <= {*found}
+    assert {*itertools.chain(*headings)} <= {*itertools.chain(*lines)}
+
+
+def test_a_terminal_shows_no_intervals_but_what_follows_them() -> None:
+    console = Console(file=(shown := io.StringIO()), width=80)
+    console.print(tables.Terminal([["variant", "tok/s"], ["a", "4,126 ± 376 (× 1.03)"]]))
+    assert "a  4,126 (× 1.03)" in shown.getvalue() and "±" not in shown.getvalue()
 
 
 def test_a_difference_of_zero_has_no_sign() -> None:
