@@ -34,7 +34,7 @@ from scheduling.policies.dynamic import Dynamic
 class Impossible(Dynamic):
     def plan(self, view):
         plan = super().plan(view)
-        return plan if view.processed < 4 else Plan(run=plan.run * 2)
+        return plan if view.processed < 4 else Plan(admit=plan.admit, run=plan.run * 2)
 """
 
 
