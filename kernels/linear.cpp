@@ -10,13 +10,12 @@
 // zeros to a multiple of 32, outputs to whole panels. Sums go over the inputs in order, as float,
 // of int8 as int32, so that a token's result does not depend on the other tokens.
 
-#include "amx.h"
 #include "lora.h"
+#include "multiply.h"
 #include "team.h"
 
 #include <cmath>
 #include <cstring>
-#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -56,19 +55,19 @@ template <typename T>
 const int EACH = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Pair> ? 2 : 4;
 
 // One thread's share of a layer's panels, packed as T.
-// start: what each output's sum begins with. y: [n_tokens, n_out]. rows: of sums, n_tokens or more.
+// start: what each output's sum begins with. y: [n_tokens, n_out].
 // multiply_block(k, w, n, sums, next): adds to the sums of all tokens what their elements
 // k … k + n − 1 give; value(token, output, sum): the sum as a float.
 template <typename T, typename Sum, typename Y, typename Multiply, typename Value>
 static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t n_tokens,
-                           int64_t rows, Member& me, Multiply multiply_block, Value value) {
+                           Member& me, Multiply multiply_block, Value value) {
     const FlushSubnormals flush;
     const T* packed = (const T*)layer.packed;
     const int64_t n_in = layer.n_in / EACH<T>, n_panels = (layer.n_out + PANEL - 1) / PANEL;
-    std::vector<Sum> sums(rows * PANEL);
+    std::vector<Sum> sums(n_tokens * PANEL);
     me.share(n_panels, [&](int64_t panel, auto following) {
         const int64_t o = panel * PANEL, width = std::min<int64_t>(PANEL, layer.n_out - o);
-        for (int64_t t = 0; t < rows; t++) std::copy_n(start + o, PANEL, &sums[t * PANEL]);
+        for (int64_t t = 0; t < n_tokens; t++) std::copy_n(start + o, PANEL, &sums[t * PANEL]);
         for (int64_t k = 0; k < n_in; k += BLOCK) {
             const T* w = packed + (panel * n_in + k) * PANEL;
             const int64_t n = std::min<int64_t>(BLOCK, n_in - k);
@@ -98,7 +97,7 @@ static void linear(const Linear& layer, const float* x, float* y, int64_t n_toke
     as_team(n_threads, 0, [&](Member& me) {
         if (layer.lora) layer.lora->lower(x, layer.n_in, n_tokens, me);
         compute_panels<float>(
-            layer, layer.bias, y, n_tokens, n_tokens, me,
+            layer, layer.bias, y, n_tokens, me,
             [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
                 multiply_all(x + k, n_tokens, layer.n_in, w, n, sums, next, LINES);
             },
@@ -109,27 +108,18 @@ static void linear(const Linear& layer, const float* x, float* y, int64_t n_toke
 static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_tokens,
                    int n_threads) {
     const int64_t n_in = layer.n_in / 2;
-    const bool tiled = TILED && may_use_tiles(),
-               widened = !PAIRED && !tiled && (n_tokens > ROWS || !FUSED);
-    const int64_t rows = tiled ? (n_tokens + TILE - 1) / TILE * TILE : n_tokens;
+    const bool widened = !PAIRED && (n_tokens > ROWS || !FUSED);
     as_team(n_threads, linear_bytes(n_tokens, layer.n_in), [&](Member& me) {
         if (layer.lora) layer.lora->lower((const BFloat16*)x, layer.n_in, n_tokens, me);
-        Pair* const whole_x = (Pair*)me.team->memory;
         float* const wide_x = (float*)me.team->memory;
-        if (tiled || widened)
-            me.share_rows(rows, layer.n_in, [&](int64_t t) {
-                for (int64_t i = t * n_in; i < (t + 1) * n_in; i++)
-                    if (widened) widen(x[i], wide_x + 2 * i, 1);
-                    else whole_x[i] = t < n_tokens ? x[i] : 0;
+        if (widened)
+            me.share_rows(n_tokens, layer.n_in, [&](int64_t t) {
+                for (int64_t i = t * n_in; i < (t + 1) * n_in; i++) widen(x[i], wide_x + 2 * i, 1);
             });
-        std::optional<Tiles> tiles;
-        if (tiled) tiles.emplace();
         compute_panels<Pair>(
-            layer, layer.bias, y, n_tokens, rows, me,
+            layer, layer.bias, y, n_tokens, me,
             [&](int64_t k, const Pair* w, int64_t n, float* sums, const char* next) {
-                if (tiled) {
-                    multiply_tiles(whole_x + k, rows, n_in, w, n, sums, next, LINES);
-                } else if (widened) {
+                if (widened) {
                     float wide_w[2 * BLOCK * PANEL];
                     for (int64_t i = 0; i < n; i++)
                         for (int o = 0; o < PANEL; o++)
@@ -169,7 +159,7 @@ static void linear_int8(const Linear& layer, const X* x, X* y, int64_t n_tokens,
             x_scales[t] = quantize(x + t * 4 * n_in, 4 * n_in, (uint8_t*)&quads[t * n_in]);
         });
         compute_panels<Quad>(
-            layer, layer.start, y, n_tokens, n_tokens, me,
+            layer, layer.start, y, n_tokens, me,
             [&](int64_t k, const Quad* w, int64_t n, int32_t* sums, const char* next) {
                 multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
             },

@@ -155,7 +155,7 @@ struct Crew {
 };
 inline thread_local Crew crew;  // of the teams that this thread calls together
 
-// Bytes that a linear layer needs at most: all tokens as floats, filled up to whole tiles.
+// Bytes that a linear layer needs at most: all tokens as floats.
 static inline int64_t linear_bytes(int64_t n_tokens, int64_t n_in) {
     return (n_tokens + 16) * n_in * int64_t(sizeof(float));
 }

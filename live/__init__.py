@@ -6,9 +6,8 @@ history    rows × iterations in the page's format (docs/live.md), written and p
 observer   history of a server while its page is open, or of a whole run
 panel      routes of the page; `made_load` makes the load that a page starts
 page       one HTML file, served by a server or with saved runs in it
-timeline   a history for Perfetto and other readers of Chrome's trace events
 saved      histories of runs that were recorded or simulated: python -m live RUN
-vllm_log   the same of vLLM's logs; `vllm_recorder` runs inside vLLM and writes one
+vllm_recording   the same of vLLM's recordings, which `vllm_recorder` writes inside vLLM
 """
 
 import environment  # noqa: F401 - where a package is missing

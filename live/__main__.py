@@ -3,8 +3,7 @@
 python -m live RUN             RUN/live.html, of static and dynamic, or the first two, and a
                                link to it in the run's report
 python -m live CALLS.jsonl     CALLS.html, of the recording that a server's --record wrote
-python -m live VLLM.LOG        the same of a log or recording of vLLM; --vllm shows it beside a run
-python -m live --timeline RUN  NAME.timeline.json of each server, for https://ui.perfetto.dev
+python -m live VLLM.jsonl      the same of a recording of vLLM; --vllm shows it beside a run
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from compare.report import report
 from compare.runs import LIVE, RunError, load
-from live import page, timeline, vllm_log
+from live import page, vllm_recording
 from live.saved import chosen, histories
 
 MOST_BYTES = 30_000_000  # of a page that a browser still opens quickly
@@ -30,11 +29,9 @@ def main() -> None:
     )
     add = parser.add_argument
     add("run", type=Path, help="a folder of simulate.sh or compare.sh --record, or a recording")
-    add("--vllm", type=Path, metavar="FILE", help="show this log of vLLM beside one server")
+    add("--vllm", type=Path, metavar="FILE", help="show this recording of vLLM beside one server")
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
-    events = "write Chrome's trace events of all servers instead"
-    add("--timeline", action="store_true", help=events)
-    add("--out", type=Path, help="the page, or a timeline's folder (default: in the run)")
+    add("--out", type=Path, help="the page (default: in the run)")
     arguments = parser.parse_args()
     run: Path = arguments.run
     try:
@@ -42,10 +39,7 @@ def main() -> None:
         names = arguments.of and arguments.of.split(",")
         if arguments.vllm:
             texts, names = beside(texts, names, arguments.vllm), None
-        if arguments.timeline:
-            write_timelines(texts, arguments.out or (run.parent if run.is_file() else run))
-        else:
-            write_page(run, chosen(texts, names), arguments.out)
+        write_page(run, chosen(texts, names), arguments.out)
     except RunError as error:
         sys.exit(f"error: {error}")
     if seed:
@@ -60,8 +54,8 @@ def beside(texts: Mapping[str, str], names: list[str] | None, log: Path) -> dict
         raise RunError("beside --vllm a page shows one server; name one with --of")
     [text] = chosen(texts, names)
     first = min((arrived_at for _, arrived_at, *_ in json.loads(text)["requests"]), default=0.0)
-    name = vllm_log.NAME if vllm_log.NAME not in names else f"{vllm_log.NAME} 2"
-    return {names[0]: text, name: vllm_log.history(log, first)}
+    name = vllm_recording.NAME if vllm_recording.NAME not in names else f"{vllm_recording.NAME} 2"
+    return {names[0]: text, name: vllm_recording.history(log, first)}
 
 
 def write_page(run: Path, texts: list[str], out: Path | None) -> None:
@@ -80,18 +74,6 @@ def write_page(run: Path, texts: list[str], out: Path | None) -> None:
     if out == run / LIVE:
         report.write(load(run))  # which links it
     print(out)
-
-
-def write_timelines(texts: Mapping[str, str], folder: Path) -> None:
-    """Write a file for each server. Raises RunError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        path = folder / f"{name}.timeline.json"
-        try:
-            path.write_text(timeline.text(json.loads(text)))
-        except ValueError as error:
-            raise RunError(f"{name}: {error}; take a shorter run") from None
-        print(path)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,15 @@ KEPT = 2000  # iterations that a page can go back to
 QUEUE = 64  # waiting requests of a snapshot
 STEP = 6  # values of a change
 # kinds of content of a line; PAUSED: its KV is kept and nothing is computed; NO_BUDGET: admitted,
-# and no token budget is left; UNKNOWN: in flight, and another engine's log says no more
+# and no token budget is left
 DECODE, PREFILL, RECOMPUTE, IDLE, PAUSED, NO_BUDGET, FREE = "d", "p", "r", "i", "s", "w", ""
-UNKNOWN = "u"
-_LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET, UNKNOWN}  # until the next change
+_LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET}  # until the next change
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 Drafted = Sequence[tuple[int, int]]  # of each row with drafts: their number, and of accepted ones
 
 
 class Skipped(NamedTuple):
-    """A running request that an iteration does not compute. kind: PAUSED, NO_BUDGET or UNKNOWN."""
+    """A running request that an iteration does not compute. kind: PAUSED or NO_BUDGET."""
 
     inference: Inference
     kind: str
@@ -146,8 +145,6 @@ def _follows(before: Cell, cell: Cell) -> bool:
     """True if a line with the content `before` has this one at its iteration."""
     if before.id != cell.id or before.kind != cell.kind or cell.kind not in _LASTING:
         return False
-    if cell.kind == UNKNOWN:
-        return cell.start == before.start
     return cell.kind != DECODE or cell == before.at(cell.since)
 
 

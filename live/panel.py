@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from live import page, timeline
+from live import page
 from live.made_load import MadeLoad
 from live.observer import Live, about
-from scheduling.errors import InvalidRequest
 from scheduling.inference import Inference
 from serving import Server
 from wire import own
@@ -51,12 +49,3 @@ class Panel:
     def load(self, raw: bytes) -> Answer:
         """POST /live/load"""
         return answer({"id": self._loads.start(parse(LoadRequest, raw))})
-
-    def timeline(self, query: Mapping[str, str]) -> Answer:
-        message = "give a number of iterations, from 1 on"
-        last = own.number(query, "last", message, least=1) or 500
-        try:
-            text = timeline.text(json.loads(self._live.events(None)), last)
-        except ValueError as error:
-            raise InvalidRequest(f"{error}; ask for fewer iterations", param="last") from None
-        return Answer(text.encode(), headers=HEADERS)

@@ -12,7 +12,7 @@ from typing import Any
 from client.traces import Request, load_trace
 from compare.runs import Run, RunError, load
 from config import Config
-from live import vllm_log
+from live import vllm_recording
 from live.observer import RunObserver, about
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs, CostsError
@@ -23,8 +23,8 @@ from simulate.run import SimulatedServer
 
 def histories(path: Path) -> tuple[dict[str, str], str]:
     """Return each server's history as JSON, and which of several seeds. Raises RunError."""
-    if vllm_log.is_log(path):
-        return {vllm_log.NAME: vllm_log.history(path)}, ""
+    if vllm_recording.is_recording(path):
+        return {vllm_recording.NAME: vllm_recording.history(path)}, ""
     if path.is_file():
         return recorded(path), ""
     run = load(path)

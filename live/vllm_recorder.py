@@ -5,7 +5,7 @@ vLLM's own log does not name.
         --scheduler-cls live.vllm_recorder.AsyncRecordingScheduler
 
 Runs inside vLLM (written against 0.32) and needs nothing of ours. docs/live.md has the format;
-`live.vllm_log` reads it.
+`live.vllm_recording` reads it.
 """
 
 from __future__ import annotations

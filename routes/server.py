@@ -51,6 +51,5 @@ def handlers(server: Server, pids: Sequence[int]) -> dict[str, Handler]:
             "GET /live": lambda call: panel.view(),
             "GET /live/events": lambda call: page.events(call.query),
             "POST /live/load": lambda call: page.load(call.body),
-            "GET /timeline": lambda call: page.timeline(call.query),
         }
     return result

@@ -1,8 +1,7 @@
-"""Servers with every kind of row, in which page, data and timeline must agree with /stats."""
+"""Servers with every kind of row, in which page and data must agree with /stats."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,12 +11,8 @@ import pytest
 from live.history import iterations
 from stats import ROW_KINDS
 
-# kinds of rows by the page's letters, and by the timeline's words
+# kinds of rows by the page's letters
 KINDS = {"d": "live", "v": "live", "p": "live", "r": "recomputed", "i": "idle", "s": "paused"}
-CATEGORIES = {
-    "decode": "live", "prefill": "live", "recompute": "recomputed", "idle": "idle",
-    "paused": "paused",
-}  # fmt: skip
 Rows = dict[str, int]  # of an iteration, by kind
 
 
@@ -85,25 +80,3 @@ def assert_pauses_lasted(
     between = pairwise(planned)
     lasted = sum(row["paused"] * (end - begin) for row, (begin, end) in zip(rows, between))
     assert stats["paused_s"] == pytest.approx(lasted, abs=1e-6)
-
-
-def assert_timeline_says(events: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> None:
-    """Check rows by kind, tokens and requests of a timeline against /stats; all have finished."""
-    rows, counters = Counter[str](), Counter[str]()
-    for event in events:
-        if event["ph"] == "X":
-            kind, args = event["cat"], event["args"]
-            rows[CATEGORIES[kind]] += args["tokens"] if kind == "decode" else 1
-            rows["rejected"] += args["rejected"]
-        if event["ph"] == "C":
-            counters.update(event["args"])
-    rows["padding"] = counters["rows"]
-    assert {kind: rows[kind] for kind in ROW_KINDS} == counted(stats)
-    requests = [e["args"] for e in events if e["ph"] == "b" and e["cat"] == "running"]
-    assert Counter(each["outcome"] for each in requests) == {"finished": stats["completed"]}
-    prompts = sum(each["prompt_tokens"] for each in requests)
-    completions = sum(each["num_tokens"] for each in requests)
-    assert prompts == stats["total_input_tokens"] and completions == stats["total_output_tokens"]
-    # nothing is computed for the last token of a completion
-    computed = prompts + completions - stats["completed"] + stats["recomputed_tokens"]
-    assert counters["tokens"] == computed + stats["rejected_rows"] > 0

@@ -83,12 +83,12 @@ def readiness(reason: str | None) -> Answer:
     return answer({"status": "not ready", "reason": reason}, 503)
 
 
-def number(query: Query, name: str, message: str, least: int = 0) -> int | None:
+def number(query: Query, name: str, message: str) -> int | None:
     """Return a number of a query, if it is there. Raises InvalidRequest with this sentence."""
     value = query.get(name)
     if value is None:
         return None
-    if not (NUMBER.fullmatch(value) and int(value) >= least):
+    if not NUMBER.fullmatch(value):
         raise InvalidRequest(f"{name}: {message}", param=name)
     return int(value)
 

@@ -51,7 +51,6 @@ EVENTS = (
     _query("since", NUMBER, "the cursor of an earlier answer; without it all that is kept"),
     _query("load", {"type": "string"}, "the id of the load that the page started"),
 )
-LAST = (_query("last", NUMBER, "so many iterations (default: 500)"),)
 NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
 ROUTES = {
     "POST /inference": Route(
@@ -102,10 +101,6 @@ ROUTES = {
         "requests that the server makes itself, for that page; rate 0 ends them",
         answers.LoadStarted, LoadRequest, problems=(400, 413, 415),
     ),
-    "GET /timeline": Route(
-        "the last ?last=N iterations while a page was open, as Chrome's trace events",
-        JSON, problems=(400,), parameters=LAST,
-    ),
     "GET /metrics": Route("for Prometheus", TEXT),
     "GET /health": Route("the process answers", answers.Health),
     "GET /ready": Route("the model is loaded and the handler thread works", answers.Ready),
@@ -113,7 +108,7 @@ ROUTES = {
     "GET /": Route("what this server is", answers.Description),
 }  # fmt: skip
 OPEN = ("GET /health", "GET /ready", "GET /live")  # need no key
-OF_PAGE = ("GET /live", "GET /live/events", "POST /live/load", "GET /timeline")
+OF_PAGE = ("GET /live", "GET /live/events", "POST /live/load")
 
 
 def offered(has_page: bool) -> dict[str, Route]:

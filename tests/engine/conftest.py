@@ -24,11 +24,8 @@ BUILDS: dict[str, tuple[list[str], str]] = {
     "AVX-512": (["-march=skylake-avx512"], "avx512dq"),
     "AVX2": (["-march=haswell"], "avx2"),
     "AVX, no fused multiply-add": (["-march=ivybridge"], "avx"),
-    "AMX emulated": (["-DEMULATE_TILES"], "avx512dq"),
 }
 FUSED = [name for name in BUILDS if name != "AVX, no fused multiply-add"]
-# which multiply bfloat16 by tiles, and add in another order than all others
-TILED = {"AMX emulated"} | ({"this processor"} if "amx_bf16" in FLAGS else set())
 
 
 @contextmanager

@@ -7,8 +7,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import shutil
-import subprocess
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
 from config import build
 from demo.evaluate import bits_of_bytes, causal_logits
 from generate.attention import KernelAttention
@@ -27,7 +24,7 @@ from generate.norms import KernelAddNorm, fuse_norms
 from generate.swap import HostPool
 from model import GPT2, KVCache
 from shapes import SHAPES, Shape
-from tests.engine.conftest import FUSED, TILED, built_for
+from tests.engine.conftest import FUSED, built_for
 from tests.oracle import row
 from weights import DEMO, locate
 
@@ -111,12 +108,7 @@ def test_every_processor_comes_to_the_same_bits(
         result = kind(weight, bias)(x)
         with built_for("AVX2"):
             expected = kind(weight, bias)(x)
-        if build in TILED and dtype == torch.bfloat16 and kind is KernelLinear:
-            # a sum on the edge of a bfloat16 may fall on either side
-            exact = x.double() @ weight.double() + bias.double()
-            assert torch.allclose(result.double(), exact, rtol=8e-3, atol=1e-5)
-        else:
-            assert torch.equal(result, expected)
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -146,21 +138,6 @@ def test_a_number_that_is_none_is_not_rounded_away(build: str) -> None:
     layer, x = Int8Linear(torch.ones(64, 70), None), torch.ones(4, 64)
     x[1, 5], x[2, 9] = float("nan"), float("inf")
     assert layer(x).isfinite().all(1).tolist() == [True, False, False, True]
-
-
-@pytest.mark.nightly
-def test_the_kernels_can_be_built_for_amx() -> None:
-    """Nothing more can be seen here: that tiles are configured, and multiply."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("there is no g++")
-    source = str(kernels.FOLDER / "linear.cpp")
-    command = [compiler, *kernels.FLAGS, "-march=sapphirerapids", "-S", "-o", "-", source]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if "sapphirerapids" in done.stderr:
-        pytest.skip("this g++ knows no AMX")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tdpbf16ps") >= 4 and "ldtilecfg" in done.stdout
 
 
 # ---- weights and tokens, keys and values rounded to int8: how near the answers come to float32's

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from live import page, timeline
+from live import page
 from live.history import KEPT, Cell, History, QueueSnapshot, iterations
 from live.observer import BACKLOG, LEASE_S, Live, RunObserver, snapshot_of
 from scheduling.errors import Cancelled
@@ -322,25 +322,3 @@ def test_no_name_can_end_the_script_of_a_saved_page_and_its_own_script_alone_run
     assert json.loads(data)[0]["about"]["name"] == name
     own_content, _ = page.security_policy().split("; connect-src")
     assert f'<meta http-equiv="Content-Security-Policy" content="{own_content}">' in html
-
-
-def test_a_timeline_has_tracks_on_which_nothing_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = served(Static(), some_trace(2), max_batch_size=8, n_blocks=200)
-    history = json.loads(watched.kept.json("static"))
-    events = json.loads(timeline.text(history))["traceEvents"]
-    rows = sorted((e for e in events if e["ph"] == "X"), key=lambda e: (e["tid"], e["ts"]))
-    for row, following in itertools.pairwise(rows):
-        if row["tid"] == following["tid"]:
-            assert row["ts"] + row["dur"] <= following["ts"] + 1e-3
-    begins = {(e["id"], e["cat"]): e["ts"] for e in events if e["ph"] == "b"}
-    ends = {(e["id"], e["cat"]): e["ts"] for e in events if e["ph"] == "e"}
-    assert begins.keys() == ends.keys() and all(begins[key] < ends[key] for key in begins)
-    assert sum(cat == "running" for _, cat in begins) == 60
-    waiting = [e["args"]["waiting"] for e in events if e["ph"] == "C" and e["name"] == "queue"]
-    assert waiting == [iteration.waiting for iteration in watched.iterations]
-    last = json.loads(timeline.text(history, 10))["traceEvents"]
-    numbers = {e["args"]["iteration"] for e in last if e["ph"] == "X"}
-    assert numbers == set(range(history["next"] - 10, history["next"]))
-    monkeypatch.setattr(timeline, "MOST_BYTES", 50_000)
-    with pytest.raises(ValueError, match="more than 50,000 bytes"):
-        timeline.text(history)

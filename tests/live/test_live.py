@@ -16,7 +16,7 @@ from flask.testing import FlaskClient
 from client.calls import get, post
 from live import made_load, page
 from tests.servers import PATIENCE_S, ClientOf, started, wait_until
-from tests.shown import CASES, assert_pauses_lasted, assert_stats_say, assert_timeline_says, rows_of
+from tests.shown import CASES, assert_pauses_lasted, assert_stats_say, rows_of
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
@@ -63,14 +63,14 @@ def test_the_page_makes_no_requests_elsewhere_and_no_markup_of_data() -> None:
 def test_live_off_leaves_nothing_of_it(client_of: ClientOf) -> None:
     client = client_of(live="off")
     assert client.get("/", headers=BROWSER).is_json
-    for path in ("/live", "/live/events", "/timeline"):
+    for path in ("/live", "/live/events"):
         assert client.get(path).status_code == 404
     assert client.post("/live/load", json={"rate": 1}).status_code == 404
     assert "/live" not in client.get("/openapi.json").get_data(as_text=True)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_rows_of_a_page_and_of_a_timeline_are_those_of_stats(
+def test_the_rows_of_a_page_are_those_of_stats(
     name: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of each iteration, in each mode, with padding, preempted and paused ones."""
@@ -97,9 +97,6 @@ def test_the_rows_of_a_page_and_of_a_timeline_are_those_of_stats(
     assert_pauses_lasted(rows_of(history), stats, planned)
     for shown, counted in zip(history["iterations"], stats["iterations"]):
         assert shown[:2] == pytest.approx(counted[:2], abs=1e-5)
-    events_of = {n: client.get(f"/timeline?last={n}").get_json()["traceEvents"] for n in (1, 2000)}
-    assert_timeline_says(events_of[2000], stats)
-    assert len(events_of[1]) < len(events_of[2000])
 
 
 HOSTILE = "<script>alert(1)</script> \u202egnol " + "x" * 200
@@ -147,7 +144,6 @@ def test_a_load_without_lengths_fits_every_server_and_ends(client_of: ClientOf) 
 
 @pytest.mark.parametrize(("path", "values", "message"), [
     ("/live/events?since", ["-1", "x", "", "1.5", "9" * 19], "cursor"),
-    ("/timeline?last", ["0", "x", "-3"], "from 1 on"),
     ("/stats?since", ["3"], "since"),
     ("/stats?iterations", ["yes", ""], "iterations"),
     ("/stats?iterations=1&since", ["-1", "x"], "since"),

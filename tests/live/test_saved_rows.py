@@ -1,4 +1,4 @@
-"""python -m live: rows of runs, simulated or recorded, and of vLLM's logs; pages, timelines."""
+"""python -m live: rows of runs, simulated or recorded, and of vLLM's recordings; pages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from compare.runs import RunError
-from live import vllm_log
+from live import vllm_recording
 from live.__main__ import beside
 from live.history import iterations
-from live.timeline import events
 from tests.conftest import undraw
 from tests.programs import output, ran
 from tests.servers import ROOT
@@ -92,9 +91,8 @@ def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
 
 def test_of_several_seeds_the_first_is_shown_and_the_page_says_so(tmp_path: Path) -> None:
     output("simulate", f"{SMALL} --repeats 2 --seed 3 --out {tmp_path}")
-    for flags in ([], ["--timeline"]):
-        done = ran("live", str(tmp_path), *flags)
-        assert done.stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
+    done = ran("live", str(tmp_path))
+    assert done.stderr == f"{tmp_path}: shown is seed 3, the first of 2\n"
     static, _ = histories(tmp_path / "live.html")
     assert static["about"]["note"].startswith("seed 3, the first of 2, commit ")
     assert computed(rows_of(static)) == rows_in(tmp_path / "seed-3", "static")
@@ -137,16 +135,6 @@ def test_a_page_may_go_to_a_folder_that_is_not_there_yet(simulated: Path, tmp_pa
     assert done.stderr == f"error: {tmp_path} cannot be written: Is a directory\n"
 
 
-def test_timelines_have_the_rows_of_the_run(simulated: Path, tmp_path: Path) -> None:
-    done = ran("live", "--timeline", str(simulated), "--out", str(tmp_path))
-    paths = {name: tmp_path / f"{name}.timeline.json" for name in ("static", "dynamic")}
-    assert done.stdout.split() == [str(path) for path in paths.values()]
-    for name, path in paths.items():
-        events = json.loads(path.read_text())["traceEvents"]
-        idle = [event for event in events if event.get("cat") == "idle"]
-        assert len(idle) == rows_in(simulated, name)["idle"]
-
-
 @pytest.mark.parametrize(("change", "arguments", "sentence"), [
     ({}, ["--of", "static,nobody"], "there is no 'nobody'; name one or two of static, dynamic"),
     ({"simulated": None}, [], "measure again with --record"),
@@ -172,16 +160,11 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
 
 
 RECORDING = ROOT / "results" / "live" / "vllm.jsonl"
-LINE = (
-    "(APIServer pid=7) INFO 11-25 04:42:{second:02} [loggers.py:199] Engine 000: Iteration({i}): "
-    "{p} context requests, {n} context tokens, {d} generation requests, {g} generation tokens, "
-    "iteration elapsed time: 500.00 ms, CPU KV cache usage: 9.4%\n"
-)
 HEAD = '{"vllm":"0.32","format":1}\n'
 
 
 def read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(vllm_log.history(path)))
+    return dict(json.loads(vllm_recording.history(path)))
 
 
 @pytest.fixture
@@ -207,34 +190,8 @@ def test_a_recording_is_shown_as_vllm_computed_it() -> None:
     asked = {id_: (prompt, tokens) for id_, _, prompt, tokens, *_ in shown["requests"]}
     assert {id_: tokens for id_, _, _, _, tokens in shown["ended"]} == made
     assert made == {id_: tokens for id_, (_, tokens) in asked.items()} and len(made) == 30
-    counters = [event["args"].get("tokens", 0) for event in events(shown) if event["ph"] == "C"]
-    assert sum(counters) == sum(computed.values())
+    assert all(n > 0 for n in computed.values())
     assert min(arrived_at for _, arrived_at, *_ in shown["requests"]) == 0
-
-
-def test_vllms_own_log_names_nobody(log: Path) -> None:
-    """Two prompts of unknown length, then one of 7 tokens; then two rows that compute 9 tokens of
-    what has decoded, since one was preempted, and nobody knows which.
-    """
-    log.write_text(
-        "INFO 11-25 04:42:00 [core.py:1] hello\n"
-        + LINE.format(second=10, i=3, p=2, n=30, d=0, g=0)
-        + LINE.format(second=10, i=4, p=1, n=7, d=1, g=1)
-        + LINE.format(second=13, i=5, p=0, n=0, d=2, g=9)
-        + LINE.format(second=13, i=6, p=0, n=0, d=1, g=1)[:99]
-    )
-    shown = read(log)
-    seen = list(shown["iterations"])
-    assert [at for at, *_ in seen] == [0, 0.5, 3] and {values[2] for values in seen} == {-1}
-    kinds = [sorted((c.kind, c.n) for c in i.cells.values()) for i in iterations(shown)]
-    assert kinds == [[("p", -1), ("p", -1)], [("d", 1), ("p", 7)], [("u", 0), ("u", 0)]]
-    assert all(cell.id < 0 for i in iterations(shown) for cell in i.cells.values())
-    assert shown["requests"] == shown["ended"] == shown["snapshots"] == []
-    names = Counter(event["name"] for event in events(shown) if event["ph"] in "XC")
-    assert names == {
-        "? prefill": 3, "? decode": 1, "? unknown": 2, "tokens of an iteration": 1,
-    }  # fmt: skip
-    assert "last line was cut off" in shown["about"]["note"] and "Grey" in shown["about"]["missing"]
 
 
 def test_vllms_first_request_arrives_with_that_of_the_server_beside_it() -> None:
@@ -247,9 +204,8 @@ def test_vllms_first_request_arrives_with_that_of_the_server_beside_it() -> None
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("hello\n", "is no log of vLLM; make one with --enable-logging-iteration-details"),
+    ("hello\n", "is no recording of vLLM; make one with live/vllm_recorder.py, as docs"),
     ('{"vllm":"0.40","format":2}\n', "it is of format 2, and this code reads format 1"),
-    (LINE.format(second=1, i=0, p=1, n=9, d=0, g=0) * 2, "iteration 0 comes after iteration 0"),
     (HEAD, "it has no iterations yet; send vLLM some requests first"),
     (HEAD.replace("format", "for"), "is not as a recording of vLLM should be: KeyError"),
     (HEAD + "{\n" + HEAD, "line 2 is no JSON"),
@@ -257,5 +213,5 @@ def test_vllms_first_request_arrives_with_that_of_the_server_beside_it() -> None
 def test_a_log_that_cannot_be_shown_is_refused(text: str, sentence: str, log: Path) -> None:
     log.write_text(text)
     with pytest.raises(RunError) as refused:
-        vllm_log.history(log)
+        vllm_recording.history(log)
     assert str(refused.value).startswith(str(log)) and sentence in str(refused.value)

@@ -1,81 +1,54 @@
-"""Histories of vLLM's runs, in the page's format, from any of two files:
-
-recording   a line of JSON for each iteration, written by `live.vllm_recorder` inside vLLM
-log         what `vllm serve --enable-logging-iteration-details` prints
-
-What a file does not hold stays unknown: a number below 0, or a cell of kind UNKNOWN.
+"""Histories of vLLM's runs, in the page's format, from its recordings: a line of JSON for each
+iteration, written by `live.vllm_recorder` inside vLLM. What they do not hold stays unknown: a
+number below 0.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from compare.runs import RunError
-from live.history import PAUSED, UNKNOWN, History, QueueSnapshot, Skipped
+from live.history import PAUSED, History, QueueSnapshot, Skipped
 from scheduling.inference import Inference, Iteration, Row, State
 
 FORMAT = 1  # of a recording
 NAME = "vllm"
-ITERATION = re.compile(
-    r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, "
-    r"(\d+) generation requests, (\d+) generation tokens, iteration elapsed time: ([\d.]+) ms"
+MISSING = (
+    "Not in vLLM's recording: which KV blocks are shared or cached, and why a running request is "
+    "not computed (drawn as paused)."
 )
-STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
-MISSING = {
-    "recording": "Not in vLLM's recording: which KV blocks are shared or cached, and why a running "
-    "request is not computed (drawn as paused).",
-    "log": "Grey: vLLM's log counts requests and names none. Hatched: they decode or recompute. No "
-    "arrivals, queue or KV blocks; whole seconds; throughput is without first tokens.",
-}
 
 
-def is_log(path: Path) -> bool:
-    """Return whether a file is one that `history` reads."""
-    return path.is_file() and _kind(path) is not None
+def is_recording(path: Path) -> bool:
+    """Return whether a file is one that `history` reads, by its first line."""
+    if not path.is_file():
+        return False
+    with path.open(errors="replace") as file:
+        return file.readline().startswith('{"vllm"')
 
 
 def history(path: Path, zero: float = 0.0) -> str:
-    """Return the history, as JSON. zero: time on the page's clock of the first arrival, or of the
-    first iteration where arrivals are unknown. Raises RunError.
+    """Return the history, as JSON. zero: time on the page's clock of the first arrival. Raises
+    RunError.
     """
-    if not path.is_file() or (kind := _kind(path)) is None:
+    if not is_recording(path):
         raise RunError(
-            f"{path} is no log of vLLM; make one with --enable-logging-iteration-details, or a "
-            f"recording, as docs/live.md says"
+            f"{path} is no recording of vLLM; make one with live/vllm_recorder.py, as docs/live.md "
+            "says"
         )
-    lines = path.read_text(errors="replace").splitlines()
     note = f"vLLM: {path.name}"
     try:
-        entries, cut = (_matches if kind == "log" else _parsed)(lines)
+        entries, cut = _parsed(path.read_text(errors="replace").removesuffix("\n").split("\n"))
         note += ", whose last line was cut off and is left out" if cut else ""
-        about = {"name": "vLLM", "simulated": None, "note": note, "missing": MISSING[kind]}
-        return (_log if kind == "log" else _recording)(entries, History(about, keep=None), zero)
+        about = {"name": "vLLM", "simulated": None, "note": note, "missing": MISSING}
+        return _recording(entries, History(about, keep=None), zero)
     except RunError as error:
         raise RunError(f"{path}: {error}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is not as a {kind} of vLLM should be: {error!r}") from None
-
-
-def _kind(path: Path) -> str | None:
-    """Return which of the two a file is, by its first line or the first iteration in it."""
-    with path.open(errors="replace") as file:
-        first = file.readline()
-        if first.startswith('{"vllm"'):
-            return "recording"
-        if first.startswith("{"):
-            return None
-        return "log" if any(ITERATION.search(line) for line in [first, *file]) else None
-
-
-def _matches(lines: Sequence[str]) -> tuple[list[Any], bool]:
-    """Return the iterations among a log's lines, and whether the last line is cut off."""
-    cut = "Iteration(" in lines[-1] and not ITERATION.search(lines[-1])
-    return [match for line in lines if (match := ITERATION.search(line))], cut
+        raise RunError(f"{path} is not as a recording of vLLM should be: {error!r}") from None
 
 
 def _parsed(lines: Sequence[str]) -> tuple[list[Any], bool]:
@@ -162,41 +135,3 @@ def _row(inference: Inference, start: int, n: int, made: int) -> Row:
 def _end(inference: Inference, at: float, state: State, history: History) -> None:
     inference.admitted_at, inference.answered_at, inference.state = at, at, state
     history.answered(inference)
-
-
-def _log(entries: Sequence[re.Match[str]], history: History, zero: float) -> str:
-    """Note the iterations of vLLM's log: rows by kind, of requests without a name."""
-    last, end = -1, float("-inf")
-    for match in entries:
-        number, prefills, prompt_tokens, decodes, tokens = map(int, match.groups()[:5])
-        if number <= last:
-            raise RunError(
-                f"iteration {number} comes after iteration {last}; keep the lines of one start "
-                f"of vLLM, and of one engine"
-            )
-        seconds = float(match[6]) / 1000
-        begin = max(end, _stamped(match.string) - seconds)
-        if last < 0:
-            history.zero = begin - zero
-        last, end = number, begin + seconds
-        n = prompt_tokens if prefills == 1 else -1  # of several, only the sum is known
-        rows, unknown = [Row(i, 0, n, [], False, False) for i in _unnamed(10**6, prefills)], []
-        if tokens == decodes:  # positions go on by one, so that these rows follow each other
-            rows += [Row(i, number, 1, [], True, False) for i in _unnamed(0, decodes)]
-        else:  # some of them are computed once more after a preemption, or speculate
-            unknown = [Skipped(i, UNKNOWN, 0) for i in _unnamed(2 * 10**6, decodes)]
-        history.iteration(begin, seconds, Iteration(rows, prefills + decodes, -1, -1), unknown)
-    return history.since(None, end)
-
-
-def _unnamed(first: int, n: int) -> list[Inference]:
-    """Return requests without a name: ids below 0, of each kind of row its own."""
-    return [Inference([], 1, id=-1 - first - k) for k in range(n)]
-
-
-def _stamped(line: str) -> float:
-    """Return the time of a log's line, in seconds; it names no year. 0: it has none."""
-    stamp = STAMP.search(line)
-    if stamp is None:
-        return 0.0
-    return datetime.strptime(f"2000-{stamp[0]}", "%Y-%m-%d %H:%M:%S").timestamp()
