@@ -82,8 +82,7 @@ class Inference:
     deadline: float | None = None
     stop: Callable[[int], bool] | None = None  # called with each token; True ends the inference
     listener: Callable[[TokenEvent], None] | None = None  # called for each token and at the end
-    # tokens are sent as they are sampled: in a request-level batch it ends with its own last one
-    streamed: bool = False
+    streamed: bool = False  # in a request-level batch it ends with its own last token
     user: str | None = None
     adapter: str = ""  # LoRA adapter of its model; the base model has none
     request_id: str = ""  # the client's name for it, for the request log

@@ -13,7 +13,7 @@ ODD_JSON = [
     "[" * 100_000, '{"a":' * 100_000, "", "null", "[]", "3", '"r"', "NaN", "\ufeff{}", "{", "\0",
     "9" * 10_000, '{"\\ud800": 1}',
 ]  # fmt: skip
-ODD_VALUES = [
+ODD_VALUES: list[Any] = [
     None, True, "4", "nan", 4.0, 2.5, -1, 0, 1e30, float("nan"), float("inf"), 10**400, 10**30,
     [], [4], {}, {"a": []}, "x" * 100_000,
 ]  # fmt: skip

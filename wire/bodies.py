@@ -50,14 +50,21 @@ Strings = Annotated[list[str], Field(fail_fast=True)]
 Integers = Annotated[list[int], Field(fail_fast=True)]
 Lists = Annotated[list[Integers], Field(fail_fast=True)]
 Text = Annotated[str, StringConstraints(min_length=1)]
-Prompt = Text | Strings | Integers | Lists  # one prompt or several, as text or as ids
+# the request's reader checks that no prompt is empty, in a sentence
+_SEVERAL: dict[str, Any] = {"type": "array", "minItems": 1}
+_IDS = _SEVERAL | {"items": {"type": "integer", "minimum": 0}}
+Texts = Annotated[Strings, WithJsonSchema(_SEVERAL | {"items": {"type": "string", "minLength": 1}})]
+Ids = Annotated[Integers, WithJsonSchema(_IDS)]
+IdLists = Annotated[Lists, WithJsonSchema(_SEVERAL | {"items": _IDS})]
+Prompt = Text | Texts | Ids | IdLists  # one prompt or several, as text or as ids
 # a level: 1 is the highest, 0 the default. The scheduler refuses levels that it does not have
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Limit = Timeout  # of a latency, in milliseconds; its class states it for a request that does not
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-StopIds = Annotated[Integers, Field(max_length=MOST_STOP_IDS)]
+Id = Annotated[int, Field(ge=0)]
+StopIds = Annotated[list[Id], Field(max_length=MOST_STOP_IDS, fail_fast=True)]
 Count = Annotated[int, Field(ge=1, le=2**20)]
 Range = Annotated[list[Count], Field(min_length=2, max_length=2), AfterValidator(sorted)]
 Model = TypeVar("Model", bound=BaseModel)
@@ -120,8 +127,8 @@ class InferenceRequest(Common):
         json_schema_extra={"additionalProperties": False, **_either("prompt", "prompt_ids")},
     )
 
-    prompt: Text | Strings | None = Field(None, description="one prompt or several")
-    prompt_ids: Integers | Lists | None = Field(None, description="or their token ids")
+    prompt: Text | Texts | None = Field(None, description="one prompt or several")
+    prompt_ids: Ids | IdLists | None = Field(None, description="or their token ids")
     model: str | None = Field(None, description=MODEL)
     num_tokens: int = Field(ge=1, description="completion tokens; all are computed")
     temperature: NotNegative = Field(1.0, description="0: greedy, the likeliest token")
@@ -207,8 +214,10 @@ class _Lenient(BaseModel):
         return {name: value for name, value in body.items() if value is not None}
 
 
+@with_fields({"include_obfuscation": _only(False)})
 class _StreamOptions(_Lenient):
     include_usage: bool = Field(False, description="the last event has the usage")
+    continuous_usage_stats: bool = Field(False, description="each event has its choice's so far")
 
 
 class _OpenAIRequest(_Lenient, Common):

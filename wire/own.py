@@ -97,10 +97,5 @@ def iterations_since(query: Query) -> int | None:
     """Return the first iteration to report in GET /stats, if any. Raises InvalidRequest."""
     if query.get("iterations", "1") != "1":
         raise InvalidRequest("iterations: only 1 is offered; leave it out", param="iterations")
-    message = "give the number of an iteration, and iterations=1 with it"
-    since = number(query, "since", message)
-    if "iterations" in query:
-        return since or 0
-    if since is not None:
-        raise InvalidRequest(f"since: {message}", param="since")
-    return None
+    since = number(query, "since", "give the number of an iteration")
+    return since if since is not None or "iterations" not in query else 0

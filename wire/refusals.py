@@ -55,7 +55,8 @@ class Guard:
         compressed = {each.strip().lower() for each in coding.split(",")} - {"", "identity"}
         if method == "POST" and route is not None and compressed:
             message = f"This server decodes no {coding[:100]}; send the body without that encoding."
-            raise Refused("unsupported_media_type", message, **{"Accept-Encoding": "identity"})
+            instead = {"Accept-Encoding": "identity"}
+            raise Refused("unsupported_media_type", message, None, **instead)
         if self.hosts is not None and route not in ("GET /health", "GET /ready"):
             check_host(headers.get("Host", ""), self.hosts)
         return user

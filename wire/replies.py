@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,9 +45,11 @@ class Reply(ABC):
     def _usage(self) -> dict[str, Any]:
         """Count the tokens; a prompt counts once, however many completions it has."""
         leaders = [member for member in self.group if member.leader is None]
+        return self._counted(leaders, sum(self._n_shown(member) for member in self.group))
+
+    def _counted(self, leaders: Sequence[Inference], completion: int) -> dict[str, Any]:
         cached = sum(leader.cached_tokens for leader in leaders)
         prompt = sum(len(leader.prompt_ids) for leader in leaders)
-        completion = sum(self._n_shown(member) for member in self.group)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -92,7 +95,7 @@ class CompletionReply(Reply):
         super().__init__(*arguments)
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"  # of this answer alone, on any server
-        self._begun: set[int] = set()
+        self._sent: Counter[int] = Counter()  # tokens of each choice in a stream
 
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
         choices = [
@@ -104,12 +107,16 @@ class CompletionReply(Reply):
         return self._body(self.answer, choices, usage=self._usage())
 
     def piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
-        first = i not in self._begun
-        self._begun.add(i)
+        first = i not in self._sent
+        self._sent[i] += n
         reason = self.group[i].finish_reason if last else None
         choice = self._choice(i, self._part("delta", text, first), n, reason)
-        no_usage = {"usage": None} if self.request.include_usage else {}
-        return self._body(self.chunk, [choice], **no_usage)
+        if not self.request.include_usage:
+            return self._body(self.chunk, [choice])
+        so_far = self._counted([self.group[i]], self._sent[i])
+        return self._body(
+            self.chunk, [choice], usage=so_far if self.request.continuous_usage else None
+        )
 
     def end(self) -> dict[str, Any] | None:
         if not self.request.include_usage:

@@ -53,6 +53,7 @@ class Request:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # each event of a stream has its choice's usage so far
     id: str = ""  # messages.request_id's
 
     def named(self, user: str | None, id: str) -> Request:
@@ -169,12 +170,15 @@ class RequestReader:
             frequency_penalty=body.frequency_penalty, min_tokens=body.min_tokens,
             stop_ids=tuple(sorted(stop_ids)),
         )  # fmt: skip
+        options = body.stream_options
+        continuous = options is not None and options.continuous_usage_stats
         return Request(
             prompts, num_tokens, sampling, None if body.seed == -1 else body.seed,
             adapter=self.models.adapter_of(body.model),
             stop=[body.stop] if isinstance(body.stop, str) else body.stop,
             logprobs=logprobs, form=form, echo=echo,
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            include_usage=continuous or (options is not None and options.include_usage),
+            continuous_usage=continuous,
             **body.model_dump(include={*Common.model_fields}),
         )  # fmt: skip
 

@@ -45,7 +45,7 @@ SERVING = (400, 404, 413, 415, 429, 500, 503, 504)
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 PAGE = (
     _query("iterations", {"enum": ["1"]}, "add an entry for each iteration"),
-    _query("since", NUMBER, "from this iteration on; needs iterations=1"),
+    _query("since", NUMBER, "the same from this iteration on"),
 )
 EVENTS = (
     _query("since", NUMBER, "the cursor of an earlier answer; without it all that is kept"),

@@ -132,9 +132,9 @@ def test_another_adapter_of_a_name_is_another_one(client_of: ClientOf, tmp_path:
         assert asked(UNLOAD, lora_name="sql").status_code == 200
     assert texts[0] == texts[1] == texts[4] != texts[2] == texts[3]
     (tmp_path / "empty").mkdir()
-    for text in (None, "[" * 100_000, '{"r": 8.0, "lora_alpha": 8}', '{"r": 8, "lora_alpha": NaN}'):
-        if text:  # an adapter with other settings
+    for odd in (None, "[" * 100_000, '{"r": 8.0, "lora_alpha": 8}', '{"r": 8, "lora_alpha": NaN}'):
+        if odd:  # an adapter with other settings
             save(tmp_path / "empty", random_adapter("", 8, 1, SHAPES["demo"]))
-            (tmp_path / "empty" / "adapter_config.json").write_text(text)
+            (tmp_path / "empty" / "adapter_config.json").write_text(odd)
         refused = asked(LOAD, lora_name="sql", lora_path=str(tmp_path / "empty"))
         assert refused.status_code == 400 and "empty" in refused.get_json()["error"]["message"]

@@ -84,12 +84,20 @@ def test_every_form_of_a_prompt_is_served_and_streamed(form: str, client_of: Cli
     options = {"include_usage": True, "continuous_usage_stats": True}  # as guidellm sends them
     *chunks, last = streamed(client, body | {"stream_options": options})
     assert last.choices == [] and last.usage == answer.usage
-    assert len({chunk.id for chunk in chunks}) == 1 and all(chunk.usage is None for chunk in chunks)
+    assert len({chunk.id for chunk in chunks}) == 1
+    sizes = [2, 5] if n > 1 else [2]
     for choice in answer.choices:
+        so_far = [c.usage for c in chunks if c.choices[0].index == choice.index and c.usage]
+        counts = [usage.completion_tokens for usage in so_far]
+        assert counts == sorted({*counts}) and counts[-1] == 6, "each has those of its choice"
+        assert {usage.prompt_tokens for usage in so_far} == {sizes[choice.index]}
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
         assert all(part.text for part in parts), "no empty chunk, at the end either"
+    options["continuous_usage_stats"] = False
+    *chunks, last = streamed(client, body | {"stream_options": options})
+    assert last.usage == answer.usage and all(chunk.usage is None for chunk in chunks)
     own = {"prompt": "hi", "num_tokens": 6, "seed": 3, "temperature": 1.0}
     inference = client.post("/inference", json=own).get_json()
     assert answer.choices[0].text == inference["completion"], "the routes differ in form alone"

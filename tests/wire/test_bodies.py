@@ -80,6 +80,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"prompt": "x" * 900_000}, "prompt", CONTEXT),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", ""),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only a stream has"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options",
+         "only false is offered here"),
     ],
     CHATS: [
         *STOPS,

@@ -264,8 +264,11 @@ def test_a_prompt_as_long_as_the_context_is_scored(
     most = settings["max_model_len"]
     client = client_of(mode, kv_cache=f"{-(-most // 16)}blocks", **settings)
     prompt = [i * i % 256 for i in range(most)]
-    score = {"echo": True, "logprobs": 0}
-    bodies = [{"prompt": prompt[:-1], "max_tokens": 1}, {"prompt": prompt, "max_tokens": 0}]
+    score: dict[str, Any] = {"echo": True, "logprobs": 0}
+    bodies: list[dict[str, Any]] = [
+        {"prompt": prompt[:-1], "max_tokens": 1},
+        {"prompt": prompt, "max_tokens": 0},
+    ]
     before, full = (ask(client, **body, **score)["choices"][0]["logprobs"] for body in bodies)
     expected = pytest.approx(before["token_logprobs"][1:-1], abs=1e-4)
     assert full["token_logprobs"][1:-1] == expected and len(full["tokens"]) == most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import schemathesis
 from flask.testing import FlaskClient
@@ -36,7 +37,9 @@ CHECKS = [
 ]  # fmt: skip
 
 
-def fuzz(strategy: Any, cases: int) -> None:
+def fuzz(strategy: Any, cases: int, refused: bool = True) -> None:
+    """refused: whether some may be, by what no schema says."""
+
     @settings(max_examples=cases, derandomize=True, database=None, deadline=None,
               phases=[Phase.explicit, Phase.generate],
               suppress_health_check=[*HealthCheck])  # fmt: skip
@@ -44,6 +47,7 @@ def fuzz(strategy: Any, cases: int) -> None:
     def holds(case: Case[Any]) -> None:
         response = case.call_and_validate(checks=CHECKS)
         assert response.status_code not in (500, 503), response.text
+        assert refused or response.status_code == 200, response.text
 
     holds()
 
@@ -54,14 +58,43 @@ def test_whatever_is_sent_the_document_describes_the_answer(api: Any, route: str
     method, path = route.split()
     operation = api[path][method]
     positive = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-    fuzz(positive, tenth(30 if ROUTES[route].body else 10))
-    if ROUTES[route].body or path == "/stats":
+    by_query_alone = bool(ROUTES[route].parameters) and "{" not in path
+    fuzz(positive, tenth(30 if ROUTES[route].body else 10), refused=not by_query_alone)
+    if ROUTES[route].body or by_query_alone:
         fuzz(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), tenth(40))
+
+
+EMPTY: dict[str, list[dict[str, Any]]] = {
+    "/inference": [
+        {"prompt": []}, {"prompt": ["a", ""]}, {"prompt_ids": []}, {"prompt_ids": [[1], []]},
+        {"prompt_ids": [-1]},
+    ],
+    "/v1/completions": [
+        {"prompt": []}, {"prompt": [""]}, {"prompt": [[1], []]},
+        {"prompt": "a", "stop_token_ids": [-1]},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", EMPTY)
+def test_the_document_refuses_empty_prompts_as_the_server_does(
+    quick: FlaskClient, path: str
+) -> None:
+    document = quick.get("/openapi.json").get_json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    valid = jsonschema_rs.Draft202012Validator(content["application/json"]["schema"] | document)
+    for body in EMPTY[path]:
+        body = body | ({"num_tokens": 1} if path == "/inference" else {})
+        assert quick.post(path, json=body).status_code == 400 and not valid.is_valid(body)
+        right = {"prompt": ["a", "b"], "prompt_ids": [[1], [2]], "stop_token_ids": [1]}
+        right = body | {name: right[name] for name in body if name in right}
+        assert quick.post(path, json=right).status_code == 200 and valid.is_valid(right)
 
 
 ASK = {"prompt": "hi", "max_tokens": 3}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+CONTINUOUS = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
 ANSWERS: list[tuple[str, Any, int]] = [
     ("POST /inference", {"prompt": "hi", "num_tokens": 3}, 200),
     ("POST /inference", {"prompt": ["hi", "there"], "num_tokens": 3, "seed": 1, "echo": True}, 200),
@@ -74,6 +107,8 @@ ANSWERS: list[tuple[str, Any, int]] = [
     ("POST /v1/completions", ASK, 200),
     ("POST /v1/completions", ASK | {"prompt": ["hi", [104, 105]][:1], "stop": ["B"]}, 200),
     ("POST /v1/completions", ASK | USAGE, 200),
+    ("POST /v1/completions", ASK | CONTINUOUS | {"n": 2}, 200),
+    ("POST /v1/chat/completions", CHAT | CONTINUOUS, 200),
     ("POST /v1/completions", ASK | {"model": "gpt-4"}, 404),
     ("POST /v1/completions", ASK | {"n": 2, "best_of": 2}, 200),
     ("POST /v1/completions", ASK | {"priority": -1}, 200),
@@ -94,7 +129,7 @@ def test_every_kind_of_answer_is_as_the_document_says(api: Any) -> None:
         assert response.status_code == status, (route, body, response.text)
         stream = response.headers["content-type"][0].startswith("text/event-stream")
         assert stream == bool(isinstance(body, dict) and body.get("stream"))
-    for query in ({}, {"iterations": "1"}, {"iterations": "1", "since": 2}):
+    for query in ({}, {"iterations": "1"}, {"iterations": "1", "since": 2}, {"since": 2}):
         stats = api["/stats"]["GET"].Case(query=query).call_and_validate(checks=CHECKS).json()
         assert ("next_iteration" in stats) == bool(query)
 
