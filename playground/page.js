@@ -445,6 +445,11 @@ const worker = {
     changed();
   },
 
+  loading({percent}) {
+    get("state").textContent =
+      percent < 100 ? `loading Python, 14 MB the first time: ${percent}%` : "starting Python …";
+  },
+
   begun(data) {
     clearTimeout(this.timer);
     if (data.own) this.timer = setTimeout(() => this.stop(), PATIENCE_MS);
