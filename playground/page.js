@@ -447,7 +447,7 @@ const worker = {
 
   loading({percent}) {
     get("state").textContent =
-      percent < 100 ? `loading Python, 14 MB the first time: ${percent}%` : "starting Python …";
+      percent < 100 ? `loading Python: ${percent}% of 14 MB` : "starting Python …";
   },
 
   begun(data) {

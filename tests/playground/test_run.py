@@ -165,7 +165,7 @@ def test_while_python_is_loaded_a_percentage_grows(site: str, opened: Callable[.
     comes_true(tab, DONE)
     *loading, starting, done = dict.fromkeys(tab.evaluate("said"))
     assert starting == "starting Python …" and "simulated in" in done
-    percents = [int(each) for each in re.findall(r"14 MB [^:]+: (\d+)%", " ".join(loading))]
+    percents = [int(each) for each in re.findall(r"loading Python: (\d+)% of", " ".join(loading))]
     assert len(percents) == len(loading) > 3 and percents == sorted(percents) and percents[-1] < 100
 
 
