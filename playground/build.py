@@ -36,6 +36,7 @@ PYODIDE = {  # its files that a browser loads, by their SHA-256
     "python_stdlib.zip": "fa1957e5777068fc4f7437f96d860ae2fbe9c19732ba06c84e004ec16dd7dd7a",
     "pyodide-lock.json": "5dc2fc119108bc148c7457dc86e7675b5c87e1cafd420b9c34c1eaef7b36c010",
 }
+FETCHED = [name for name in PYODIDE if not name.endswith(".mjs")]  # others are imported
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ("index.html", "style.css", "page.js", "charts.js", "worker.js")
 MOST_BYTES = 16_000_000
@@ -139,6 +140,8 @@ def build(folder: Path) -> int:
     [style] = re.findall("<style>\n(.*?)</style>", live, re.DOTALL)
     files = {name: (here / name).read_bytes() for name in PAGE}
     files |= {"app.zip": archive(all_settings), "costs.json": json.dumps(shown).encode()}
+    n = len(files["app.zip"]) + sum((folder / name).stat().st_size for name in FETCHED)
+    files["worker.js"] = f"const BYTES = {n};\n".encode() + files["worker.js"]
     files |= {"live.html": live.encode(), "live.css": style.encode()}
     names = sorted([*files, *PYODIDE])
     for name, content in files.items():

@@ -445,6 +445,11 @@ const worker = {
     changed();
   },
 
+  loading({percent}) {
+    get("state").textContent =
+      percent < 100 ? `loading Python: ${percent}% of 14 MB` : "starting Python …";
+  },
+
   begun(data) {
     clearTimeout(this.timer);
     if (data.own) this.timer = setTimeout(() => this.stop(), PATIENCE_MS);

@@ -1,10 +1,23 @@
 /* The worker: Pyodide with the project's own modules. It runs the state that the page wants last,
-   and leaves an older one between two variants. The grid's rows come when nothing else is wanted. */
+   and leaves an older one between two variants. The grid's rows come when nothing else is wanted.
+   The build writes BYTES, which it fetches, above. */
 
 import {loadPyodide} from "./pyodide.mjs";
 
 let ask = null, wanted = null, running = false, learnt = null;
 let turn = 0; // the variant that is next: while a slider moves, each has its turn
+
+let loaded = 0; // of BYTES
+const fetched = fetch;
+self.fetch = async (...words) => { // Pyodide's, too
+  const answer = await fetched(...words);
+  const counted = new TransformStream({transform(chunk, out) {
+    loaded += chunk.length;
+    postMessage({kind: "loading", percent: Math.floor(100 * loaded / BYTES)});
+    out.enqueue(chunk);
+  }});
+  return new Response(answer.body.pipeThrough(counted), answer);
+};
 
 async function start() {
   const [python, archive] = await Promise.all([

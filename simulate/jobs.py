@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from rich.table import Table
+from rich.console import RenderableType
 
 from client.load import Watch
 from client.progress import PLAIN_EVERY_S, Progress, Replayed
@@ -80,7 +80,7 @@ class Reporting(Progress):
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def table(self, table: Table) -> None:
+    def table(self, table: RenderableType) -> None:
         """Show none: the other process has the points of all servers."""
 
     @contextmanager
