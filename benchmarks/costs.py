@@ -6,7 +6,7 @@ A real server gets many kinds of iterations, and what it reports of them is fitt
 rows with contexts up to the longest, chunks of prompts alone and beside rows that decode. Rounds of
 this traffic are as short as they can be and take turns with other traffic, which is held out of
 the fit: the speed of a shared machine changes by the minute. Writes the costs with the
-noise, and the residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
+residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import torch
 from benchmarks.calibration import Rounds, Segment, TrafficServer, at_once, keep, kept, measure
 from benchmarks.fitting import Served, fit, observe, residuals
 from benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
-from benchmarks.noise import fit_noise
 from benchmarks.offline import load
 from compare.machine import processor
 from compare.servers import server
@@ -62,11 +61,6 @@ def fitted(name: str, rounds: Rounds) -> Costs:
     everything = [each for _, observed in train for each in observed]
     costs = fit(name, everything, at_once(config), mixed)
     costs = replace(costs, **http([run for run, _ in train]))
-    # bursts of fitted traffic are no traffic: in them requests share turns
-    plain = [(run, seen) for run, seen in runs if not run.streamed]
-    http_s = [http_seconds(run.served) for run, _ in plain if run.arrivals == "poisson"]
-    traffic = [seen for run, seen in plain if run.held_out or run.arrivals != "burst"]
-    costs = replace(costs, noise=fit_noise(costs, traffic, [sum(each) for each in http_s]))
     parts = {"fitted": (False, False), "held_out": (True, False), "held_out_streams": (True, True)}
     errors = {
         part: residuals(costs, [seen for run, seen in runs if (run.held_out, run.streamed) == kind])
@@ -151,7 +145,6 @@ def main() -> None:
     keep(name, rounds)
     for part, errors in costs.source["residuals"].items():
         print(f"{part}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
-    print(costs.noise)
     record = BENCHMARK.record([config])
     settings = traffic.config.model_dump(mode="json")
     source = {

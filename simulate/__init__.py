@@ -8,7 +8,6 @@ replica      a scheduler, and the time that its engine takes
 fleet        replicas behind a router
 apart        prefill replicas, and decode replicas
 costs        how long an iteration takes, as calibrated
-noise        by how much it takes longer or shorter, drawn from a seed
 run          a trace served by simulated servers
 replay       a server's recording, made once more
 plan, trial  how many replicas are needed

@@ -53,10 +53,7 @@ class AheadReplica(SimulatedReplica):
 
     def _begin(self, iteration: Iteration) -> None:
         begun = max(self._loop.now, self._engine_free_at)
-        time = self.costs.of(iteration)
-        if self._noise is not None:
-            time = self._noise.iteration(begun, time)
-        stretch = Stretch(iteration, begun, time, 0, 0, 0, 1)
+        stretch = Stretch(iteration, begun, self.costs.of(iteration), 0, 0, 0, 1)
         self._engine_free_at = end = stretch.end(0)
         answered = self.scheduler.apply(iteration, self._generate(iteration), end / PS)
         self._launched.append((stretch, answered))
@@ -64,7 +61,7 @@ class AheadReplica(SimulatedReplica):
         if len(self._launched) > 1:
             self._land_next()
         else:
-            self._plan_at(self._loop.now + self._gap(iteration, 0))
+            self._plan_at(self._loop.now + self.costs.between(iteration, 0))
 
     def _land_next(self) -> None:
         """End the iteration that is computed now as soon as it has ended."""
@@ -79,16 +76,12 @@ class AheadReplica(SimulatedReplica):
         self._stretch = self._launched[0][0] if self._launched else None
         self._next = None
         self._computed(stretch)
-        self._free_at = self._loop.now + self._gap(stretch.iteration, len(answered))
+        self._free_at = self._loop.now + self.costs.between(stretch.iteration, len(answered))
         self._end(answered)
         if self.scheduler.has_work:
             self._plan_at(self._loop.now)
         elif self._launched:
             self._land_next()
-
-    def _gap(self, iteration: Iteration, answered: int) -> int:
-        gap = self.costs.between(iteration, answered)
-        return gap if self._noise is None else self._noise.gap(gap)
 
     def _end(self, inferences: Iterable[Inference]) -> None:
         """End inferences, none before its last token; a failed one at once."""

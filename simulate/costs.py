@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from generate import FEW, fake
 from scheduling.inference import Iteration
 from simulate import roofline
-from simulate.noise import Noise
 from simulate.time import PS
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
@@ -109,7 +108,6 @@ class Costs:
     load: int = 0  # of each adapter that is loaded, before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
     least: int = 0  # of an iteration, beside what it attends: to read the weights
-    noise: Noise | None = None  # as fitted; drawn where it is asked for
     swap_block: int = 0  # to copy a KV block to the host, or from there
     beyond_few: int = 0  # more for an iteration of more than FEW tokens: a GPU's launches
     prompts: Line | None = None
@@ -225,7 +223,6 @@ def save(costs: Costs, path: Path) -> None:
         "decode": {str(size): asdict(line) for size, line in costs.decode.items()},
         "prompts": asdict(costs.prompts) if costs.prompts else None,
         **{name: getattr(costs, name) for name in _TIMES},
-        "noise": asdict(costs.noise) if costs.noise else None,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values | dict(costs.source), indent=1) + "\n")
@@ -243,14 +240,13 @@ def load(name: str | Path) -> Costs:
     try:
         values = json.loads(path.read_text())
         values.pop("unit")
-        noise, prompts = values.pop("noise", None), values.pop("prompts", None)
+        prompts = values.pop("prompts", None)
+        values.pop("noise", None)  # older files have it
         line = _line(values.pop("line"))
         decode = {int(size): _line(of) for size, of in values.pop("decode").items()}
         times = {time: _picoseconds(values.pop(time, 0)) for time in _TIMES}
-        noise, prompts = noise and Noise(**noise), prompts and _line(prompts)
-        return Costs(
-            path.stem, line, decode=decode, **times, noise=noise, prompts=prompts, source=values
-        )
+        prompts = prompts and _line(prompts)
+        return Costs(path.stem, line, decode=decode, **times, prompts=prompts, source=values)
     except OSError:
         names = ", ".join([*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))])
         raise CostsError(
@@ -275,7 +271,7 @@ def _estimated(name: str) -> Costs:
     around, line = load("fake-server"), _line(values.pop("line"))
     times = {name: values.pop(name) for name in ("least", "beyond_few")}
     name = roofline.marked(name)
-    around = replace(around, decode={}, prompts=None, noise=None)
+    around = replace(around, decode={}, prompts=None)
     return replace(around, name=name, line=line, source=values, **times)
 
 

@@ -17,7 +17,6 @@ from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.loop import ARRIVE, OBSERVE, Arrival, Group, Loop
-from simulate.noise import NoisyRun
 from simulate.replica import SimulatedReplica, Stretch, ignore
 from simulate.time import instant, seconds
 
@@ -75,9 +74,9 @@ class Fleet:
 
     build: makes a replica's scheduler. computed: called with the number of a replica and each of
     its stretches. session: returns the user or conversation of a request, which a router may keep
-    together. numbers: of its replicas, if it has some of the layout's alone. noise: of a replica,
-    by its number. kind: of replica. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A
-    request that arrives while no replica is up waits until one is.
+    together. numbers: of its replicas, if it has some of the layout's alone. kind: of
+    replica. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that arrives
+    while no replica is up waits until one is.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Fleet:
         computed: Callable[[int, Stretch], None] = ignore,
         ended: EndedAt = lambda number, now, inference: (),
         session: Callable[[Inference], str | None] = lambda inference: inference.user,
-        noise: Callable[[int], NoisyRun | None] = lambda number: None,
         numbers: range | None = None,
         kind: Callable[..., SimulatedReplica] = SimulatedReplica,
         **of_replicas: Any,
@@ -101,7 +99,7 @@ class Fleet:
         self.missed: list[Failure] = []  # of replicas that were not up
         self._loop, self._build, self._costs = loop, build, costs
         self._computed, self._ended, self._session = computed, ended, session
-        self._noise, self._kind = noise, kind
+        self._kind = kind
         self._of_replicas = {"jump": True} | of_replicas
         self._gateway = Gateway(
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
@@ -170,7 +168,7 @@ class Fleet:
             return self._ended(number, now, inference)
 
         replica = self.replicas[number] = self._kind(
-            self._loop, self._build(), costs, ended=ended, noise=self._noise(number),
+            self._loop, self._build(), costs, ended=ended,
             computed=lambda stretch: self._computed(number, stretch), **self._of_replicas,
         )  # fmt: skip
         self._record_change()

@@ -15,7 +15,6 @@ from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.jump import apply_repeated, cannot_join, repeats
 from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop
-from simulate.noise import NoisyRun
 from simulate.time import PS, not_before, seconds
 
 
@@ -95,7 +94,6 @@ class SimulatedReplica:
     generate: returns the ids of an iteration. drafter: proposes some. planned, ended: see `drive`.
     computed: called with each stretch. jump: compute iterations as one stretch while nothing
     changes, with the same result as one by one; `generate` is then called once for all of them.
-    noise: of this run, in which each iteration differs, so that none is jumped over.
     """
 
     def __init__(
@@ -109,13 +107,12 @@ class SimulatedReplica:
         computed: Callable[[Stretch], None] = ignore,
         ended: Ended = lambda now, inference: (),
         jump: bool = False,
-        noise: NoisyRun | None = None,
     ):
         self.scheduler = scheduler
         self.costs = costs
         self._loop = loop
         self._generate, self._drafter = generate, drafter
-        self._jump, self._noise = jump and noise is None, noise
+        self._jump = jump
         self._planned, self._computed, self._ended = planned, computed, ended
         self._stretch: Stretch | None = None
         self._next: Event | None = None  # the end of the stretch, or a plan
@@ -283,8 +280,6 @@ class SimulatedReplica:
         n = repeats(self.scheduler, iteration) if self._jump else 1
         following = costs.following(iteration) if n > 1 else (0, 0)
         first, gap = costs.of(iteration), costs.between(iteration, 0)
-        if self._noise is not None:
-            first = self._noise.iteration(self._loop.now, first)
         self._stretch = Stretch(iteration, self._loop.now, first, *following, gap, n)
         if n > 1 and (deadline := self.scheduler.next_deadline()) is not None:
             self._cut(not_before(deadline))
@@ -312,8 +307,6 @@ class SimulatedReplica:
         times = [end / PS for end in ends]
         answered = apply_repeated(self.scheduler, iteration, self._generate(iteration), times)
         gap = self.costs.between(iteration, len(answered)) if answered else stretch.gap
-        if self._noise is not None:
-            gap = self._noise.gap(gap)
         self._free_at = ends[-1] + gap
         self._computed(stretch)
         self._end(answered)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import math
@@ -34,10 +33,9 @@ from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate.apart import fleet_of
-from simulate.costs import HTTP, Costs
+from simulate.costs import Costs
 from simulate.fleet import Layout
 from simulate.loop import OBSERVE, Arrival, Group, Loop
-from simulate.noise import NoisyRun, http_factor
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
 from simulate.time import PS, instant, seconds
@@ -71,18 +69,7 @@ class SimulatedServer:
             costs = costs.slower(config.fake_slowdown)
         self.costs = replace(costs, gap=costs.gap + instant(config.loop_interval_ms / 1e3))
         self.stream, self.jump, self.observe = stream, jump, observe
-        self.noise: Callable[[int], NoisyRun | None] = lambda replica: None
         self.begin()
-
-    def noisy(self, *seed: int) -> SimulatedServer:
-        """Return this server in a run with noise, drawn from a seed. Raises ValueError."""
-        if (noise := self.costs.noise) is None:
-            raise ValueError(f"the costs {self.costs.name} have no noise")
-        noisy, factor = copy.copy(self), http_factor(noise, *seed)
-        times = {name: round(factor * getattr(self.costs, name)) for name in HTTP}
-        noisy.costs = replace(self.costs, **times)
-        noisy.noise = lambda replica: NoisyRun(noise, *seed, replica)
-        return noisy
 
     @property
     def are_several(self) -> bool:
@@ -161,7 +148,7 @@ class _Run:
             self._loop, server.layout, self._build, server.costs,
             generate=forced.generate if rates else generate, drafter=forced,
             computed=self._computed, ended=self._ended, session=self._session,
-            jump=server.jump, noise=server.noise,
+            jump=server.jump,
         )  # fmt: skip
 
     def serve(self) -> dict[str, Any]:

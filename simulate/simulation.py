@@ -2,7 +2,7 @@
 measured.
 
 ./simulate.sh [--costs NAME] [--modes a,b | --variant NAME='MODE --setting …'] [--sweep]
-              [--repeats R] [--noise] [--jobs N] [workload] [--out DIR]
+              [--repeats R] [--jobs N] [workload] [--out DIR]
               [any setting of the scheduler]
 ./simulate.sh --replay FILE
 ./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
@@ -30,7 +30,6 @@ from compare.comparison import Measured
 from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
 from compare.options import Options, check, chosen, parser_of, read
-from compare.report import tables
 from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
 from simulate import plan
@@ -65,7 +64,6 @@ class Simulation(Options):
     jump: bool
     jobs: int  # processes
     ray: str | None  # address of the cluster that takes their place
-    noise: int | None  # runs with noise, of each trace
     question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
 
@@ -126,22 +124,6 @@ class Simulating(compare.Comparison):
     def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
         return contextlib.nullcontext(self._server(name, Layout()))
 
-    def measured(self, seed: int, name: str) -> Measured:
-        """Serve one seed's trace, and again with each noise that is drawn."""
-        done = super().measured(seed, name)
-        if not self.options.noise or done.stopped or done.result is None:
-            return done
-        server, (_, requests) = self._server(name, self.options.layout), self._traffic(seed)
-        results = []
-        for k in range(self.options.noise):
-            result, _ = self._replay(server.noisy(seed, k), f"{name}, noise {k + 1}", requests)
-            if result["partial"]:
-                done.stopped = KeyboardInterrupt()
-                return done
-            results.append(result)
-        done.result["drawn"] = {key.name: [key.of(r) for r in results] for key in tables.RANGES}
-        return done
-
     @property
     def replicas(self) -> int:
         return self.options.layout.replicas
@@ -179,7 +161,8 @@ class Simulating(compare.Comparison):
 
     def facts(self) -> dict[str, Any]:
         costs, layout = self.options.costs, described(self.options.layout)
-        fitted = {key: costs.source.get(key) for key in ("hardware", "commit", "date", "estimate")}
+        known = ("hardware", "commit", "date", "estimate", "fidelity")
+        fitted = {key: costs.source.get(key) for key in known}
         engine = {"engine": costs.source.get("config")}
         simulated = {"costs": costs.name, "layout": layout} | fitted | engine
         return super().facts() | {"simulated": simulated}
@@ -211,9 +194,6 @@ def parse(argv: Sequence[str]) -> Simulation:
     add("--ray", metavar="ADDRESS",
         help="run on a Ray cluster's machines instead of --jobs: its address, as ray start prints "
         "it, or auto for the one on this machine")
-    add("--noise", nargs="?", type=int, const=tables.FEWEST_DRAWS, metavar="N",
-        help="serve each trace N more times, each time with noise as fitted with the costs, and "
-        f"say where 90%% of runs lie (N: {tables.FEWEST_DRAWS} or more); implies --step")
     add("--replay", metavar="FILE",
         help="make the calls of a server's --record FILE again, and say how many iterations "
         "are equal")
@@ -242,7 +222,7 @@ def parse(argv: Sequence[str]) -> Simulation:
     question = question_of(known, costs, layout, "--repeats" in given) if known.plan else None
     options = Simulation(
         **compared, costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
-        ray=known.ray, noise=known.noise, question=question, recording=known.replay,
+        ray=known.ray, question=question, recording=known.replay,
     )  # fmt: skip
     if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay repeats recorded calls; leave out all other flags")
@@ -250,17 +230,6 @@ def parse(argv: Sequence[str]) -> Simulation:
         raise ConfigError("--jobs must be at least 1")
     if known.ray and "--jobs" in given:
         raise ConfigError("--jobs uses this machine, --ray a cluster; leave one of them out")
-    if known.noise is not None and known.noise < tables.FEWEST_DRAWS:
-        raise ConfigError(
-            f"--noise must be at least {tables.FEWEST_DRAWS}, for ranges that hold 90%"
-        )
-    if known.noise and (known.plan or known.sweep):
-        raise ConfigError("--noise needs a single rate; leave out --plan and --sweep")
-    if known.noise and costs.noise is None:
-        raise ConfigError(
-            f"--noise: the costs {costs.name} have none; name others, or measure this machine's "
-            "with python -m benchmarks.costs"
-        )
     if not known.plan and (known.slo or known.attainment is not None):
         raise ConfigError("--slo and --attainment belong to --plan; add it, or use --goodput")
     check(options)

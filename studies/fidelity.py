@@ -1,8 +1,7 @@
 """The simulator beside real servers, on traces that its costs were not fitted to.
 
 Each trace is served by two fresh servers, an hour or so apart, and by a simulated one at the costs
-of `python -m benchmarks.costs` on the same machine, once without noise, and then with noise that is
-drawn: 90% of real runs should lie where these do. A burst shows the capacity of a case; loads are
+of `python -m benchmarks.costs` on the same machine. A burst shows the capacity of a case; loads are
 shares of it. Finished runs stay valid when the simulator or the costs change.
 """
 
@@ -23,7 +22,7 @@ from client.traces import Request
 from client.wire import Plain
 from client.workloads import Workload
 from compare.measure import Measurable, Target, measure, warm_up
-from compare.report.tables import FEWEST_DRAWS, NONE, markdown
+from compare.report.tables import markdown
 from compare.servers import server
 from config import Config
 from simulate.costs import Costs, CostsError, load
@@ -92,7 +91,6 @@ PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
     },
     "gpt2": {PLAIN: (["dynamic"], (0.5, 0.85))},
 }
-WIDTH = 2 * 1.645  # of the interval with 90% of a normal distribution, in standard deviations
 
 
 def costs_of(named: str) -> dict[str, Costs]:
@@ -155,15 +153,11 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
     return rows
 
 
-def simulated(case: Case, seed: int, row: Row, costs: Costs) -> list[Row]:
-    """Return the row of a simulated server, with the settings and the blocks of the real one; and
-    those of more runs with noise, if the costs have it.
-    """
+def simulated(case: Case, seed: int, row: Row, costs: Costs) -> Row:
+    """Return the row of a simulated server, with the settings and the blocks of the real one."""
     config, layout = Config(**row["config"]), LAYOUTS.get(case["variant"], Layout())
     target = SimulatedServer(case["variant"], config, costs, layout)
-    requests = trace(case["kind"], seed, len(row["e2e_s"]), row["rate"])
-    runs = range(FEWEST_DRAWS if costs.noise else 0)
-    return [measured(each, requests) for each in (target, *(target.noisy(seed, k) for k in runs))]
+    return measured(target, trace(case["kind"], seed, len(row["e2e_s"]), row["rate"]))
 
 
 def measured(target: Measurable, requests: Sequence[Request]) -> Row:
@@ -188,7 +182,6 @@ def quantile(name: str, p: float) -> Callable[[Sequence[Row]], float]:
     return lambda rows: 1e3 * float(np.percentile(np.concatenate([r[name] for r in rows]), p))
 
 
-RANGES = ("capacity", "p50", "p99", "ttft")  # measures whose ranges are summed up
 LATER = tuple(f"{part:g}" for part in LOADS)
 MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
     "capacity": lambda rows: float(np.mean([row["capacity"] for row in rows])),
@@ -199,14 +192,10 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
 }
 
 
-def compared(real: Sequence[Row], simulated_rows: Sequence[Row]) -> dict[str, Any]:
-    """Return one seed's measures on real servers, each with the error of the simulated server, the
-    spread of the repeats, and the share of them that lies within the simulated range.
-
-    simulated_rows: the one without noise first. width, variance: of logarithms, of the range and of
-    the repeats.
+def compared(real: Sequence[Row], simulated_row: Row) -> dict[str, Any]:
+    """Return one seed's measures on real servers, each with the error of the simulated server and
+    the spread of the repeats.
     """
-    simulated_row, *noisy = simulated_rows
     measures: dict[str, Any] = {"requests": sum(len(row["e2e_s"]) for row in real)}
     measures["failed"] = sum(row["failed"] for row in (*real, simulated_row))
     for name, of in MEASURES.items():
@@ -216,23 +205,7 @@ def compared(real: Sequence[Row], simulated_rows: Sequence[Row]) -> dict[str, An
             continue  # a capacity where no request ever waited
         measures[f"{name}_error"] = 100 * (of([simulated_row]) / value - 1)
         measures[f"{name}_spread"] = 100 * (max(repeats) / min(repeats) - 1)
-        drawn = [of([row]) for row in noisy]
-        if min(drawn, default=0.0):
-            least, most = min(drawn), max(drawn)
-            within = [least <= value <= most for value in repeats]
-            measures[f"{name}_covered"] = 100 * float(np.mean(within))
-            measures[f"{name}_width"] = float(np.log(most / least))
-            measures[f"{name}_variance"] = float(np.var(np.log(repeats), ddof=1))
     return measures
-
-
-def wide(cases: Cases, name: str) -> float | None:
-    """Return how many times as wide the simulated ranges are as those with 90% of real runs."""
-    seeds = [seed for case in cases for seed in case["seeds"] if f"{name}_width" in seed]
-    deviation = np.sqrt(np.mean([seed[f"{name}_variance"] for seed in seeds])) if seeds else 0.0
-    if not deviation:
-        return None
-    return float(np.mean([seed[f"{name}_width"] for seed in seeds]) / (WIDTH * deviation))
 
 
 def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
@@ -247,12 +220,11 @@ def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
         work = [(place, seed, rows[0], of_part[place["part"]]) for place, seed, rows in runs]
         rows_of_runs = pool.starmap(simulated, work, chunksize=1)
     summary: dict[tuple[str, ...], dict[str, Any]] = {}
-    for (place, _, rows), simulated_rows in zip(runs, rows_of_runs):
+    for (place, _, rows), simulated_row in zip(runs, rows_of_runs):
         case = summary.setdefault(tuple(place.values()), {**place, "seeds": []})
-        case["seeds"].append(compared(rows, simulated_rows))
+        case["seeds"].append(compared(rows, simulated_row))
     for case in summary.values():
-        of_all: Row = {f"{name}_verdict": verdict(case, name) for name in TARGETS}
-        of_all |= {f"{name}_wide": wide([case], name) for name in MEASURES}
+        of_all = {f"{name}_verdict": verdict(case, name) for name in TARGETS}
         case["seeds"] = [seed | of_all for seed in case["seeds"]]
     return list(summary.values())
 
@@ -284,18 +256,7 @@ def text(cases: Cases) -> str:
             counts = [str(verdicts[word]) for word in (MET, BY_SPREAD, MISSED)]
             error = f"{sum(errors) / len(errors):.1f}"
             rows.append([part, f"{name}, {TARGETS[name]:g}%", *counts, error])
-    ranges = [["servers", "measure", "traces", "covered, %", "width ÷ spread"]]
-    for part, name in itertools.product(PARTS, RANGES):
-        within = only(cases, {"part": part, "load": (BURST,) if name == "capacity" else LATER})
-        covered = [
-            s[f"{name}_covered"] for c in within for s in c["seeds"] if f"{name}_covered" in s
-        ]
-        if covered:
-            ratio = wide(within, name)
-            shown = NONE if ratio is None else f"{ratio:.2f}"
-            ranges.append([part, name, str(len(covered)), f"{np.mean(covered):.0f}", shown])
-    tables = [markdown(each, left=2) for each in (rows, ranges) if len(each) > 1]
-    return "\n\n".join([*tables, HOW])
+    return f"{markdown(rows, left=2)}\n\n{HOW}"
 
 
 HOW = f"""\
@@ -304,16 +265,12 @@ HOW = f"""\
 - Verdict: *met* if the error is below its target, *met by spread* if it is at least below the
   spread, else *missed*. *reported*: there is no target, since the load is above {JUDGED:g}, or p99
   is of fewer than {LEAST["p99"]:,} real requests.
-- Load: the rate of requests ÷ the capacity that the first burst of the case shows.
-- Covered: the share of real runs that lie between the smallest and the largest of {FEWEST_DRAWS}
-  simulated runs of their trace with noise. It should be 90%.
-- Width ÷ spread: the width of that range ÷ that of the interval with 90% of real runs, by their
-  standard deviation."""
+- Load: the rate of requests ÷ the capacity that the first burst of the case shows."""
 
 
 def columns(*names: str, verdict: bool = False) -> list[str]:
     judged = ("_verdict",) if verdict else ()
-    parts = ("", "_error", "_spread", *judged, "_covered", "_wide")
+    parts = ("", "_error", "_spread", *judged)
     return [f"{name}{part}" for name in names for part in parts]
 
 
@@ -349,8 +306,6 @@ STUDY = Study(
         "tpot": ("TPOT p50, ms", "{:,.2f}"),
         **{f"{name}_error": ("error, %", "{:.1f}") for name in MEASURES},
         **{f"{name}_spread": ("spread, %", "{:.1f}") for name in MEASURES},
-        **{f"{name}_covered": ("covered, %", "{:.0f}") for name in MEASURES},
-        **{f"{name}_wide": ("width ÷ spread", "{:.2f}") for name in MEASURES},
         **{f"{name}_verdict": ("verdict", "") for name in TARGETS},
         "failed": ("failed", "{:.0f}"),
     },

@@ -40,7 +40,6 @@ RATES = (
     f"in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity "
     "chance decides whether the queue grows, so the capacity need not lie between these rates."
 )
-NOISE = "Where 90% of runs lie, with the noise that the costs were fitted with"
 
 
 def drawings(run: Run) -> dict[str, Drawing]:
@@ -187,7 +186,6 @@ def _settings(settings: Mapping[str, Any]) -> str:
 def contents(run: Run) -> str:
     """Return the text of report.md."""
     drawn, config = drawings(run), run.first["config"]
-    ranges = tables.ranges(run.results)
 
     def shown(*names: str) -> list[str]:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
@@ -199,7 +197,6 @@ def contents(run: Run) -> str:
         f"# {', '.join(run.names)}{model}{marked(run)}",
         tables.headlines(run.variants, marked(run)), " ".join(sentences.sentences(run)),
         tables.differences_table(run.variants, run.baseline) if several else "",
-        f"{NOISE}:\n\n{tables.markdown(ranges)}" if ranges else "",
         sentences.conditions(run), *shown("latency_vs_tokens"),
         *by_group.part(run.variants, shown("by_group")),
         *sweep_part(run, shown("latency_vs_throughput", "goodput")),
@@ -261,8 +258,6 @@ def show(run: Run, console: Console) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=not wrap)
 
     console.print(tables.terminal_table(run.variants, marked(run)))
-    if ranges := tables.ranges(run.results):
-        console.print(tables.Terminal(ranges, caption=NOISE))
     if len(run.summaries) == 1:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():

@@ -102,6 +102,10 @@ def busy(summary: Mapping[str, Any]) -> str | None:
     return f"{used}: its numbers are suspect."
 
 
+# of what the study `fidelity` compares
+ERRORS = {"capacity": "capacity", "p50": "median latency", "p99": "p99 of latency"}
+
+
 def simulated(run: Run) -> str | None:
     """Return a remark that the run was simulated, and where its times come from."""
     if not (facts := run.first.get("simulated")):
@@ -112,10 +116,14 @@ def simulated(run: Run) -> str | None:
         costs += f", fitted on {engine} (commit {facts['commit']}, {facts['date'][:10]})"
     elif estimate := facts.get("estimate"):
         costs += f": no machine was measured, and these are {escape(estimate)}"
+    held = " These costs were not held against real servers."
+    if errors := facts.get("fidelity"):
+        off = ", ".join(f"{name} by {errors[k]:g}%" for k, name in ERRORS.items() if k in errors)
+        held = f" Beside real servers these costs were off on average: {off} ({errors['page']})."
     layout = f" Each variant: {escape(facts['layout'])}." if facts["layout"] else ""
     return (
         "**Simulated**: no server ran. The server's own scheduler served the trace in virtual "
-        f"time, and each iteration took {costs}.{layout}"
+        f"time, and each iteration took {costs}.{held}{layout}"
     )
 
 

@@ -40,11 +40,6 @@ POINTS = keys(
     "acceptance", "adapter_loads", "swapped_out_blocks", "swapped_in_blocks", "growth",
     "growth_in_flight",
 )  # fmt: skip
-# of which the range of runs with noise is shown
-RANGES = keys(
-    "output_throughput", "busy_throughput", "p50_e2el_ms", "p99_e2el_ms", "p50_ttft_ms"
-)  # fmt: skip
-FEWEST_DRAWS = 19  # the least and the most of them enclose 90% of others (Wilks, 1941)
 NONE = "–"
 MOST = 1000  # columns of a table, however wide the terminal is
 
@@ -190,27 +185,6 @@ def headlines(results: Results, marked: str = "") -> str:
         count = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
         row += [mean_line(seeds), count]
     return markdown(rows)
-
-
-def ranges(seeds: Sequence[Mapping[str, Result]]) -> list[list[str]]:
-    """A row for each variant with noise: between what 90% of such runs lie; empty without."""
-    seeds = [{n: r for n, r in seed.items() if r.get("drawn")} for seed in seeds]
-    names = dict.fromkeys(name for seed in seeds for name in seed)
-    rows = [["variant", *(key.heading for key in RANGES)]]
-    for name in names:
-        drawn = [seed[name]["drawn"] for seed in seeds if name in seed]
-        rows.append(
-            [name, *(_range(key, [v for d in drawn for v in d[key.name]]) for key in RANGES)]
-        )
-    return rows if names else []
-
-
-def _range(key: Key, values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return NONE
-    bounds = np.percentile(known, (5, 95), method="weibull") * key.scale
-    return " to ".join(map(key.form.format, bounds))
 
 
 def differences(results: Results, baseline: str) -> list[dict[str, Any]]:

@@ -13,14 +13,12 @@ from benchmarks import calibration
 from benchmarks.calibration import Segment, Traffic, at_once
 from benchmarks.costs import turns
 from benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
-from benchmarks.noise import fit_noise
 from client.traces import Request
 from config import Config, ConfigError, build
 from scheduling.building import build_scheduler
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import Inference
 from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line, load, work
-from simulate.noise import Noise, NoisyRun
 from simulate.replica import Stretch
 from tests.programs import output, ran
 
@@ -190,39 +188,3 @@ def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.Monke
     assert n[1] > 1.5 * n[0], "both rounds are judged"
     with pytest.raises(ConfigError, match="other settings"):
         ran("benchmarks.costs", *small, "--max-batch-size", "1", "--more")
-
-
-# ---- noise that is known is found again, and its ranges hold as many runs as they say
-
-MS = PS // 1000
-TRUTH = Noise(0.08, 0.06, 0.06, 1.0, 0.12, 0.5, 0.3, 0.2, 0.15)
-COSTS = Costs("x", Line(36 * MS), gap=4 * MS)
-ROWS = Iteration([Row(Inference([0], 99), 5, 1, [], samples=True, idle=False)], 1, 0, 0)
-
-
-def noisy(noise: Noise, seed: int, n: int) -> list[Observed]:
-    """A run of n iterations, at a time far from others'."""
-    run, now, seen = NoisyRun(noise, seed), seed * 1000 * PS, []
-    for _ in range(n):
-        took = run.iteration(now, COSTS.of(ROWS))
-        gap = run.gap(COSTS.gap)
-        seen.append(Observed(ROWS, now / PS, took / PS, gap / PS, 0, False))
-        now += took + gap
-    return seen
-
-
-def test_known_noise_is_found_and_its_ranges_hold_90_percent_of_runs() -> None:
-    rng = np.random.default_rng(0)
-    http_s = rng.lognormal(-6, TRUTH.http, 40).tolist()
-    found = fit_noise(COSTS, [noisy(TRUTH, seed, 300) for seed in range(30)], http_s)
-    assert found.bias == pytest.approx(TRUTH.bias, abs=0.04)
-    for name in ("level", "drift", "iteration", "correlation", "http"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=0.3), name
-    assert 0.4 < found.drift_s < 2.5
-    assert found.stalls * found.stall_s == pytest.approx(TRUTH.stalls * TRUTH.stall_s, rel=0.3)
-    real, drawn = (
-        np.array([sum(each.whole for each in noisy(noise, first + k, 100)) for k in range(n)])
-        for noise, first, n in ((TRUTH, 100, 200), (found, 1000, 500))
-    )
-    least, most = np.percentile(drawn, (5, 95))
-    assert 0.82 <= np.mean((least <= real) & (real <= most)) <= 0.97

@@ -11,20 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.workloads import Workload
-from compare.report import report, tables
 from compare.report.tables import markdown
-from config import build
 from generate import fake
 from generate.fake import FakeGenerator
 from scheduling.inference import Inference, Iteration, Row
 from simulate import costs
 from simulate.costs import FAKE, Costs, CostsError, Line, load, save, work
-from simulate.noise import Noise, NoisyRun
 from simulate.roofline import DEVICES, REACHED, Device
-from simulate.run import SimulatedServer
 from simulate.time import PS
-from tests.programs import output
 
 UNITS = ("bytes", "flops")
 LINE = Line(iteration=500, row=70, context=3, prefill=11, chunk_context=2)
@@ -117,8 +111,7 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    noise = Noise(-0.1, 0.2, 0.3, 4.0, 0.5, 0.6, 0.7, 0.8, 0.9)
-    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, noise, 14, 15, LINE]
+    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, 14, 15, LINE]
     costs = Costs("mine", LINE, *range(1, 11), *rest)
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))
@@ -141,9 +134,6 @@ def test_unknown_costs_are_said_with_known(tmp_path: Path, monkeypatch: pytest.M
     ({"gap": 1.5}, "1.5 is no number of picoseconds"),
     ({"answer": True}, "True is no number"),
     ({"decode": []}, "items"),
-    ({"noise": {"level": -0.1}}, "level=-0.1.* is no noise"),
-    ({"noise": {"drift_s": "1"}}, "is no noise"),
-    ({"noise": {"flicker": 1}}, "flicker"),
 ])  # fmt: skip
 def test_a_wrong_file_is_refused(change: dict[str, object], reason: str, tmp_path: Path) -> None:
     save(Costs("", LINE), path := tmp_path / "x.json")
@@ -196,50 +186,12 @@ def test_the_error_of_estimates_for_this_machine_is_the_documented_one() -> None
     assert markdown(table, left=1) in page.read_text(), markdown(table, left=1)
 
 
-# ---- noise that is drawn: none of it changes nothing, and much of it shows as a range
-
-WILD = Noise(0.1, 0.05, 0.05, 2.0, 0.2, 0.5, 1.0, 0.02, 0.1)
-
-
-def test_no_noise_is_what_the_costs_say_and_a_seed_draws_its_own() -> None:
-    config = build("dynamic", {"model": "fake", "device": "cpu"}, {})
-    requests = Workload(seed=1).requests(40, "poisson:50")
-
-    def ended(server: SimulatedServer) -> list[float]:
-        return [outcome.ended_at for outcome in server.replay(requests)]
-
-    jumping = SimulatedServer("x", config, replace(FAKE, noise=Noise()))
-    assert ended(jumping) == ended(jumping.noisy(0))
-    wild = SimulatedServer("x", config, replace(FAKE, noise=WILD))
-    one, again, other = (ended(wild.noisy(seed)) for seed in (1, 1, 2))
-    assert one == again != other and one != ended(wild) == ended(jumping)
-
-
-def test_a_gap_is_as_much_longer_as_the_iteration_before_it() -> None:
-    run = NoisyRun(replace(WILD, stalls=0.0), 1)
-    times = [(run.iteration(k * PS, PS), run.gap(PS)) for k in range(5)]
-    assert all(first == gap for first, gap in times) and len(set(times)) == 5
-    stalling = NoisyRun(Noise(stalls=1.0, stall_s=3.0), 1)
-    assert stalling.iteration(0, PS) > PS == stalling.gap(PS), "a stall is no gap's"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_report_shows_where_runs_lie(tmp_path: Path) -> None:
-    save(replace(FAKE, noise=WILD), path := tmp_path / "wild.json")
-    words = "--modes dynamic --numsamples 20 --lengths uniform:1:20 --arrival poisson:50 --noise"
-    shown = output("simulate", f"{words} --costs {path} --out {tmp_path}")
-    assert report.NOISE in " ".join(shown.split())
-    result = json.loads((tmp_path / "dynamic.json").read_text())
-    drawn = result["drawn"]["p99_e2el_ms"]
-    assert len(set(drawn)) == 19 and result["p99_e2el_ms"] not in drawn
-    heading, row = tables.ranges([{"dynamic": result}])
-    ends = f"{min(drawn) / 1e3:.2f} to {max(drawn) / 1e3:.2f}"
-    assert row[heading.index("latency p99, s")] == ends
-    assert tables.markdown([heading, row]) in (tmp_path / "report.md").read_text()
-
-
-def test_the_runs_of_all_seeds_make_one_range() -> None:
-    """Of 39 values the second and the last but one are the ends of 90%."""
-    seeds = [{"a": {"drawn": dict.fromkeys((key.name for key in tables.RANGES), values)}}
-             for values in (range(1, 20), range(20, 40))]  # fmt: skip
-    assert tables.ranges(seeds)[1][:2] == ["a", "2 to 38"]
+@pytest.mark.parametrize("name", ["demo", "demo-epyc", "fake-server", "gpt2-epyc"])
+def test_the_errors_that_reports_state_are_those_of_the_study(name: str) -> None:
+    """They are written by hand, from the first table of the study's page."""
+    stated = dict(load(name).source["fidelity"])
+    page = (costs.FOLDER.parents[1] / stated.pop("page") / "fidelity.md").read_text()
+    _, _, *rows = page[page.index("| servers") :].split("\n\n")[0].splitlines()
+    assert len(rows) >= len(stated) > 1
+    for row, error in zip(rows, stated.values()):
+        assert f"{error:.1f}" in [cell.strip(" %") for cell in row.split("|")], row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,8 +163,7 @@ def test_an_error_is_judged_by_its_target_and_by_how_far_real_runs_are_apart(
         times = dict.fromkeys(("e2e_s", "ttft_s", "tpot_s"), [tokens] * 1000)
         return {"capacity": tokens, **times, "failed": 0}
 
-    noisy = [row(simulated + apart) for apart in (-6, -3, 3)]
-    seed = fidelity.compared([row(tokens) for tokens in repeats], [row(simulated), *noisy])
+    seed = fidelity.compared([row(tokens) for tokens in repeats], row(simulated))
     assert seed["capacity_error"] == pytest.approx(simulated - 100)
     assert fidelity.verdict({"load": fidelity.BURST, "seeds": [seed]}, "capacity") == verdict
     loaded = {"load": "0.85", "seeds": [seed]}
@@ -173,15 +171,6 @@ def test_an_error_is_judged_by_its_target_and_by_how_far_real_runs_are_apart(
     others = [loaded, loaded | {"load": "0.95"}, loaded | {"seeds": [few]}]
     reported = [fidelity.verdict(case, "p99") == fidelity.REPORTED for case in others]
     assert reported == [False, True, True]
-    # from 6 below the simulated server to 3 above
-    within = [simulated - 6 <= tokens <= simulated + 3 for tokens in repeats]
-    assert seed["p99_covered"] == 50 * sum(within)
-    ratio = fidelity.wide([{"seeds": [seed]}, {"seeds": [seed]}], "p99")
-    if repeats[0] == repeats[1]:
-        assert ratio is None
-    else:  # two values are sqrt(2) deviations apart
-        apart, range_ = math.log(104 / 96), math.log((simulated + 3) / (simulated - 6))
-        assert ratio == pytest.approx(range_ / (3.29 * apart / math.sqrt(2)))
 
 
 @pytest.mark.nightly
