@@ -10,7 +10,6 @@ it are partly the client's own.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from compare.machine import cache, commit, cpu, save_json
 from compare.measure import Target, judged, warm_up
 from compare.servers import server
 from compare.summary import CLIENT_LIMITED_MS
+from reading import read_json
 
 TOKENS = 16
 SECONDS = 4.0  # of sending at each rate
@@ -42,7 +42,7 @@ def key() -> str:
 def known() -> dict[str, Any] | None:
     """Return an earlier measurement on this machine, if there is one."""
     try:
-        saved = json.loads((cache() / FILE).read_text())
+        saved = read_json(cache() / FILE)
     except (OSError, ValueError):
         return None
     return saved if isinstance(saved, dict) and saved.get("key") == key() else None

@@ -8,7 +8,6 @@ What a file does not hold stays unknown: a number below 0, or a cell of kind UNK
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,6 +16,7 @@ from typing import Any
 
 from compare.runs import RunError
 from live.history import PAUSED, UNKNOWN, History, QueueSnapshot, Skipped
+from reading import parse
 from scheduling.inference import Inference, Iteration, Row, State
 
 FORMAT = 1  # of a recording
@@ -48,7 +48,7 @@ def history(path: Path, zero: float = 0.0) -> str:
             f"{path} is no log of vLLM; make one with --enable-logging-iteration-details, or a "
             f"recording, as docs/live.md says"
         )
-    lines = path.read_text(errors="replace").splitlines()
+    lines = path.read_text(errors="replace").removesuffix("\n").split("\n")
     note = f"vLLM: {path.name}"
     try:
         entries, cut = (_matches if kind == "log" else _parsed)(lines)
@@ -57,7 +57,7 @@ def history(path: Path, zero: float = 0.0) -> str:
         return (_log if kind == "log" else _recording)(entries, History(about, keep=None), zero)
     except RunError as error:
         raise RunError(f"{path}: {error}") from None
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not as a {kind} of vLLM should be: {error!r}") from None
 
 
@@ -83,7 +83,7 @@ def _parsed(lines: Sequence[str]) -> tuple[list[Any], bool]:
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            entries.append(json.loads(line))
+            entries.append(parse(line))
         except ValueError:
             if number < len(lines):
                 raise RunError(f"line {number} is no JSON; remove it") from None

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from generate import FEW, fake
+from reading import read_json
 from scheduling.inference import Iteration
 from simulate import roofline
 from simulate.noise import Noise
 from simulate.time import PS
 
+MOST_S = 10**9  # beyond it, a simulation never ends
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
 
 
@@ -241,7 +243,7 @@ def load(name: str | Path) -> Costs:
         return _estimated(str(name))
     path = Path(name) if str(name).endswith(".json") else FOLDER / f"{name}.json"
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         values.pop("unit")
         noise, prompts = values.pop("noise", None), values.pop("prompts", None)
         line = _line(values.pop("line"))
@@ -257,7 +259,7 @@ def load(name: str | Path) -> Costs:
             f"there are no costs {str(name)!r}; name one of {names}, a file that ends in .json, or "
             f"measure this machine's with python -m benchmarks.costs"
         ) from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CostsError(
             f"{path} holds no costs ({type(error).__name__}: {error}); measure them again with "
             f"python -m benchmarks.costs"
@@ -284,6 +286,6 @@ def _line(terms: Mapping[str, Any]) -> Line:
 
 
 def _picoseconds(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number of picoseconds")
+    if type(value) is not int or not 0 <= value <= MOST_S * PS:
+        raise ValueError(f"{value!r} is no number of picoseconds up to {MOST_S:g} s")
     return value
