@@ -36,12 +36,13 @@ from compare.addresses import api_key, server_url, target_of  # noqa: E402
 from compare.groups import describe, described  # noqa: E402
 from compare.machine import command_line  # noqa: E402
 from compare.measure import Target, measure, with_requests  # noqa: E402
-from compare.options import check_numbers, file, folder, parse_goodput  # noqa: E402
+from compare.options import OVERWRITE, check_numbers, file, folder, parse_goodput  # noqa: E402
 from compare.summary import latency_line  # noqa: E402
 from config import ConfigError  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
+FIGURE = Path("latency_vs_tokens.png")
 IN_STATS = (
     "latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time",
     "largest_batch", "occupancy", "useful_fraction",
@@ -79,8 +80,9 @@ LOAD: dict[str, dict[str, Any]] = {
     "--goodput": {"nargs": "+", "default": [], "metavar": "NAME:MS", "help":
         f"limits on {', '.join(LIMITED)}"},
     "--out": {"type": folder, "help": "save the run with its report in this folder"},
-    "--figure": {"type": file, "default": Path("latency_vs_tokens.png"), "help":
-        "file of the figure (default: %(default)s)"},
+    "--figure": {"type": file, "help": f"file of the figure (default: {FIGURE}, each time anew)"},
+    "--overwrite": OVERWRITE | {"help":
+        "replace an earlier run in --out, and files of --save-trace and --figure (else refused)"},
     "--quiet": {"action": "store_true", "help": "do not print completions as they arrive"},
 }  # fmt: skip
 
@@ -150,32 +152,23 @@ def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str,
 
 
 def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Send a load, show its result and save it; return the measurement."""
+    """Send a load, save its result and show it; return the measurement."""
     requests, description = load_of(arguments)
     goodput = parse_goodput(arguments.goodput)
+    target = target_of(url, arguments)
+    written = [*filter(None, (arguments.save_trace, arguments.figure))]
+    if arguments.out:
+        written += runs.files(arguments.out, [target.name])
+    runs.refuse_overwriting(written, arguments.overwrite)
     if arguments.save_trace:
         save_trace(arguments.save_trace, requests)
-    target = target_of(url, arguments)
     machine = runs.facts() if arguments.out else {}
     console.print(described(description), highlight=False)
     with Progress(console) as progress, progress.replay(target.name, requests) as watch:
         if not arguments.quiet:
             watch.show = lambda outcome: _show_text(outcome, console)
         result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
-    _show(result, target, arguments, console)
-    if result["client_limited"]:
-        console.print(
-            "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
-            "are suspect."
-        )
-    from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
-
-    if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
-        tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
-        drawing.save(figures.latency_vs_tokens(lines, url), arguments.figure)
-        console.print(f"figure: {arguments.figure}")
-    if arguments.out:
+    if arguments.out:  # saved first, whatever may fail to be shown
         runs.clear(arguments.out)
         save_trace(arguments.out / "trace.jsonl", requests)
         facts = machine | {
@@ -191,6 +184,21 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         }
         results = {target.name: with_requests(result, outcomes)}
         runs.save(arguments.out, requests, results, description, facts)
+    _show(result, target, arguments, console)
+    if result["client_limited"]:
+        console.print(
+            "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
+            "are suspect."
+        )
+    from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
+
+    if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
+        tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
+        lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
+        figure = arguments.figure or FIGURE
+        drawing.save(figures.latency_vs_tokens(lines, url), figure)
+        console.print(f"figure: {figure}")
+    if arguments.out:
         report.write(runs.load(arguments.out))
         console.print(f"report.html: {arguments.out}")
     return result

@@ -275,6 +275,7 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
     options, progress = comparison.options, comparison.progress
     if busy := sentences.busy(comparison.facts()):
         progress.say(busy)
+    runs.refuse_overwriting(runs.files(options.out, options.names), options.overwrite)
     progress.say(
         f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
         f"{options.out}"

@@ -15,8 +15,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from client.calls import ServerError
+from client.draws import WorkloadError
 from compare.report import report
-from compare.runs import LIVE, RunError, load
+from compare.runs import LIVE, RunError, load, refuse_overwriting
+from config import ConfigError
 from live import page, timeline, vllm_log
 from live.saved import chosen, histories
 
@@ -35,6 +38,7 @@ def main() -> None:
     events = "write Chrome's trace events of all servers instead"
     add("--timeline", action="store_true", help=events)
     add("--out", type=Path, help="the page, or a timeline's folder (default: in the run)")
+    add("--overwrite", action="store_true", help="replace files that --out names (else refused)")
     arguments = parser.parse_args()
     run: Path = arguments.run
     try:
@@ -42,11 +46,15 @@ def main() -> None:
         names = arguments.of and arguments.of.split(",")
         if arguments.vllm:
             texts, names = beside(texts, names, arguments.vllm), None
+        written = [out] if (out := arguments.out) else []  # what is made in a run is made anew
+        if out and arguments.timeline:
+            written = [out / timeline_of(name) for name in texts]
+        refuse_overwriting(written, arguments.overwrite)
         if arguments.timeline:
-            write_timelines(texts, arguments.out or (run.parent if run.is_file() else run))
+            write_timelines(texts, out or (run.parent if run.is_file() else run))
         else:
-            write_page(run, chosen(texts, names), arguments.out)
-    except RunError as error:
+            write_page(run, chosen(texts, names), out)
+    except (ConfigError, RunError, ServerError, WorkloadError) as error:
         sys.exit(f"error: {error}")
     if seed:
         print(f"{run}: shown is {seed}", file=sys.stderr)
@@ -82,11 +90,15 @@ def write_page(run: Path, texts: list[str], out: Path | None) -> None:
     print(out)
 
 
+def timeline_of(name: str) -> str:
+    return f"{name}.timeline.json"
+
+
 def write_timelines(texts: Mapping[str, str], folder: Path) -> None:
     """Write a file for each server. Raises RunError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        path = folder / f"{name}.timeline.json"
+        path = folder / timeline_of(name)
         try:
             path.write_text(timeline.text(json.loads(text)))
         except ValueError as error:

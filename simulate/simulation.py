@@ -31,6 +31,7 @@ from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
 from compare.options import Options, check, chosen, parser_of, read
 from compare.report import tables
+from compare.runs import refuse_overwriting
 from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
 from simulate import plan
@@ -279,6 +280,7 @@ def answer(options: Simulation, question: Question) -> None:
     """Print how many replicas are needed, and write the folder."""
     from simulate import plan_page  # matplotlib takes 0.6 s to load
 
+    refuse_overwriting(map(options.out.joinpath, plan_page.FILES), options.overwrite)
     arrival = "" if options.arrival == "auto" else options.arrival
     traffic = Traffic(options.workload, arrival, options.trace, options.scale)
     trials = [
