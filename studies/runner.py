@@ -22,8 +22,8 @@ from studies.study import Case, Cases, Study, only, tables
 
 CODE = (
     "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire", "client",
-    "compare", "config", "deploy", "front_door", "generate", "kernels", "observers", "routes",
-    "scheduling",
+    "compare", "config", "deploy", "front_door", "generate", "kernels", "observers", "reading",
+    "routes", "scheduling",
 )  # fmt: skip
 SUFFIXES = (".py", ".cpp", ".h")
 NUMBERS = (
