@@ -38,7 +38,7 @@ from compare.machine import command_line  # noqa: E402
 from compare.measure import Target, measure, with_requests  # noqa: E402
 from compare.options import OVERWRITE, check_numbers, file, folder, parse_goodput  # noqa: E402
 from compare.summary import latency_line  # noqa: E402
-from config import ConfigError  # noqa: E402
+from config import ConfigError, Parser  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
@@ -87,9 +87,24 @@ LOAD: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+MOST_USED = (
+    "--url", "--api", "--prompt", "--numtokens", "--numsamples", "--arrival", "--lengths",
+    "--trace", "--stream", "--goodput", "--out", "--quiet",
+)  # fmt: skip
+EXAMPLES = (
+    "client/client.py --prompt hi --numtokens 10",
+    "client/client.py --numsamples 100 --arrival poisson:8",
+)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Send one prompt, or a load, to a server.", allow_abbrev=False
+    """Parse the command line. Raises ConfigError and WorkloadError; exits 0 after --help."""
+    parser = Parser(
+        prog="client/client.py",
+        usage="%(prog)s --prompt TEXT | --numsamples N | --trace FILE [--flag X …]",
+        description="Send one prompt, or a load, to a server.",
+        most_used=MOST_USED,
+        examples=EXAMPLES,
     )
     one, load = parser.add_argument_group("one prompt"), parser.add_argument_group("a load")
     for group, flags in ((parser, SERVER), (one, ONE), (load, LOAD)):
@@ -104,13 +119,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     ):  # fmt: skip
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
-    try:
-        check_numbers(arguments)
-        if wrong := workloads.contradiction(arguments):
-            parser.error(wrong)
-        sized = arguments.numsamples is not None or workloads.seconds_say_how_many(arguments)
-    except (ConfigError, WorkloadError) as error:
-        parser.error(str(error))
+    check_numbers(arguments)
+    if wrong := workloads.contradiction(arguments):
+        parser.error(wrong)
+    sized = arguments.numsamples is not None or workloads.seconds_say_how_many(arguments)
     if arguments.prompt is None and arguments.trace is None and not sized:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
     if arguments.prompt is not None and (arguments.api != "inference" or arguments.model):
@@ -238,8 +250,8 @@ def _show_text(outcome: Outcome, console: Console) -> None:
 
 
 def main() -> None:
-    arguments = parse()
     try:
+        arguments = parse()
         url = server_url(arguments.url)
         if arguments.prompt is not None:
             one_prompt(url, arguments)

@@ -38,6 +38,10 @@ MEANINGLESS = (  # with this client and servers that start here
     "host", "port", "api_keys", "allowed_hosts", "header_timeout_s", "body_timeout_s",
     "drain_timeout_s", "live_prompts", "log_level",
 )  # fmt: skip
+MOST_USED = (
+    "--modes", "--variant", "--numsamples", "--arrival", "--lengths", "--trace", "--sweep",
+    "--repeats", "--goodput", "--out",
+)  # fmt: skip
 MOST = 12  # variants that can be distinguished in a figure
 
 
@@ -94,13 +98,19 @@ class Options:
         return build(self.variants[name].mode, self.settings(name), from_environment(os.environ))
 
 
-def parser_of(program: str, description: str) -> Parser:
-    """Return a parser of the flags that compare.sh and simulate.sh share, but for settings."""
+def parser_of(program: str, description: str, *most_used: str) -> Parser:
+    """Return a parser of the flags that compare.sh and simulate.sh share, but for settings.
+    most_used: flags of its own that --help shows besides.
+    """
     parser = Parser(
         prog=program,
+        usage="%(prog)s [--flag X …]",
         description=description,
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+        most_used=[*MOST_USED, *most_used],
+        examples=[
+            f"{program} --modes static,dynamic --sweep",
+            f"{program} --variant a=dynamic --variant b='dynamic --order sjf'",
+        ],
     )
     add = parser.add_argument
     # fmt: off
@@ -150,7 +160,7 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     """Return the runs of --runs, and the folder of --out. Raises ConfigError, also where it holds a
     report.
     """
-    parser = Parser(prog="./compare.sh", allow_abbrev=False, add_help=False)
+    parser = Parser(prog="./compare.sh", add_help=False)
     parser.add_argument("--runs", **RUNS)
     parser.add_argument("--out", type=folder, default=new_folder())
     parser.add_argument("--overwrite", **OVERWRITE)
@@ -195,7 +205,10 @@ def new_folder() -> Path:
 
 def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
-    parser = parser_of("./compare.sh", "Replay one trace against every batching mode.")
+    parser = parser_of(
+        "./compare.sh", "Replay one trace against every batching mode.", "--also", "--runs",
+        "--model",
+    )  # fmt: skip
     add = parser.add_argument
     # fmt: off
     add("--also", action="append", default=[], metavar="NAME=URL",

@@ -61,7 +61,7 @@ def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
     variants: dict[str, Variant] = {}
     for text in texts:
         name, _, words = text.partition("=")
-        parser = Parser(prog="--variant", add_help=False, allow_abbrev=False)
+        parser = Parser(prog="--variant", add_help=False)
         parser.add_argument("mode", nargs="?")
         add_settings(parser)
         try:

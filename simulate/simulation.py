@@ -195,8 +195,9 @@ def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, S
 def parse(argv: Sequence[str]) -> Simulation:
     """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
     parser = parser_of(
-        "./simulate.sh", "Replay one trace against every batching mode, in virtual time."
-    )
+        "./simulate.sh", "Replay one trace against every batching mode, in virtual time.",
+        "--costs", "--replicas", "--plan", "--slo",
+    )  # fmt: skip
     add = parser.add_argument
     # fmt: off
     add("--costs", default=FAKE.name, metavar="NAME",

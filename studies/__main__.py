@@ -38,15 +38,10 @@ def load(name: str) -> Study:
 
 
 def parser_of(studies: Sequence[Study]) -> argparse.ArgumentParser:
-    assert __doc__
-    parser = Parser(
-        prog="python -m studies",
-        description="\n".join([__doc__, *(f"{each.name:<16}{each.question}" for each in studies)]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m studies", description=__doc__)
     names = parser.add_subparsers(metavar="NAME", required=True)
     for study in studies:
-        of_study = names.add_parser(study.name, description=study.question, allow_abbrev=False)
+        of_study = names.add_parser(study.name, description=study.question, help=study.question)
         of_study.set_defaults(study=study, requests=study.requests, processes=1)
         add = of_study.add_argument
         add("--seeds", type=above_0, default=study.seeds, help="runs of each case (%(default)s)")
