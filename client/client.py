@@ -176,43 +176,45 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
         save_trace(arguments.save_trace, requests)
     machine = runs.facts() if arguments.out else {}
     console.print(described(description), highlight=False)
-    with Progress(console) as progress, progress.replay(target.name, requests) as watch:
-        if not arguments.quiet:
-            watch.show = lambda outcome: _show_text(outcome, console)
-        result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
-    if arguments.out:  # saved first, whatever may fail to be shown
-        runs.clear(arguments.out)
-        save_trace(arguments.out / "trace.jsonl", requests)
-        facts = machine | {
-            "goodput": goodput,
-            "stream": arguments.stream or not target.ours,
-            "capacity": None,
-            "seed": arguments.seed,
-            "asked": {"seeds": [arguments.seed], "servers": [target.name]},
-            "started_here": False,
-            "stopped": "interrupted before its end" if result["partial"] else None,
-            "also": {} if target.ours else {target.name: url},
-            "command": command_line("client/client.py", sys.argv[1:]),
-        }
-        results = {target.name: with_requests(result, outcomes)}
-        runs.save(arguments.out, requests, results, description, facts)
-    _show(result, target, arguments, console)
-    if result["client_limited"]:
-        console.print(
-            "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
-            "are suspect."
-        )
-    from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
+    with Progress(console) as progress:
+        with progress.replay(target.name, requests) as watch:
+            if not arguments.quiet:
+                watch.show = lambda outcome: _show_text(outcome, console)
+            result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
+        if arguments.out:  # saved first, whatever may fail to be shown
+            runs.clear(arguments.out)
+            save_trace(arguments.out / "trace.jsonl", requests)
+            facts = machine | {
+                "goodput": goodput,
+                "stream": arguments.stream or not target.ours,
+                "capacity": None,
+                "seed": arguments.seed,
+                "asked": {"seeds": [arguments.seed], "servers": [target.name]},
+                "started_here": False,
+                "stopped": "interrupted before its end" if result["partial"] else None,
+                "also": {} if target.ours else {target.name: url},
+                "command": command_line("client/client.py", sys.argv[1:]),
+            }
+            results = {target.name: with_requests(result, outcomes)}
+            runs.save(arguments.out, requests, results, description, facts)
+        _show(result, target, arguments, console)
+        if result["client_limited"]:
+            progress.say(
+                "The client was late: one in a hundred of its sends lagged over 10 ms; its "
+                "latencies are suspect."
+            )
+        with progress.step("drawing figures"):
+            from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
 
-    if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
-        tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
-        figure = arguments.figure or FIGURE
-        drawing.save(figures.latency_vs_tokens(lines, url), figure)
-        console.print(f"figure: {figure}")
-    if arguments.out:
-        report.write(runs.load(arguments.out))
-        console.print(f"report.html: {arguments.out}")
+            if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
+                tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
+                lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
+                figure = arguments.figure or FIGURE
+                drawing.save(figures.latency_vs_tokens(lines, url), figure)
+                progress.say(f"figure: {figure}")
+            if arguments.out:
+                report.write(runs.load(arguments.out))
+                progress.say(f"report.html: {arguments.out}")
     return result
 
 

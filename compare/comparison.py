@@ -116,25 +116,29 @@ class Comparison:
     @contextlib.contextmanager
     def target(self, name: str) -> Iterator[Measurable]:
         """A server of the comparison, started if it is one of ours, and warm."""
-        options = self.options
         with contextlib.ExitStack() as stack:
-            if url := options.also.get(name):
-                target = Target(name, url, wire("openai", openai_model(url)), ours=False)
-            else:
-                mode, settings = options.variants[name].mode, options.settings(name)
-                by, key = wire("inference", stream=options.stream), options.key
-                deployment = options.deployment
-                start = deployment.start if deployment else ALONE
-                url = stack.enter_context(server(mode, settings, key, name, start))
-                if deployment:
-                    replicas = deployment.names(url, key)
-                    target = Deployed(
-                        name, url, by, key=key, deployment=deployment, replicas=replicas
-                    )
-                else:
-                    target = Target(name, url, by, key=key)
-            warm_up(target, self.by_ids)
-            yield target
+            with self.progress.step(f"starting {name}"):
+                target = self._started(name, stack)
+                warm_up(target, self.by_ids)
+            try:
+                yield target
+            finally:
+                with self.progress.step(f"stopping {name}"):
+                    stack.close()
+
+    def _started(self, name: str, stack: contextlib.ExitStack) -> Target:
+        options = self.options
+        if url := options.also.get(name):
+            return Target(name, url, wire("openai", openai_model(url)), ours=False)
+        mode, settings = options.variants[name].mode, options.settings(name)
+        by, key = wire("inference", stream=options.stream), options.key
+        deployment = options.deployment
+        start = deployment.start if deployment else ALONE
+        url = stack.enter_context(server(mode, settings, key, name, start))
+        if not deployment:
+            return Target(name, url, by, key=key)
+        replicas = deployment.names(url, key)
+        return Deployed(name, url, by, key=key, deployment=deployment, replicas=replicas)
 
     def calibrate(self) -> None:
         """Measure this client's own limit; a machine too busy for that can still compare."""
@@ -267,8 +271,8 @@ class Comparison:
 
 
 def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
-    """Run the comparison and write its folder; return the run, if anything was measured, and what
-    stopped it, if anything did.
+    """Run the comparison and write its folder, but for the report; return the run, if anything was
+    measured, and what stopped it, if anything did.
 
     Raises WorkloadError.
     """
@@ -293,12 +297,7 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
         for seed in comparison.seeds:
             folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
             measured |= comparison.run(seed, folder, results)
-    run = runs.load(options.out) if measured else None
-    if run:
-        from compare.report import report  # matplotlib takes 0.6 s to load
-
-        report.write(run)
-    return run, comparison.stopped
+    return runs.load(options.out) if measured else None, comparison.stopped
 
 
 def sigterm_is_ctrl_c() -> None:
@@ -334,20 +333,23 @@ def run_and_exit(
     lost: str = "the servers are stopped",
 ) -> None:
     """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
-    console = Console()
+    console, run = Console(), None
     sigterm_is_ctrl_c()
     try:
         with Progress(console) as progress:
             run, stopped = compare(comparison_of(progress))
-        if run:
-            from compare.report import report
+            if run:
+                with progress.step("drawing figures"):
+                    from compare.report import report  # matplotlib takes 0.6 s to load
 
-            report.show(run, console)
+                    report.show(run, console)
+                    report.write(run)
+                progress.say(f"report.html, report.md, figures and every request: {run.folder}")
     except (ConfigError, WorkloadError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
-        run, stopped = None, interrupt
+        stopped = interrupt
     for sentence in sentences.failures(run) if run else []:
         print(f"error: {sentences.plain(sentence)}", file=sys.stderr)
     if isinstance(stopped, ServerError):
