@@ -74,13 +74,14 @@ class Progress:
     def say(self, text: str) -> None:
         """Print text that stays, in a terminal broken between words."""
         if self.console.is_terminal:  # a path that is longer than a line stays whole
-            whole = {"break_long_words": False, "break_on_hyphens": False}
-            lines = (textwrap.fill(line, self.console.width, **whole) for line in text.splitlines())
-            text = "\n".join(lines)
+            lines = textwrap.TextWrapper(
+                self.console.width, break_long_words=False, break_on_hyphens=False
+            )
+            text = "\n".join(map(lines.fill, text.splitlines()))
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def table(self, table: RenderableType) -> None:
-        """Show a table above the lines from now on, in a terminal."""
+    def table(self, table: RenderableType | None) -> None:
+        """Show a table above the lines from now on, or none, in a terminal."""
         self._table = table
 
     @contextmanager

@@ -199,7 +199,9 @@ class Comparison:
             done[name] = next(results, Measured(stopped=self.stopped))
             self.stopped = self.stopped or done[name].stopped
         measured = {name: r for name in self.options.names if (r := done[name].result)}
-        if measured:
+        if not measured:
+            return False
+        with self.progress.step("saving the results"):
             if seed == self.options.seed:
                 runs.clear(self.options.out)
             folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +216,7 @@ class Comparison:
             facts = self.facts() | {"seed": seed, "stopped": by}
             sweep_points = points if self.options.sweep else None
             runs.save(folder, requests, measured, workload, facts, sweep_points, swept)
-        return bool(measured)
+        return True
 
     def measured(self, seed: int, name: str) -> Measured:
         """Measure one server with one seed's trace."""
@@ -297,7 +299,8 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
         for seed in comparison.seeds:
             folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
             measured |= comparison.run(seed, folder, results)
-    return runs.load(options.out) if measured else None, comparison.stopped
+    with progress.step("reading the results"):
+        return runs.load(options.out) if measured else None, comparison.stopped
 
 
 def sigterm_is_ctrl_c() -> None:
@@ -339,6 +342,7 @@ def run_and_exit(
         with Progress(console) as progress:
             run, stopped = compare(comparison_of(progress))
             if run:
+                progress.table(None)
                 with progress.step("drawing figures"):
                     from compare.report import report  # matplotlib takes 0.6 s to load
 

@@ -81,7 +81,7 @@ class Reporting(Progress):
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def table(self, table: RenderableType) -> None:
+    def table(self, table: RenderableType | None) -> None:
         """Show none: the other process has the points of all servers."""
 
     @contextmanager

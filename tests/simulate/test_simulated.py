@@ -402,6 +402,15 @@ def test_measured_beside_simulated_runs(simulated: Path, elsewhere: Path, tmp_pa
         assert first[key] == second[key], key
 
 
+def test_the_table_comes_before_the_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came after the figures were drawn, which takes up to 18 seconds."""
+    monkeypatch.setattr(report, "write", lambda run: print("the figures"))
+    shown = output("simulate", f"{SMALL} --arrival poisson:50 --out {tmp_path}")
+    assert shown.index("p50 ms") < shown.index("One seed:") < shown.index("the figures")
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_ctrl_c_keeps_what_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when the second mode has answered five."""
