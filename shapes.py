@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reading import read_json
+
 GPT2_REPOSITORIES = {
     name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 }
@@ -115,9 +117,9 @@ def shape_of(model: str) -> Shape:
             f"folder {model!r} has no config.json; save the checkpoint with save_pretrained()"
         )
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error!r:.200}") from None
+        config = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error!s:.200}") from None
     try:
         if config.get("model_type", "gpt2") != "gpt2":
             kind = config["model_type"]

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import HELP
+from config.help import Formatter
 
 PROPOSALS = Path(__file__).resolve().parents[1] / "proposals"
 
@@ -32,7 +33,7 @@ def proposals() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, **HELP)
+    parser = argparse.ArgumentParser(description=__doc__, **HELP | {"formatter_class": Formatter})
     add = parser.add_argument
     add("--policy", action="append", help="compare this policy (repeat for several)")
     add("--trace", action="append", default=[], help="compare on this trace (repeat for several)")

@@ -9,6 +9,7 @@ a second. The engine is the fake one unless another --model is named.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -18,7 +19,6 @@ from flask import Flask
 
 import app
 import launch
-from benchmarks import HELP
 from config import Config, ConfigError, Parser
 from generate import load_generator
 from generate.fake import FAULTS, FaultyGenerator
@@ -43,7 +43,7 @@ def serve() -> Flask:
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, **HELP)
+    parser = Parser(description=__doc__, usage=argparse.SUPPRESS)
     parser.add_argument("--fault", default="", help=f"{', '.join((*FAULTS, CLOCK))}, and a number")
     options, rest = parser.parse_known_args(sys.argv[1:])
     fault, _, number = options.fault.partition(":")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import HELP
 from client.calls import ServerError
 from compare.comparison import sigterm_is_ctrl_c
 from compare.machine import command_line, stamp
@@ -61,8 +60,8 @@ class Benchmark:
     def program(self) -> list[str]:
         return ["python", "-m", f"benchmarks.{self.name}"]
 
-    def parser(self) -> Parser:
-        parser = Parser(description=self.description, **HELP)
+    def parser(self, most_used: Sequence[str] = ()) -> Parser:
+        parser = Parser(description=self.description, usage=argparse.SUPPRESS, most_used=most_used)
         for flag, (default, text) in self.options.items():
             if default is False:
                 parser.add_argument(flag, action="store_true", help=text)
@@ -85,7 +84,7 @@ class Benchmark:
 
         defaults: values of settings, or functions of the options. Raises ConfigError.
         """
-        parser = self.parser()
+        parser = self.parser(most_used=[*self.options])
         add_settings(parser, self.unused)
         options, unknown = parser.parse_known_args()
         refuse_unknown(parser, unknown)

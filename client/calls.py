@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import requests
 
-from client.wire import message, refusal
+from client.wire import DONE, Unreadable, cut_off, data_of, event_of, refusal, utf8
+from reading import parse
 
 
 class ServerError(Exception):
@@ -26,7 +26,7 @@ def headers(key: str | None) -> dict[str, str]:
 def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, Any]:
     """GET a JSON object. Raises ServerError, also after `timeout_s` without an answer."""
     with _exchange("GET", url, None, timeout_s, key) as response:
-        return dict(response.json())
+        return _object(response.content)
 
 
 def get_text(url: str, timeout_s: float = 30.0) -> str:
@@ -40,7 +40,7 @@ def post(
 ) -> dict[str, Any]:
     """POST a JSON object. Raises ServerError, with the server's own message where it gave one."""
     with _exchange("POST", url, {} if body is None else body, timeout_s, key) as response:
-        return dict(response.json())
+        return _object(response.content)
 
 
 def stream(
@@ -52,13 +52,22 @@ def stream(
 ) -> None:
     """POST to /inference at `url`; `show` each piece of text as it comes. Raises ServerError."""
     with _exchange("POST", f"{url}/inference", body | {"stream": True}, timeout_s, key) as response:
+        other = b""
         for line in response.iter_lines():
-            data = line.removeprefix(b"data: ").strip()
-            if data in (b"", b"[DONE]"):
-                continue
-            if "error" in (event := json.loads(data)):
-                raise ServerError(f"{url} stopped: {message(event)}")
-            show(event.get("text", ""))
+            if (content := data_of(line)) == DONE:
+                return
+            if content is None:
+                other += line
+            else:
+                show(utf8(event_of(content).get("text", "")))
+        raise cut_off(other)
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """Return a JSON object. Raises ValueError for all else."""
+    if not isinstance(value := parse(content), dict):
+        raise ValueError
+    return value
 
 
 @contextlib.contextmanager
@@ -82,7 +91,9 @@ def _exchange(
             f"no answer from {url} ({_cause(error)}); is it running? "
             "./server.sh MODE starts one of ours"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except Unreadable as error:
+        raise ServerError(f"{url}: {error}") from None
+    except (ValueError, AttributeError):
         raise ServerError(
             f"{url} did not answer with JSON in the form expected; is it an effective-batching "
             f"server?"

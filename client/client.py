@@ -36,12 +36,13 @@ from compare.addresses import api_key, server_url, target_of  # noqa: E402
 from compare.groups import describe, described  # noqa: E402
 from compare.machine import command_line  # noqa: E402
 from compare.measure import Target, measure, with_requests  # noqa: E402
-from compare.options import check_numbers, file, folder, parse_goodput  # noqa: E402
+from compare.options import OVERWRITE, check_numbers, file, folder, parse_goodput  # noqa: E402
 from compare.summary import latency_line  # noqa: E402
-from config import ConfigError  # noqa: E402
+from config import ConfigError, Parser  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
 
 SHOWN = ("mean", "p50", "p90", "p99", "max")
+FIGURE = Path("latency_vs_tokens.png")
 IN_STATS = (
     "latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time",
     "largest_batch", "occupancy", "useful_fraction",
@@ -79,15 +80,31 @@ LOAD: dict[str, dict[str, Any]] = {
     "--goodput": {"nargs": "+", "default": [], "metavar": "NAME:MS", "help":
         f"limits on {', '.join(LIMITED)}"},
     "--out": {"type": folder, "help": "save the run with its report in this folder"},
-    "--figure": {"type": file, "default": Path("latency_vs_tokens.png"), "help":
-        "file of the figure (default: %(default)s)"},
+    "--figure": {"type": file, "help": f"file of the figure (default: {FIGURE}, each time anew)"},
+    "--overwrite": OVERWRITE | {"help":
+        "replace an earlier run in --out, and files of --save-trace and --figure (else refused)"},
     "--quiet": {"action": "store_true", "help": "do not print completions as they arrive"},
 }  # fmt: skip
 
 
+MOST_USED = (
+    "--url", "--api", "--prompt", "--numtokens", "--numsamples", "--arrival", "--lengths",
+    "--trace", "--stream", "--goodput", "--out", "--quiet",
+)  # fmt: skip
+EXAMPLES = (
+    "client/client.py --prompt hi --numtokens 10",
+    "client/client.py --numsamples 100 --arrival poisson:8",
+)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Send one prompt, or a load, to a server.", allow_abbrev=False
+    """Parse the command line. Raises ConfigError and WorkloadError; exits 0 after --help."""
+    parser = Parser(
+        prog="client/client.py",
+        usage="%(prog)s --prompt TEXT | --numsamples N | --trace FILE [--flag X …]",
+        description="Send one prompt, or a load, to a server.",
+        most_used=MOST_USED,
+        examples=EXAMPLES,
     )
     one, load = parser.add_argument_group("one prompt"), parser.add_argument_group("a load")
     for group, flags in ((parser, SERVER), (one, ONE), (load, LOAD)):
@@ -102,13 +119,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     ):  # fmt: skip
         if getattr(arguments, first) is not None and getattr(arguments, second) is not None:
             parser.error(f"--{first} and --{second} contradict each other; leave one out")
-    try:
-        check_numbers(arguments)
-        if wrong := workloads.contradiction(arguments):
-            parser.error(wrong)
-        sized = arguments.numsamples is not None or workloads.seconds_say_how_many(arguments)
-    except (ConfigError, WorkloadError) as error:
-        parser.error(str(error))
+    check_numbers(arguments)
+    if wrong := workloads.contradiction(arguments):
+        parser.error(wrong)
+    sized = arguments.numsamples is not None or workloads.seconds_say_how_many(arguments)
     if arguments.prompt is None and arguments.trace is None and not sized:
         parser.error("give --prompt TEXT, --numsamples N or --trace FILE")
     if arguments.prompt is not None and (arguments.api != "inference" or arguments.model):
@@ -150,49 +164,57 @@ def load_of(arguments: argparse.Namespace) -> tuple[Sequence[Request], dict[str,
 
 
 def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Send a load, show its result and save it; return the measurement."""
+    """Send a load, save its result and show it; return the measurement."""
     requests, description = load_of(arguments)
     goodput = parse_goodput(arguments.goodput)
+    target = target_of(url, arguments)
+    written = [*filter(None, (arguments.save_trace, arguments.figure))]
+    if arguments.out:
+        written += runs.files(arguments.out, [target.name])
+    runs.refuse_overwriting(written, arguments.overwrite)
     if arguments.save_trace:
         save_trace(arguments.save_trace, requests)
-    target = target_of(url, arguments)
     machine = runs.facts() if arguments.out else {}
     console.print(described(description), highlight=False)
-    with Progress(console) as progress, progress.replay(target.name, requests) as watch:
-        if not arguments.quiet:
-            watch.show = lambda outcome: _show_text(outcome, console)
-        result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
-    _show(result, target, arguments, console)
-    if result["client_limited"]:
-        console.print(
-            "The client was late: one in a hundred of its sends lagged over 10 ms; its latencies "
-            "are suspect."
-        )
-    from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
+    with Progress(console) as progress:
+        with progress.replay(target.name, requests) as watch:
+            if not arguments.quiet:
+                watch.show = lambda outcome: _show_text(outcome, console)
+            result, outcomes = measure(target, requests, goodput, arguments.timeout, watch)
+        if arguments.out:  # saved first, whatever may fail to be shown
+            runs.clear(arguments.out)
+            save_trace(arguments.out / "trace.jsonl", requests)
+            facts = machine | {
+                "goodput": goodput,
+                "stream": arguments.stream or not target.ours,
+                "capacity": None,
+                "seed": arguments.seed,
+                "asked": {"seeds": [arguments.seed], "servers": [target.name]},
+                "started_here": False,
+                "stopped": "interrupted before its end" if result["partial"] else None,
+                "also": {} if target.ours else {target.name: url},
+                "command": command_line("client/client.py", sys.argv[1:]),
+            }
+            results = {target.name: with_requests(result, outcomes)}
+            runs.save(arguments.out, requests, results, description, facts)
+        _show(result, target, arguments, console)
+        if result["client_limited"]:
+            progress.say(
+                "The client was late: one in a hundred of its sends lagged over 10 ms; its "
+                "latencies are suspect."
+            )
+        with progress.step("drawing figures"):
+            from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
 
-    if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
-        tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
-        lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
-        drawing.save(figures.latency_vs_tokens(lines, url), arguments.figure)
-        console.print(f"figure: {arguments.figure}")
-    if arguments.out:
-        runs.clear(arguments.out)
-        save_trace(arguments.out / "trace.jsonl", requests)
-        facts = machine | {
-            "goodput": goodput,
-            "stream": arguments.stream or not target.ours,
-            "capacity": None,
-            "seed": arguments.seed,
-            "asked": {"seeds": [arguments.seed], "servers": [target.name]},
-            "started_here": False,
-            "stopped": "interrupted before its end" if result["partial"] else None,
-            "also": {} if target.ours else {target.name: url},
-            "command": command_line("client/client.py", sys.argv[1:]),
-        }
-        results = {target.name: with_requests(result, outcomes)}
-        runs.save(arguments.out, requests, results, description, facts)
-        report.write(runs.load(arguments.out))
-        console.print(f"report.html: {arguments.out}")
+            if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
+                tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]
+                lines = {target.name: (tokens, seconds, latency_line(tokens, seconds))}
+                figure = arguments.figure or FIGURE
+                drawing.save(figures.latency_vs_tokens(lines, url), figure)
+                progress.say(f"figure: {figure}")
+            if arguments.out:
+                report.write(runs.load(arguments.out))
+                progress.say(f"report.html: {arguments.out}")
     return result
 
 
@@ -230,8 +252,8 @@ def _show_text(outcome: Outcome, console: Console) -> None:
 
 
 def main() -> None:
-    arguments = parse()
     try:
+        arguments = parse()
         url = server_url(arguments.url)
         if arguments.prompt is not None:
             one_prompt(url, arguments)

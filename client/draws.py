@@ -28,6 +28,7 @@ COUNTING = [
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty"]
 # how often an adapter is named, against the next one (Punica: Chen et al., MLSys 2024, section 7)
 POPULARITIES = {"distinct": 1.0, "uniform": 1.0, "skewed": 1.5, "identical": math.inf}
+MOST = 10**9  # of tokens, users and other counts, and of seconds
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -75,9 +76,11 @@ def _rounded_up(drawn: np.ndarray, cap: int) -> np.ndarray:
 
 
 def whole_numbers(texts: Sequence[str]) -> list[int]:
-    """Return the numbers of texts. Raises ValueError for one that is not whole, or below 1."""
+    """Return the numbers of texts. Raises ValueError for one that is not whole, below 1 or beyond
+    MOST.
+    """
     values = [int(text) for text in texts]
-    if min(values) < 1:
+    if not 1 <= min(values) <= max(values) <= MOST:
         raise ValueError
     return values
 
@@ -148,7 +151,7 @@ def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
                 gaps, [users] = np.zeros(n), whole_numbers(arguments)
             case _:
                 raise ValueError
-    except ValueError:
+    except (ValueError, ArithmeticError):
         raise WorkloadError(f"unknown arrival {spec!r}; valid ones are {ARRIVALS}") from None
     gaps[:1] = 0
     if scaled and gaps.any():
@@ -157,8 +160,18 @@ def arrivals(spec: str, n: int, seed: int, scaled: bool = False) -> Arrivals:
 
 
 def in_microseconds(seconds: np.ndarray) -> np.ndarray:
-    """Return seconds rounded to microseconds, as Python rounds."""
-    return np.array([round(each, 6) for each in seconds.tolist()], float)
+    """Return seconds rounded to microseconds, as Python rounds. Raises as `up_to_most` does."""
+    return np.array([round(each, 6) for each in up_to_most(seconds).tolist()], float)
+
+
+def up_to_most(seconds: np.ndarray) -> np.ndarray:
+    """Return these seconds. Raises WorkloadError if one is beyond MOST."""
+    if not seconds.max(initial=0) <= MOST:
+        raise WorkloadError(
+            f"a request would be sent after {MOST:g} s; give a higher rate, a shorter time of "
+            f"thinking or fewer requests"
+        )
+    return seconds
 
 
 def at_rate(arrival: str, rate: float) -> str:
@@ -247,4 +260,5 @@ class Sessions(NamedTuple):
 
     def think(self, n: int, seed: int) -> np.ndarray:
         """Return n times of thinking, in seconds."""
-        return np.random.default_rng([seed, 6]).exponential(self.think_s, n).round(6)
+        drawn = np.random.default_rng([seed, 6]).exponential(self.think_s, n).round(6)
+        return up_to_most(drawn)

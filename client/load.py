@@ -23,7 +23,7 @@ import aiohttp
 from client.calls import headers
 from client.outcomes import Outcome, Outcomes
 from client.traces import Request
-from client.wire import Plain, Reply, Unreadable, Wire, refusal
+from client.wire import Plain, Reply, Unreadable, Wire, refusal, utf8
 
 # connections that idle longer are not used again: some servers close theirs after 2 s, and a
 # request sent just then is lost
@@ -112,7 +112,7 @@ class _Replay:
             for request in waiting:  # the users share it: each takes the next
                 await self._send(request, max(0.0, self._now()), self._bodies.pop(request.id))
 
-        await asyncio.gather(*(user() for _ in range(users)))
+        await asyncio.gather(*(user() for _ in range(min(users, len(self._requests)))))
 
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -154,10 +154,11 @@ class _Replay:
             answer, text = self._wire.read(reply)
         except Unreadable as unreadable:
             error = str(unreadable)
-        except (TimeoutError, aiohttp.ClientError, OSError) as failure:
+        except Exception as failure:  # whatever a server answers: the load goes on
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
         ended_at = answer.answered_at if answer else self._now()
-        self._end(outcome := Outcome(request, scheduled_at, sent_at, ended_at, answer, text, error))
+        texts = utf8(text), utf8(error)
+        self._end(outcome := Outcome(request, scheduled_at, sent_at, ended_at, answer, *texts))
         return outcome
 
     def _end(self, outcome: Outcome) -> None:

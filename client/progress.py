@@ -1,13 +1,16 @@
-"""Progress of long work: a line that moves in a terminal, else a plain line every few seconds."""
+"""Progress of long work: lines that move in a terminal, else plain ones every few seconds."""
 
 from __future__ import annotations
 
+import textwrap
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -18,11 +21,11 @@ from client.outcomes import Outcome
 from client.traces import Request
 
 PLAIN_EVERY_S = 10.0
-BAR = 24
+BAR, LEAST_BAR = 24, 8  # columns
 
 
 class Progress:
-    """Shows replays, each in a line, below a table if there is one. A context manager."""
+    """Shows steps and replays, each in a line, below a table if there is one. A context manager."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -32,14 +35,31 @@ class Progress:
         self._live = Live(
             console=console, refresh_per_second=2, get_renderable=self._render, transient=True
         )
+        self._ended = threading.Event()
+        self._plain = threading.Thread()
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
             self._live.start()
+        else:
+            self._ended.clear()
+            self._plain = threading.Thread(target=self._say_lines, daemon=True)
+            self._plain.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._live.stop()
+        self._ended.set()
+        if self._plain.ident:
+            self._plain.join()
+
+    def _say_lines(self) -> None:
+        before: Collection[Any] = ()  # a line that was not there is of something short
+        while not self._ended.wait(PLAIN_EVERY_S):
+            lines = self.lines.copy()
+            for line in (lines[key] for key in lines if key in before):
+                self.say(str(line))
+            before = lines.keys()
 
     def _render(self) -> RenderableType:
         return Group(*([self._table] if self._table else []), *list(self.lines.values()))
@@ -52,17 +72,32 @@ class Progress:
         self.__enter__()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print text that stays, in a terminal broken between words."""
+        if self.console.is_terminal:  # a path that is longer than a line stays whole
+            lines = textwrap.TextWrapper(
+                self.console.width, break_long_words=False, break_on_hyphens=False
+            )
+            text = "\n".join(map(lines.fill, text.splitlines()))
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def table(self, table: RenderableType) -> None:
-        """Show a table above the lines from now on, in a terminal."""
+    def table(self, table: RenderableType | None) -> None:
+        """Show a table above the lines from now on, or none, in a terminal."""
         self._table = table
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[Step]:
+        """Show what is done, and for how long, while the context lasts."""
+        step = Step(text)
+        self.lines[step] = step
+        try:
+            yield step
+        finally:
+            del self.lines[step]
 
     @contextmanager
     def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:
         """Watch one replay, and show it while the context lasts."""
-        replayed = Replayed(name, requests, None if self.console.is_terminal else self.say)
+        replayed = Replayed(name, requests)
         self.lines[replayed] = replayed
         try:
             yield replayed
@@ -70,14 +105,48 @@ class Progress:
             del self.lines[replayed]
 
 
-class Replayed(Watch):
-    """One replay's counts, and the time left on this clock. `say` prints them now and then."""
+@dataclass(eq=False)
+class Step:
+    """A step without counts."""
 
-    def __init__(self, name: str, requests: Sequence[Request], say: Callable[[str], None] | None):
+    text: str
+    started: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        return f"{self.text} · {time.monotonic() - self.started:.0f} s"
+
+    def __rich__(self) -> RenderableType:
+        return Text(str(self))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A bar, where there is room for it, and a text."""
+
+    text: str
+    ended: int
+    total: int
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width - len(self.text) - 1
+        if room < LEAST_BAR:
+            yield Text(self.text)
+            return
+        line = Table.grid(padding=(0, 1))
+        line.add_row(ProgressBar(self.total, self.ended, min(BAR, room)), self.text)
+        yield line
+
+
+class Replayed(Watch):
+    """One replay's counts, and the time left on this clock."""
+
+    def __init__(self, name: str, requests: Sequence[Request]):
         self._name = name
         self._total = len(requests)
-        self._say = say
-        self._started = self._printed = time.monotonic()
+        self._started = self._last_ended = time.monotonic()
         self._in_flight = self._ended = self._failed = 0
         self.show: Callable[[Outcome], None] = lambda outcome: None  # called with each outcome
 
@@ -87,26 +156,20 @@ class Replayed(Watch):
     def ended(self, outcome: Outcome) -> None:
         self._in_flight -= 1
         self._ended += 1
+        self._last_ended = time.monotonic()
         self._failed += bool(outcome.error)
         self.show(outcome)
 
-    def tick(self) -> None:
-        if self._say and time.monotonic() > self._printed + PLAIN_EVERY_S:
-            self._printed = time.monotonic()
-            self._say(str(self))
-
     def __str__(self) -> str:
-        elapsed = time.monotonic() - self._started
+        now = time.monotonic()
+        counts = f"{self._name} {self._ended}/{self._total}"
+        if self._ended == self._total:
+            return f"{counts} · evaluating · {now - self._last_ended:.0f} s"
+        elapsed = now - self._started
         rate = self._ended / elapsed if elapsed else 0.0
-        text = (
-            f"{self._name}: {self._ended}/{self._total} ended, {rate:.1f} a second, "
-            f"{self._in_flight} in flight, {self._failed} failed"
-        )
-        if rate:
-            text += f", {(self._total - self._ended) / rate:.0f} s left"
-        return text
+        left = f"{(self._total - self._ended) / rate:.0f} s left" if rate else f"{elapsed:.0f} s"
+        failed = f" · {self._failed} failed" if self._failed else ""
+        return f"{counts} · {rate:.1f}/s · {self._in_flight} in flight{failed} · {left}"
 
-    def __rich__(self) -> RenderableType:
-        line = Table.grid(padding=(0, 1))
-        line.add_row(ProgressBar(self._total, self._ended, BAR), Text(str(self)))
-        return line
+    def __rich__(self) -> Line:
+        return Line(str(self), self._ended, self._total)

@@ -12,7 +12,6 @@ its prompt (`hash_ids`), equal where prompts are the same so far.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client.draws import Arrivals, TokenIds, WorkloadError, arrivals
+from config.settings import Count, NotNegative
+from reading import parse, read_lines
 
 ANONYMOUS = ""  # the user of requests that name none; no user has an empty name
 MOST_SAVED = 100_000  # requests of a trace that is saved
@@ -31,7 +32,7 @@ LIMITED = ("ttft", "tpot")  # measures on which a request may have a limit of it
 SCALES = [2**k for k in range(BLOCK.bit_length())]
 Line = TypeVar("Line", bound=BaseModel)
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # in ms
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Wide = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # as wide as columns and the server's fields
 Limits = Mapping[str, float | np.ndarray]  # in ms, by measure: of all answers, or of each
 
 
@@ -43,23 +44,23 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: int = Field(description="number of the request")
+    id: Wide = Field(description="number of the request")
     at: NotNegative = Field(description="when it is sent, s from the start")
-    users: int | None = Field(default=None, ge=1, description="most in flight, in a closed loop")
+    users: Count | None = Field(default=None, description="most in flight, in a closed loop")
     prompt: str | None = Field(default=None, description="text; of a turn, its own words alone")
-    prompt_ids: list[int] | None = Field(default=None, description="or token ids")
-    num_tokens: int = Field(ge=1, description="completion tokens")
+    prompt_ids: list[Wide] | None = Field(default=None, description="or token ids")
+    num_tokens: Count = Field(description="completion tokens")
     temperature: float = Field(default=0.0, ge=0, description="0: greedy, the likeliest token")
-    top_k: int | None = Field(default=None, description="sampling")
+    top_k: Wide | None = Field(default=None, description="sampling")
     top_p: float | None = Field(default=None, description="sampling")
-    seed: int | None = Field(default=None, description="sampling")
+    seed: Wide | None = Field(default=None, description="sampling")
     model: str | None = Field(default=None, min_length=1, description="LoRA adapter, if any")
     user: str | None = Field(default=None, min_length=1, description="of fairness and limits")
-    priority: int | None = Field(default=None, ge=0, description="level, 1 the highest")
+    priority: Wide | None = Field(default=None, ge=0, description="level, 1 the highest")
     slo_class: str | None = Field(default=None, min_length=1, description="class of --slo-classes")
     slo_ttft_ms: Limit | None = Field(default=None, description="longest time to the first token")
     slo_tpot_ms: Limit | None = Field(default=None, description="longest time per output token")
-    after: int | None = Field(default=None, description="id of the conversation's turn before it")
+    after: Wide | None = Field(default=None, description="id of the conversation's turn before it")
     think_s: NotNegative | None = Field(default=None, description="time from its answer to this")
 
     def body(self) -> dict[str, Any]:
@@ -175,7 +176,8 @@ def openings(
 
 
 def save_trace(path: Path, requests: Sequence[Request]) -> None:
-    path.write_text("".join(f"{each.model_dump_json(exclude_none=True)}\n" for each in requests))
+    lines = (f"{each.model_dump_json(exclude_none=True)}\n" for each in requests)
+    path.write_text("".join(lines), "utf-8")
 
 
 def load_trace(path: Path, scale: int | None = None) -> list[Request]:
@@ -201,8 +203,8 @@ def replayed(
 def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
     """Return the requests, and the scale of a trace in Mooncake's format, or None."""
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_lines(path)
+    except (OSError, ValueError) as error:
         hint = ""
         if isinstance(error, FileNotFoundError) and (path.parent / "summary.json").exists():
             hint = (
@@ -266,15 +268,15 @@ class Mooncake(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    timestamp: float = Field(ge=0, allow_inf_nan=False)
-    input_length: int = Field(ge=1)
-    output_length: int = Field(ge=1)
+    timestamp: float = Field(ge=0, le=1e12)  # ms
+    input_length: Count
+    output_length: Count
     hash_ids: list[Annotated[int, Field(ge=0)]]
 
 
 def _is_mooncakes(line: str) -> bool:
     try:
-        keys = json.loads(line)
+        keys = parse(line)
     except ValueError:
         return False
     return isinstance(keys, dict) and not keys.keys().isdisjoint(Mooncake.model_fields)

@@ -7,17 +7,39 @@ sending of others. Token counts come from the server's `usage`, never from count
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from client.outcomes import Answer
 from client.traces import Request
+from reading import parse
 from stats import times_from
 
 APIS = ("inference", "openai")
+DONE = b"[DONE]"  # the last event of a stream
+BYTE_ORDER_MARK = "\ufeff".encode()
+EARLIEST_S = -1.0  # a first token before its request: clocks that count seconds differ by less
+Number = Annotated[int | float, Field(ge=0, le=1e10)]  # seconds since the epoch, too
+
+
+class Usage(BaseModel):
+    """Tokens of an answer, as many as a column of results holds."""
+
+    prompt_tokens: int = Field(ge=0, lt=2**31)
+    completion_tokens: int = Field(ge=1, lt=2**31)
+
+
+class Timings(BaseModel):
+    """A server's own `timings`: numbers, and the gaps between tokens."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Number]
+
+    itl_s: list[Number] = []
 
 
 class Unreadable(ValueError):
@@ -53,12 +75,18 @@ class Plain:
     def read(self, reply: Reply) -> tuple[Answer, str]:
         """Return the answer and its text. Raises Unreadable."""
         try:
-            body = json.loads(reply.body)
-            usage, timings = body["usage"], body["timings"]
+            body = parse(reply.body)
+            if is_error(body):
+                raise Unreadable(f"200, and an error: {message(body)}")
+            timings = _checked(body["timings"])
             times = times_from(timings).ending_at(reply.answered_at)
             first, last = times.first_token_at, times.last_token_at
-            answer = _answer(reply, usage, first, last, timings["itl_s"], timings)
+            if first - reply.sent_at < EARLIEST_S:
+                raise ValueError
+            answer = _answer(reply, body["usage"], first, last, timings["itl_s"], timings)
             return answer, str(body["completion"])
+        except Unreadable:
+            raise
         except (ValueError, KeyError, TypeError):
             raise Unreadable(
                 "an answer in another form than /inference gives; is --api openai meant?"
@@ -74,10 +102,10 @@ class Streaming(Plain):
     def read(self, reply: Reply) -> tuple[Answer, str]:
         *pieces, (_, end) = events(reply)
         try:
-            times = [at for at, _ in pieces]
-            answer = _answer(reply, end["usage"], times[0], times[-1], _gaps(times), end["timings"])
+            times, timings = [at for at, _ in pieces], _checked(end["timings"])
+            answer = _answer(reply, end["usage"], times[0], times[-1], _gaps(times), timings)
             return answer, "".join(event["text"] for _, event in pieces)
-        except (KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError):
             raise Unreadable(
                 "events in another form than /inference gives; is --api openai meant?"
             ) from None
@@ -115,12 +143,14 @@ class OpenAI:
                 raise Unreadable(
                     "a stream without usage; stream_options.include_usage must be honoured"
                 )
-            if not usage["completion_tokens"]:
+            if usage["completion_tokens"] == 0:
                 raise Unreadable("an answer without a token")
             # its tokens decode to nothing; they are tokens all the same
             times = times or [arrived[0][0]]
             return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
-        except (KeyError, TypeError, AttributeError):
+        except Unreadable:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise Unreadable(
                 "chunks in another form than OpenAI's completions; is --api inference meant?"
             ) from None
@@ -143,45 +173,77 @@ def events(reply: Reply) -> list[tuple[float, Any]]:
     arrived: list[tuple[float, Any]] = []
     rest = b""
     for at, data in reply.pieces:
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, rest = (rest + data.replace(b"\r", b"\n")).split(b"\n")
         for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            content = line[5:].strip()
-            if content == b"[DONE]":
+            content = data_of(line)
+            if content == DONE:
                 if not arrived:
                     raise Unreadable("a stream without events")
                 return arrived
-            try:
-                event = json.loads(content)
-            except ValueError:
-                raise Unreadable(f"an event that is not JSON: {content[:80]!r}") from None
-            if isinstance(event, dict) and "error" in event:
-                raise Unreadable(f"the stream ended with an error: {message(event)}")
-            arrived.append((at, event))
-    raise Unreadable("the stream ended before [DONE]")
+            if content is not None:
+                arrived.append((at, event_of(content)))
+    raise cut_off(b"" if arrived else reply.body)
+
+
+def data_of(line: bytes) -> bytes | None:
+    """Return what a stream's line has of an event; None if nothing."""
+    line = line.removeprefix(BYTE_ORDER_MARK)
+    return line[5:].strip() if line.startswith(b"data:") else None
+
+
+def event_of(content: bytes) -> Any:
+    """Return the JSON of an event. Raises Unreadable, for an error too."""
+    try:
+        event = parse(content)
+    except ValueError:
+        raise Unreadable(f"an event that is not JSON: {content[:80]!r}") from None
+    if is_error(event):
+        raise Unreadable(f"the stream ended with an error: {message(event)}")
+    return event
+
+
+def cut_off(other: bytes) -> Unreadable:
+    """Return the error of a stream that ended early. other: an answer that is no stream."""
+    if other.strip() and b"data:" not in other:
+        return Unreadable(f"no stream, but {refusal(200, other)}")
+    return Unreadable("the stream ended before [DONE]")
+
+
+def is_error(body: Any) -> bool:
+    return isinstance(body, dict) and bool(body.get("error") or body.get("object") == "error")
 
 
 def message(body: Any) -> str:
     """Return the message of an error, in any form that servers use."""
     error = body.get("error", body) if isinstance(body, dict) else body
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+    return utf8(str(error.get("message", error) if isinstance(error, dict) else error)[:500])
+
+
+def utf8(text: str) -> str:
+    """Return a text that can be written: JSON may hold halves of surrogate pairs, which cannot."""
+    return text.encode(errors="replace").decode()
 
 
 def refusal(status: int, body: bytes) -> str:
     """Describe an answer with a status other than 200, in a sentence."""
     try:
-        return f"{status} {message(json.loads(body))}"
+        return f"{status} {message(parse(body))}".strip()
     except ValueError:
         return f"{status} {body[:200].decode(errors='replace')}".strip()
+
+
+def _checked(timings: Any) -> dict[str, Any]:
+    """Return `timings` whose values are numbers. Raises ValueError."""
+    return Timings.model_validate(timings, strict=True).model_dump(exclude_unset=True)
 
 
 def _answer(
     reply: Reply, usage: Any, first: float, last: float, gaps: Sequence[float], timings: Any
 ) -> Answer:
+    tokens = Usage.model_validate(usage)
     return Answer(
         reply.request.id, reply.scheduled_at, reply.sent_at, first, last, reply.answered_at,
-        int(usage["prompt_tokens"]), int(usage["completion_tokens"]), gaps, timings,
+        tokens.prompt_tokens, tokens.completion_tokens, gaps, timings,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from compare.machine import ROOT
 from compare.measure import Target, openai_model
 from compare.quoting import named
 from compare.variants import base_url
-from config import MODES, ConfigError, read_key
+from config import ConfigError, read_key
 
 
 def server_url(given: str | None) -> str:
@@ -54,12 +54,11 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
         model = arguments.model or openai_model(url, key)
         return Target(named(Path(model).name), url, wire("openai", model), ours=False, key=key)
     try:
-        if (mode := get(url, key=key)["mode"]) not in MODES:
-            raise KeyError
-        return Target(mode, url, wire("inference", stream=arguments.stream), key=key)
-    except (KeyError, TypeError):
-        raise ServerError(
-            f"{url} is no effective-batching server; ask others with --api openai"
-        ) from None
+        about = get(url, key=key)
     except ServerError as error:
         raise ServerError(f"{error} (others than ours are asked with --api openai)") from None
+    if about.get("name") != "effective-batching":
+        raise ServerError(f"{url} is no effective-batching server; ask others with --api openai")
+    # the mode may be of a file that this client has not loaded: FILE.py:NAME
+    name = named(str(about.get("mode")).rpartition(":")[2])
+    return Target(name, url, wire("inference", stream=arguments.stream), key=key)

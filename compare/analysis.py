@@ -173,11 +173,14 @@ def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: floa
     tokens = int(answers["completion_tokens"][whole].sum())
     for i in np.flatnonzero((last > begin) & (first <= end) & ~whole):
         answer = answers.kept.get(int(i))
-        if answer and answer.timings:
+        if answer and answer.timings and "itl_s" in answer.timings:
             made = first[i] + np.cumsum([0.0, *answer.timings["itl_s"]])
+            tokens += int(((made > begin) & (made <= end)).sum())
         else:
-            made = np.linspace(first[i], last[i], answers["completion_tokens"][i])
-        tokens += int(((made > begin) & (made <= end)).sum())
+            n = int(answers["completion_tokens"][i])
+            gap = (last[i] - first[i]) / max(n - 1, 1)
+            before, until = np.clip(np.floor((np.array([begin, end]) - first[i]) / gap), -1, n - 1)
+            tokens += int(until - before)
     return tokens
 
 

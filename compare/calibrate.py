@@ -10,7 +10,7 @@ it are partly the client's own.
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import platform
 import sys
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from compare.machine import cache, commit, cpu, save_json
 from compare.measure import Target, judged, warm_up
 from compare.servers import server
 from compare.summary import CLIENT_LIMITED_MS
+from reading import read_json
 
 TOKENS = 16
 SECONDS = 4.0  # of sending at each rate
@@ -42,7 +43,7 @@ def key() -> str:
 def known() -> dict[str, Any] | None:
     """Return an earlier measurement on this machine, if there is one."""
     try:
-        saved = json.loads((cache() / FILE).read_text())
+        saved = read_json(cache() / FILE)
     except (OSError, ValueError):
         return None
     return saved if isinstance(saved, dict) and saved.get("key") == key() else None
@@ -51,9 +52,11 @@ def known() -> dict[str, Any] | None:
 def calibrate(progress: Progress) -> dict[str, Any]:
     """Raise the rate until the client is late; keep and return the result. Raises ServerError."""
     best, answered = 0, 0.0
-    with server("dynamic", SERVER) as url:
-        target = Target("the fake engine", url, wire("inference", stream=True))
-        warm_up(target)
+    with contextlib.ExitStack() as stack:
+        with progress.step("starting the fake engine"):
+            url = stack.enter_context(server("dynamic", SERVER))
+            target = Target("the fake engine", url, wire("inference", stream=True))
+            warm_up(target)
         for rate in RATES:
             point = measure(target, rate, progress)
             # twice more where it is late: the machine may have been busy for a moment
@@ -78,7 +81,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
 def measure(target: Target, rate: float, progress: Progress) -> dict[str, Any]:
     n = max(30, round(rate * SECONDS))
     requests = Workload(f"fixed:{TOKENS}").requests(n, f"poisson:{rate:g}")
-    with progress.replay(f"calibrating the client, {rate:g} a second", requests) as watch:
+    with progress.replay(f"calibrating the client at {rate:g}/s", requests) as watch:
         result = judged(requests, target.replay(requests, 3600, watch), {})
     progress.say(
         f"{rate:>5g} requests/s: schedule lag p99 {result['p99_schedule_lag_ms'] or 0:.2f} ms; "

@@ -116,25 +116,29 @@ class Comparison:
     @contextlib.contextmanager
     def target(self, name: str) -> Iterator[Measurable]:
         """A server of the comparison, started if it is one of ours, and warm."""
-        options = self.options
         with contextlib.ExitStack() as stack:
-            if url := options.also.get(name):
-                target = Target(name, url, wire("openai", openai_model(url)), ours=False)
-            else:
-                mode, settings = options.variants[name].mode, options.settings(name)
-                by, key = wire("inference", stream=options.stream), options.key
-                deployment = options.deployment
-                start = deployment.start if deployment else ALONE
-                url = stack.enter_context(server(mode, settings, key, name, start))
-                if deployment:
-                    replicas = deployment.names(url, key)
-                    target = Deployed(
-                        name, url, by, key=key, deployment=deployment, replicas=replicas
-                    )
-                else:
-                    target = Target(name, url, by, key=key)
-            warm_up(target, self.by_ids)
-            yield target
+            with self.progress.step(f"starting {name}"):
+                target = self._started(name, stack)
+                warm_up(target, self.by_ids)
+            try:
+                yield target
+            finally:
+                with self.progress.step(f"stopping {name}"):
+                    stack.close()
+
+    def _started(self, name: str, stack: contextlib.ExitStack) -> Target:
+        options = self.options
+        if url := options.also.get(name):
+            return Target(name, url, wire("openai", openai_model(url)), ours=False)
+        mode, settings = options.variants[name].mode, options.settings(name)
+        by, key = wire("inference", stream=options.stream), options.key
+        deployment = options.deployment
+        start = deployment.start if deployment else ALONE
+        url = stack.enter_context(server(mode, settings, key, name, start))
+        if not deployment:
+            return Target(name, url, by, key=key)
+        replicas = deployment.names(url, key)
+        return Deployed(name, url, by, key=key, deployment=deployment, replicas=replicas)
 
     def calibrate(self) -> None:
         """Measure this client's own limit; a machine too busy for that can still compare."""
@@ -195,7 +199,9 @@ class Comparison:
             done[name] = next(results, Measured(stopped=self.stopped))
             self.stopped = self.stopped or done[name].stopped
         measured = {name: r for name in self.options.names if (r := done[name].result)}
-        if measured:
+        if not measured:
+            return False
+        with self.progress.step("saving the results"):
             if seed == self.options.seed:
                 runs.clear(self.options.out)
             folder.mkdir(parents=True, exist_ok=True)
@@ -210,7 +216,7 @@ class Comparison:
             facts = self.facts() | {"seed": seed, "stopped": by}
             sweep_points = points if self.options.sweep else None
             runs.save(folder, requests, measured, workload, facts, sweep_points, swept)
-        return bool(measured)
+        return True
 
     def measured(self, seed: int, name: str) -> Measured:
         """Measure one server with one seed's trace."""
@@ -267,14 +273,15 @@ class Comparison:
 
 
 def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
-    """Run the comparison and write its folder; return the run, if anything was measured, and what
-    stopped it, if anything did.
+    """Run the comparison and write its folder, but for the report; return the run, if anything was
+    measured, and what stopped it, if anything did.
 
     Raises WorkloadError.
     """
     options, progress = comparison.options, comparison.progress
     if busy := sentences.busy(comparison.facts()):
         progress.say(busy)
+    runs.refuse_overwriting(runs.files(options.out, options.names), options.overwrite)
     progress.say(
         f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
         f"{options.out}"
@@ -292,12 +299,8 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
         for seed in comparison.seeds:
             folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
             measured |= comparison.run(seed, folder, results)
-    run = runs.load(options.out) if measured else None
-    if run:
-        from compare.report import report  # matplotlib takes 0.6 s to load
-
-        report.write(run)
-    return run, comparison.stopped
+    with progress.step("reading the results"):
+        return runs.load(options.out) if measured else None, comparison.stopped
 
 
 def sigterm_is_ctrl_c() -> None:
@@ -333,20 +336,24 @@ def run_and_exit(
     lost: str = "the servers are stopped",
 ) -> None:
     """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
-    console = Console()
+    console, run = Console(), None
     sigterm_is_ctrl_c()
     try:
         with Progress(console) as progress:
             run, stopped = compare(comparison_of(progress))
-        if run:
-            from compare.report import report
+            if run:
+                progress.table(None)
+                with progress.step("drawing figures"):
+                    from compare.report import report  # matplotlib takes 0.6 s to load
 
-            report.show(run, console)
+                    report.show(run, console)
+                    report.write(run)
+                progress.say(f"report.html, report.md, figures and every request: {run.folder}")
     except (ConfigError, WorkloadError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
-        run, stopped = None, interrupt
+        stopped = interrupt
     for sentence in sentences.failures(run) if run else []:
         print(f"error: {sentences.plain(sentence)}", file=sys.stderr)
     if isinstance(stopped, ServerError):

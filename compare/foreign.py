@@ -6,13 +6,14 @@ defines it otherwise than `stats.DEFINITIONS`, by its source in the version that
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from compare.runs import RunError
+from reading import parse, read_json, read_lines
 
 Json = Mapping[str, Any]
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "normalized_latency")  # of which tools have p50 and p99
@@ -24,6 +25,7 @@ REQUEST = (  # instants in seconds, on the tool's clock
     "sent_at", "first_token_at", "last_token_at", "answered_at", "prompt_tokens",
     "completion_tokens",
 )  # fmt: skip
+MOST = 1e15  # no number of a run is as large: instants are seconds since 1970
 LAST_TOKEN = "ends with the last token, not with the end of the answer"
 SERVER, TOKENIZER = "the server", "the tool's tokenizer"
 CONNECTED = "starts when the headers are written, so that connecting does not count"
@@ -118,8 +120,8 @@ def _aiperf(path: Path, file: Json) -> Found:
         if isinstance(of, dict) and "avg" in of
     }
     records = path.with_name("profile_export.jsonl")
-    lines = records.read_text().splitlines() if records.exists() else []
-    return facts, numbers, filter(None, map(_aiperf_request, map(json.loads, lines)))
+    lines = read_lines(records) if records.exists() else []
+    return facts, numbers, filter(None, map(_aiperf_request, map(parse, lines)))
 
 
 def _aiperf_request(record: Json) -> tuple[float, ...] | None:
@@ -212,12 +214,15 @@ def read(path: Path) -> Measured:
     [(each, tool)] = of_tools
     try:
         facts, own, requests = tool.read(each, files[each])
-        result = {name: own[tool.names.get(name, name)] for name in NUMBERS}
+        result: dict[str, float | None] = {
+            name: _number(own[tool.names.get(name, name)]) for name in NUMBERS
+        }
         for measure in LATENCIES:
             three = own.get(tool.names.get(measure, measure)) or (None, None, None)
-            result |= {f"{s}_{measure}_ms": v for s, v in zip(("mean", "p50", "p99"), three)}
-        answered = [dict(zip(REQUEST, values)) for values in sorted(requests)]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+            shown = (each if each is None else _number(each) for each in three)
+            result |= {f"{s}_{measure}_ms": v for s, v in zip(("mean", "p50", "p99"), shown)}
+        answered = [dict(zip(REQUEST, _request(values))) for values in sorted(requests)]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
         raise RunError(
             f"{each} comes from a version of {tool.name} that is not read here, or has many runs "
             f"({error!r}); measure again with {tool.name} {tool.version}, one run a file"
@@ -225,9 +230,27 @@ def read(path: Path) -> Measured:
     return Measured(tool.name, each, tool, facts, [result], answered)
 
 
+def _number(value: Any) -> float:
+    """Return a number. Raises TypeError for all else, and for one that is no measure."""
+    if isinstance(value, int | float) and abs(value) < MOST:
+        return value
+    raise TypeError(f"{value!r} is no number")
+
+
+def _request(values: Sequence[Any]) -> list[float]:
+    """Return the values of REQUEST, NaN where an instant is missing. Raises TypeError for others,
+    and ValueError for instants out of order.
+    """
+    numbers = [math.nan if each is None else _number(each) for each in values]
+    sent, first, last, answered = numbers[:4]
+    if first < sent or last < first or answered < sent:
+        raise ValueError(f"instants {numbers[:4]} of a request are not in order")
+    return numbers
+
+
 def _json(path: Path) -> Json:
     try:
-        file = json.loads(path.read_text())
+        file = read_json(path)
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path}: {error}") from None
     return file if isinstance(file, dict) else {}

@@ -4,17 +4,19 @@ server's statistics.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import ValidationError
 
 from client.calls import ServerError, get, post
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
 from client.traces import Request, Trace
-from client.wire import Wire
+from client.wire import Wire, utf8
 from compare import analysis
 from compare.groups import by_groups, describe
 from compare.results import ENGINE, OURS
@@ -22,6 +24,7 @@ from compare.summary import summarise
 from config import Config
 from scheduling.policies import MODES, chosen
 from stats import DEFINITIONS
+from wire.answers import Stats
 
 LEAST_BURST = 16
 BINS = 400  # of rows over time
@@ -157,12 +160,15 @@ def measure(
         result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
     if target.ours:
         try:
-            result |= _engine(target, trace, ended.answers)
-        except ServerError as error:  # what this client measured is kept all the same
-            result["errors"][f"the server's /stats are missing: {error}"] = 1
+            by_server = _engine(target, trace, ended.answers)
+            by_server["littles_law"] = analysis.littles_law(result | by_server)
+            json.dumps(by_server, ensure_ascii=False, allow_nan=False).encode()  # it can be saved
+            result |= by_server
         except KeyboardInterrupt:
             result["partial"] = True
-        result["littles_law"] = analysis.littles_law(result)
+        except Exception as error:  # what this client measured is kept, whatever a server reports
+            why = error if isinstance(error, ServerError) else repr(error)
+            result["errors"][utf8(f"the server's /stats are missing: {why}")] = 1
     return result, list(ended)
 
 
@@ -203,12 +209,28 @@ def judged(
 
 def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:
     """/stats of a server of ours, and a row for each of its iterations. Raises ServerError."""
-    engine = get(f"{url}/stats?iterations=1", 120, key)
+    engine = _stats_page(url, 0, key)
     iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
     while following is not None:
-        page = get(f"{url}/stats?iterations=1&since={following}", 120, key)
+        page = _stats_page(url, following, key)
         iterations, following = iterations + page["iterations"], page["next_iteration"]
     return engine, iterations
+
+
+def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
+    page = get(f"{url}/stats?iterations=1&since={since}", 120, key)
+    try:
+        Stats.model_validate(page, extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ServerError(
+            f"{url}/stats has another form than this client reads ({first['loc'][0]}: "
+            f"{first['msg']}); use server and client of one commit"
+        ) from None
+    following = page["next_iteration"]
+    if following is not None and following <= since:
+        raise ServerError(f"{url}/stats names page {following} after page {since}")
+    return page
 
 
 def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
@@ -223,10 +245,11 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
         "acceptance": engine["accepted_tokens"] / drafts if drafts else None,
         "occupancy_over_time": over_time,
     }
-    policy = MODES[config["mode"]]
+    policy = MODES.get(config["mode"])  # none: of a file that this client has not loaded
     # of several servers two batches that begin at one instant would seem to be one
-    by_chance = policy.in_order and config["order"] == "fcfs" and not target.are_several
-    if policy.request_level and by_chance and not config["compact_batches"]:
+    by_chance = config["order"] == "fcfs" and not target.are_several
+    whole = policy and policy.request_level and not config["compact_batches"]
+    if policy and policy.in_order and by_chance and whole:
         expected = analysis.expected_useful_fraction(
             trace.num_tokens, analysis.batch_sizes(answers)
         )

@@ -15,6 +15,7 @@ from client.draws import ARRIVALS
 from client.workloads import add_workload, contradiction, given_workload, seconds_say_how_many
 from compare import variants
 from compare.deployments import Deployment, add_deployment, deployment_of
+from compare.runs import files, refuse_overwriting
 from compare.servers import ROOT
 from compare.variants import BASIC, Variant
 from config import (
@@ -37,6 +38,10 @@ MEANINGLESS = (  # with this client and servers that start here
     "host", "port", "api_keys", "allowed_hosts", "header_timeout_s", "body_timeout_s",
     "drain_timeout_s", "live_prompts", "log_level",
 )  # fmt: skip
+MOST_USED = (
+    "--modes", "--variant", "--numsamples", "--arrival", "--lengths", "--trace", "--sweep",
+    "--repeats", "--goodput", "--out",
+)  # fmt: skip
 MOST = 12  # variants that can be distinguished in a figure
 
 
@@ -58,6 +63,7 @@ class Options:
     goodput: dict[str, float]
     stream: bool
     out: Path
+    overwrite: bool
     flags: dict[str, Any]  # server settings of all variants, as given
     also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
     deployment: Deployment | None = None  # of each variant; None: a server alone
@@ -92,13 +98,19 @@ class Options:
         return build(self.variants[name].mode, self.settings(name), from_environment(os.environ))
 
 
-def parser_of(program: str, description: str) -> Parser:
-    """Return a parser of the flags that compare.sh and simulate.sh share, but for settings."""
+def parser_of(program: str, description: str, *most_used: str) -> Parser:
+    """Return a parser of the flags that compare.sh and simulate.sh share, but for settings.
+    most_used: flags of its own that --help shows besides.
+    """
     parser = Parser(
         prog=program,
+        usage="%(prog)s [--flag X …]",
         description=description,
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+        most_used=[*MOST_USED, *most_used],
+        examples=[
+            f"{program} --modes static,dynamic --sweep",
+            f"{program} --variant a=dynamic --variant b='dynamic --order sjf'",
+        ],
     )
     add = parser.add_argument
     # fmt: off
@@ -126,31 +138,41 @@ def parser_of(program: str, description: str) -> Parser:
     add("--stream", action="store_true",
         help="ask for streamed answers; others come when their batch is done")
     add("--out", type=folder, help="folder for the results (default: runs/DATE-TIME)")
+    add("--overwrite", **OVERWRITE)
     # fmt: on
     return parser
 
 
+OVERWRITE: dict[str, Any] = {
+    "action": "store_true",
+    "help": "replace an earlier run in --out (else it is refused)",
+}
 RUNS: dict[str, Any] = {
     "type": Path,
     "nargs": "+",
     "metavar": "RUN",
     "help": "start nothing, and compare saved runs: folders of compare.sh, JSON files of "
-    "guidellm, aiperf and vllm bench serve; only --out goes with it",
+    "guidellm, aiperf and vllm bench serve; only --out and --overwrite go with it",
 }
 
 
 def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
-    """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
-    parser = Parser(prog="./compare.sh", allow_abbrev=False, add_help=False)
+    """Return the runs of --runs, and the folder of --out. Raises ConfigError, also where it holds a
+    report.
+    """
+    parser = Parser(prog="./compare.sh", add_help=False)
     parser.add_argument("--runs", **RUNS)
     parser.add_argument("--out", type=folder, default=new_folder())
+    parser.add_argument("--overwrite", **OVERWRITE)
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         raise ConfigError(
-            f"--runs starts nothing, so that only --out goes with it; leave out {unknown[0]}"
+            f"--runs starts nothing, so that only --out and --overwrite go with it; leave out "
+            f"{unknown[0]}"
         )
     if len(known.runs) < 2:
         raise ConfigError("--runs compares two runs or more; name another one")
+    refuse_overwriting(files(known.out), known.overwrite)
     return known.runs, known.out
 
 
@@ -183,7 +205,10 @@ def new_folder() -> Path:
 
 def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
-    parser = parser_of("./compare.sh", "Replay one trace against every batching mode.")
+    parser = parser_of(
+        "./compare.sh", "Replay one trace against every batching mode.", "--also", "--runs",
+        "--model",
+    )  # fmt: skip
     add = parser.add_argument
     # fmt: off
     add("--also", action="append", default=[], metavar="NAME=URL",

@@ -13,7 +13,7 @@ from client.users import NAME
 def named(text: str) -> str:
     """Return a server's name in reports and files, made from its own or its model's."""
     name = "-".join(NAME.findall(text))
-    return name if name not in ("", "summary") else f"{name}-model".lstrip("-")
+    return name if name.lower() not in ("", "summary") else f"{name}-model".lstrip("-")
 
 
 def escape(text: object) -> str:

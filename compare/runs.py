@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import reading
 from client.traces import Request
 from client.users import NAME
 from compare import calibrate
@@ -21,7 +22,7 @@ from compare.groups import describe
 from compare.machine import commit, hardware, save_json
 from compare.results import of_summary
 from compare.sweep import outcome
-from config import has_effect
+from config import ConfigError, has_effect
 from stats import DEFINITIONS
 
 FIGURES = {  # {file name without its ending: title}
@@ -128,7 +129,7 @@ def load(folder: Path, requests: bool = True) -> Run:
             for path, each in names.items()
             if requests
         ]
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"cannot read the run in {folder}: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(
@@ -150,11 +151,19 @@ def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file, or if it is missing its compressed form, which ends in .gz."""
-    if (packed := path.with_name(f"{path.name}.gz")).exists() and not path.exists():
-        with gzip.open(packed, "rt", encoding="utf-8") as file:
-            return dict(json.load(file))
-    return dict(json.loads(path.read_text()))
+    """Read a file, or if it is missing its compressed form, which ends in .gz. Raises OSError and
+    ValueError.
+    """
+    if path.exists() or not (packed := path.with_name(f"{path.name}.gz")).exists():
+        value = reading.read_json(path)
+    else:
+        try:
+            value = reading.parse(gzip.decompress(packed.read_bytes()))
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"{packed.name}: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return value
 
 
 def facts() -> dict[str, Any]:
@@ -226,16 +235,27 @@ def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
     }
 
 
+def refuse_overwriting(files: Iterable[Path], overwrite: bool) -> None:
+    """Raise ConfigError if one of the files is there, unless they are to be overwritten."""
+    if not overwrite and (there := next((path for path in files if path.is_file()), None)):
+        raise ConfigError(f"{there} is there already; name another, or add --overwrite")
+
+
+def files(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
+    """Yield paths that the files of a run have: an earlier one's in the folder, and of `names`."""
+    for folder in (*out.glob("seed-*"), out):
+        named = set(names)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            named |= {*filter(NAME.fullmatch, read_json(folder / "summary.json")["variants"])}
+        written = [f"{name}.json{packed}" for name in sorted(named) for packed in ("", ".gz")]
+        yield from (folder / name for name in ("summary.json", "trace.jsonl", *written, *REPORT))
+
+
 def clear(out: Path) -> None:
     """Make the folder of a run; delete files of an earlier run in it, and no others."""
     out.mkdir(parents=True, exist_ok=True)
-    for folder in (*out.glob("seed-*"), out):
-        names = []
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            names = list(json.loads((folder / "summary.json").read_text())["variants"])
-        written = [f"{name}.json{packed}" for name in names for packed in ("", ".gz")]
-        for name in (*written, "trace.jsonl", "summary.json", *REPORT):
-            (folder / name).unlink(missing_ok=True)
-        if folder != out:
-            with contextlib.suppress(OSError):  # a user's files are in it
-                folder.rmdir()
+    for file in [*files(out)]:
+        file.unlink(missing_ok=True)
+    for folder in out.glob("seed-*"):
+        with contextlib.suppress(OSError):  # a user's files are in it
+            folder.rmdir()

@@ -64,7 +64,7 @@ def sweep(
     def at(rate: float) -> Point:
         n = requests_at(rate, seconds) if seconds else enough_requests(rate, first["slowest_row_s"])
         process = at_rate(arrival, rate)
-        result = replay(f"at {rate:g} a second", data.requests(n, process, scaled=True))
+        result = replay(f"at {rate:g}/s", data.requests(n, process, scaled=True))
         point = {"rate": rate, "arrival": process, "nominal_num_tokens": data.mean_num_tokens}
         point |= of_point(result) | verdict(result)
         measured(point)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,7 +43,17 @@ def parse_modes(text: str | None) -> dict[str, Variant]:
     modes = text.split(",") if text else list(BASIC)
     if len(set(modes)) < len(modes):
         raise ConfigError("--modes names a mode twice")
-    return {mode.rpartition(":")[2]: Variant(mode, {}) for mode in modes}
+    named: dict[str, Variant] = {}
+    for mode in modes:
+        if taken(name := mode.rpartition(":")[2], named):
+            raise ConfigError(f"--modes {text}: {name} is taken; give it a name with --variant")
+        named[name] = Variant(mode, {})
+    return named
+
+
+def taken(name: str, others: Iterable[str]) -> bool:
+    """Return whether one file would be that of another name too, on systems that ignore case."""
+    return name.casefold() in {"summary", *(other.casefold() for other in others)}
 
 
 def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
@@ -51,7 +61,7 @@ def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
     variants: dict[str, Variant] = {}
     for text in texts:
         name, _, words = text.partition("=")
-        parser = Parser(prog="--variant", add_help=False, allow_abbrev=False)
+        parser = Parser(prog="--variant", add_help=False)
         parser.add_argument("mode", nargs="?")
         add_settings(parser)
         try:
@@ -61,7 +71,7 @@ def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
                     "give NAME='MODE --setting …', such as small='dynamic --token-budget 32'"
                 )
             refuse_unknown(parser, unknown)
-            if name in variants or name == "summary" or (name in MODES and name != known.mode):
+            if taken(name, variants) or (name in MODES and name != known.mode):
                 raise ConfigError(f"{name} is taken; choose another name")
             variants[name] = Variant(known.mode, settings(known))
             build(known.mode, variants[name].flags, {})
@@ -70,14 +80,14 @@ def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
     return variants
 
 
-def parse_also(texts: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+def parse_also(texts: Sequence[str], variants: Collection[str] = ()) -> dict[str, str]:
     """{"vllm": "http://host:8000"} from ["vllm=http://host:8000"]. Raises ConfigError."""
     also: dict[str, str] = {}
     for text in texts:
         name, _, url = text.partition("=")
         if not NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
             raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
-        if name in (*MODES, *taken, *also, "summary"):
+        if taken(name, (*MODES, *variants, *also)):
             raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
         also[name] = base_url(url, "--also")
     return also

@@ -10,13 +10,15 @@ resolve    what `auto` means on this machine
 config     Config: settings that fit together, and what follows from them
 orders     what each order of the waiting requests needs
 groups     settings by what a user wants to do
+help       parsers of command lines, and what --help shows
 flags      command line, environment and .env
 ports      whether the address is free
 """
 
 import environment  # noqa: F401 - where a package is missing
 from config.config import Config
-from config.flags import Parser, add_settings, build, from_environment, parse, refuse_unknown
+from config.flags import add_settings, build, from_environment, parse, refuse_unknown
+from config.help import Parser
 from config.keys import read_key
 from config.settings import (
     BOOT_ERROR,

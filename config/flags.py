@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dotenv import dotenv_values
 from pydantic import ValidationError
@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from config import orders
 from config.config import Config
 from config.groups import GROUPS, meaning
+from config.help import Parser
 from config.pool import EARLIER, as_size, in_todays_names
 from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
@@ -41,9 +42,10 @@ FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+MOST_USED = (
+    "--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching",
+    "--max-model-len", "--model", "--weights", "--device", "--speculate", "--port", "--api-key",
+)  # fmt: skip
 
 
 def add_settings(
@@ -122,7 +124,8 @@ def build(
         raise ConfigError(f"{order} is a mode, not an order; write it without --order")
     if mode not in MODES:
         what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
-        raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}")
+        more = "" if mode else "; --help explains them"
+        raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}{more}")
     flags = in_todays_names(flags)
     chosen = in_todays_names(values) | flags
     try:
@@ -209,8 +212,8 @@ def parse(
     """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
         prog="./server.sh", usage="%(prog)s MODE [--setting X …]",
-        description="Serve GPT-2 in one batching mode.", allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+        description="Serve GPT-2 in one batching mode.", most_used=MOST_USED,
+        examples=["./server.sh dynamic --max-batch-size 16"],
     )  # fmt: skip
     parser.add_argument("mode", nargs="?", metavar="MODE", help=meaning("mode")[0])
     add_settings(parser)
@@ -220,7 +223,7 @@ def parse(
     return build(flags.pop("mode"), flags, from_environment(environ, dotenv), fill_in)
 
 
-def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
     """Raise ConfigError, naming the nearest flag, if argparse left anything over."""
     if unknown:
         valid = [
@@ -231,8 +234,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
         name = unknown[0].split("=")[0]
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
-            f"unknown {kind} {name}{_suggest(name, valid)}; --help shows all flags, and "
-            f"docs/settings.md what other systems call them"
+            f"unknown {kind} {name}{_suggest(name, valid)}; {parser.help_flag} shows all flags, "
+            f"and docs/settings.md what other systems call them"
         )
 
 

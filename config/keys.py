@@ -9,6 +9,8 @@ import os
 import re
 from pathlib import Path
 
+from reading import read_lines
+
 MOST_KEYS = 500  # all are handed on in one variable, which Linux limits to 128 KiB
 SHORTEST_KEY = 16
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
@@ -34,7 +36,7 @@ def read_keys(path: str) -> dict[str, str] | None:
     if path == "none":
         return None
     try:
-        lines = Path(os.path.expanduser(path)).read_text("utf-8").splitlines()
+        lines = read_lines(Path(os.path.expanduser(path)))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise ValueError(

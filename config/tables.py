@@ -83,7 +83,7 @@ def of_tables() -> type[BaseModel]:
 
 def meaningful(name: str, mode: str) -> bool:
     """Return whether a setting has a meaning in a mode."""
-    return mode in ONLY_IN.get(name, MODES)
+    return name not in ONLY_IN or mode in ONLY_IN[name]
 
 
 def bounds_skipping(name: str, config: Mapping[str, Any]) -> bool:

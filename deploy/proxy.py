@@ -265,7 +265,6 @@ def read(argv: Sequence[str]) -> tuple[Replicas, list[str]]:
         description="Serve GPT-2 by several servers on this machine, behind HAProxy.",
         epilog="Each server takes all settings of ./server.sh (--help lists them); --host and "
         "--port are HAProxy's.",
-        allow_abbrev=False,
     )
     for name, what in (
         ("", "number of servers (default: 2)"),

@@ -51,7 +51,7 @@ class Fleet(NamedTuple):
 
 def read(argv: Sequence[str]) -> Fleet:
     """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
-    parser = Parser(prog="./deploy/serve.sh", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="./deploy/serve.sh", description=__doc__)
     add, routers = parser.add_argument, KINDS["ray"].routers
     # fmt: off
     add("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")

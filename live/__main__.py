@@ -14,8 +14,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from client.calls import ServerError
+from client.draws import WorkloadError
 from compare.report import report
-from compare.runs import LIVE, RunError, load
+from compare.runs import LIVE, RunError, load, refuse_overwriting
+from config import ConfigError
 from live import page, vllm_recording
 from live.saved import chosen, histories
 
@@ -32,6 +35,7 @@ def main() -> None:
     add("--vllm", type=Path, metavar="FILE", help="show this recording of vLLM beside one server")
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
     add("--out", type=Path, help="the page (default: in the run)")
+    add("--overwrite", action="store_true", help="replace the file that --out names (else refused)")
     arguments = parser.parse_args()
     run: Path = arguments.run
     try:
@@ -39,8 +43,10 @@ def main() -> None:
         names = arguments.of and arguments.of.split(",")
         if arguments.vllm:
             texts, names = beside(texts, names, arguments.vllm), None
-        write_page(run, chosen(texts, names), arguments.out)
-    except RunError as error:
+        # what is made in a run is made anew
+        refuse_overwriting([out] if (out := arguments.out) else [], arguments.overwrite)
+        write_page(run, chosen(texts, names), out)
+    except (ConfigError, RunError, ServerError, WorkloadError) as error:
         sys.exit(f"error: {error}")
     if seed:
         print(f"{run}: shown is {seed}", file=sys.stderr)

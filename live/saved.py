@@ -14,6 +14,7 @@ from compare.runs import Run, RunError, load
 from config import Config
 from live import vllm_recording
 from live.observer import RunObserver, about
+from scheduling.policies import own
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs, CostsError
 from simulate.costs import load as load_costs
@@ -105,13 +106,21 @@ def again(run: Run) -> dict[str, str]:
         costs = load_costs(simulated["costs"])
     except CostsError as error:
         raise RunError(str(error)) from None
-    requests = load_trace(trace)
+    given = [result.get("config") or {} for result in run.results[0].values()]
+    if absent := own.absent(str(each.get(key)) for each in given for key in ("mode", "order")):
+        raise RunError(f"{run.folder}: {absent}")
+    try:
+        requests = load_trace(trace)
+        configs = {name: Config(**each) for name, each in zip(run.results[0], given)}
+    except (TypeError, ValueError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise RunError(f"{run.folder} cannot be served again ({why}); simulate it again") from None
     commit = f"commit {run.first['commit']}, {run.first['date']}"
     note = ", ".join(filter(None, (shown_seed(run), commit)))
     stream = bool(run.first["stream"])
     return {
-        name: serve_again(name, Config(**result["config"]), costs, requests, note, stream)
-        for name, result in run.results[0].items()
+        name: serve_again(name, config, costs, requests, note, stream)
+        for name, config in configs.items()
     }
 
 

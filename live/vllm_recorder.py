@@ -32,7 +32,12 @@ class RecordingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         path = os.environ.get("RECORD_ITERATIONS", "vllm.jsonl")
         # for as long as vLLM runs; a killed one loses one line at most
-        self._file = open(path, "w", buffering=1)  # noqa: SIM115
+        try:
+            self._file = open(path, "x", buffering=1)  # noqa: SIM115
+        except FileExistsError:
+            raise FileExistsError(
+                f"{path} is there already; name another file with RECORD_ITERATIONS"
+            ) from None
         self._count = count()
         self._numbers: dict[str, int] = {}  # of requests in flight
         self._new: list[list[Any]] = []  # requests that no line has named yet

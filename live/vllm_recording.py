@@ -5,13 +5,13 @@ number below 0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from compare.runs import RunError
 from live.history import PAUSED, History, QueueSnapshot, Skipped
+from reading import parse
 from scheduling.inference import Inference, Iteration, Row, State
 
 FORMAT = 1  # of a recording
@@ -47,7 +47,7 @@ def history(path: Path, zero: float = 0.0) -> str:
         return _recording(entries, History(about, keep=None), zero)
     except RunError as error:
         raise RunError(f"{path}: {error}") from None
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not as a recording of vLLM should be: {error!r}") from None
 
 
@@ -56,7 +56,7 @@ def _parsed(lines: Sequence[str]) -> tuple[list[Any], bool]:
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            entries.append(json.loads(line))
+            entries.append(parse(line))
         except ValueError:
             if number < len(lines):
                 raise RunError(f"line {number} is no JSON; remove it") from None

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from generate import FEW, fake
+from reading import read_json
 from scheduling.inference import Iteration
 from simulate import roofline
 from simulate.time import PS
 
+MOST_S = 10**9  # beyond it, a simulation never ends
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
 
 
@@ -238,7 +240,7 @@ def load(name: str | Path) -> Costs:
         return _estimated(str(name))
     path = Path(name) if str(name).endswith(".json") else FOLDER / f"{name}.json"
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         values.pop("unit")
         prompts = values.pop("prompts", None)
         values.pop("noise", None)  # older files have it
@@ -253,7 +255,7 @@ def load(name: str | Path) -> Costs:
             f"there are no costs {str(name)!r}; name one of {names}, a file that ends in .json, or "
             f"measure this machine's with python -m benchmarks.costs"
         ) from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CostsError(
             f"{path} holds no costs ({type(error).__name__}: {error}); measure them again with "
             f"python -m benchmarks.costs"
@@ -280,6 +282,6 @@ def _line(terms: Mapping[str, Any]) -> Line:
 
 
 def _picoseconds(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number of picoseconds")
+    if type(value) is not int or not 0 <= value <= MOST_S * PS:
+        raise ValueError(f"{value!r} is no number of picoseconds up to {MOST_S:g} s")
     return value

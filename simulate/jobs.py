@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import RenderableType
 
 from client.load import Watch
-from client.progress import PLAIN_EVERY_S, Progress, Replayed
+from client.progress import Progress, Replayed, Step
 from client.traces import Request
 
-EVERY_S = 0.5  # between two lines of a worker that a terminal shows
+EVERY_S = 0.5  # between two lines of a worker
 SHOWN_S = 0.1  # between two looks for such lines
 
 Result = TypeVar("Result")
@@ -28,7 +29,6 @@ class _Shared(NamedTuple):
 
     stopped: Any  # multiprocessing's Event
     lines: Any  # its SimpleQueue: (process, its line; None: no longer)
-    in_terminal: bool
 
 
 _shared: _Shared | None = None  # of a worker
@@ -60,13 +60,14 @@ class Stoppable(Watch):
 class _Reported(Stoppable, Replayed):
     """A worker's replay, whose line another process shows."""
 
+    _shown = -math.inf
+
     def tick(self) -> None:
         super().tick()
         assert _shared is not None
-        if time.monotonic() > self._printed + (EVERY_S if _shared.in_terminal else PLAIN_EVERY_S):
-            self._printed = time.monotonic()
-            line = self.__rich__() if _shared.in_terminal else str(self)
-            _shared.lines.put((os.getpid(), line))
+        if time.monotonic() > self._shown + EVERY_S:
+            self._shown = time.monotonic()
+            _shared.lines.put((os.getpid(), self.__rich__()))
 
 
 class Reporting(Progress):
@@ -80,16 +81,21 @@ class Reporting(Progress):
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def table(self, table: RenderableType) -> None:
+    def table(self, table: RenderableType | None) -> None:
         """Show none: the other process has the points of all servers."""
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[Step]:
+        """Show nothing: the other process shows that it waits."""
+        yield Step(text)
 
     @contextmanager
     def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:
         if _shared is None:  # of another machine no lines are shown
-            yield Replayed(name, requests, None)
+            yield Replayed(name, requests)
             return
         try:
-            yield _Reported(name, requests, None)
+            yield _Reported(name, requests)
         finally:
             _shared.lines.put((os.getpid(), None))
 
@@ -100,11 +106,10 @@ class Jobs(ProcessPoolExecutor):
     """
 
     def __init__(self, n: int, progress: Progress | None = None):
-        in_terminal = progress is not None and progress.console.is_terminal
         self._progress = progress
         self._lines: Any = multiprocessing.SimpleQueue()
         self._stopped = multiprocessing.Event()
-        shared = _Shared(self._stopped, self._lines, in_terminal)
+        shared = _Shared(self._stopped, self._lines)
         super().__init__(n, initializer=_begin, initargs=(shared,))
 
     def __exit__(self, *error: Any) -> None:
@@ -132,9 +137,7 @@ class Jobs(ProcessPoolExecutor):
         assert self._progress is not None
         while not self._lines.empty():
             process, line = self._lines.get()
-            if isinstance(line, str):
-                self._progress.say(line)
-            elif line is not None:
+            if line is not None:
                 self._progress.lines[process] = line
             else:
                 self._progress.lines.pop(process, None)

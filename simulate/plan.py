@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from client.draws import WorkloadError
+from client.progress import Progress
 from compare.measure import burst_size
 from compare.sweep import enough_requests
 from simulate.fleet import Layout
@@ -66,10 +67,8 @@ class PlanAnswer:
 class Planner:
     """The search for the fewest replicas of one variant. map: calls, as the builtin one does."""
 
-    def __init__(
-        self, trial: Trial, map: Callable[..., Iterator[TrialResult]], report: Callable[[str], None]
-    ):
-        self._trial, self._map, self._report = trial, map, report
+    def __init__(self, trial: Trial, map: Callable[..., Iterator[TrialResult]], progress: Progress):
+        self._trial, self._map, self._progress = trial, map, progress
         self._results: dict[int, dict[int, TrialResult]] = {}  # by replicas and seed
         self._rule = rule = trial.layout.autoscaling
         # the fewest and the most replicas that are tried
@@ -79,7 +78,8 @@ class Planner:
 
     def answer(self) -> PlanAnswer:
         """Search by a few seeds; all judge the number and its neighbours. Raises WorkloadError."""
-        self._prepare()
+        with self._progress.step(f"{self._trial.name}, how many requests a trace needs"):
+            self._prepare()
         (first, last), seeds = self._bounds, self._trial.question.seeds
         fewest = first
         for some, share in ((seeds[:FEW], 0.5), (seeds, SURE)):
@@ -201,15 +201,20 @@ class Planner:
             call, trial = Trial.serve, trial._replace(layout=self._layout(replicas))
             tried = f"{replicas} replica{'s' * (replicas > 1)}"
         missing = [seed for seed in seeds if seed not in results]
-        results.update(zip(missing, self._map(call, [trial._replace(seed=s) for s in missing])))
-        served = [results[seed] for seed in seeds]
-        met, growing = self._count(served)
+        title = f"{trial.name}, {tried}"
+        with self._progress.step(f"{title}, {len(missing)} traces") as step:
+            served = self._map(call, [trial._replace(seed=seed) for seed in missing])
+            for k, (seed, result) in enumerate(zip(missing, served), 1):
+                results[seed] = result
+                step.text = f"{title}, {k} of {len(missing)} traces"
+        shown = [results[seed] for seed in seeds]
+        met, growing = self._count(shown)
         if missing:
-            self._report(
-                f"{trial.name}, {tried}: {_share(served)} within the limits, enough in {met} of "
-                f"{len(served)} traces" + f", the queue grows in {growing}" * bool(growing)
+            self._progress.say(
+                f"{title}: {_share(shown)} within the limits, enough in {met} of "
+                f"{len(shown)} traces" + f", the queue grows in {growing}" * bool(growing)
             )
-        return served
+        return shown
 
     def _layout(self, replicas: int) -> Layout:
         """Return the layout of so many replicas; with autoscaling, of so many at most."""
@@ -255,10 +260,10 @@ def coverage(n: int) -> float:
 
 
 def plan(
-    trials: Sequence[Trial], report: Callable[[str], None], calls: Callable[..., Any]
+    trials: Sequence[Trial], progress: Progress, calls: Callable[..., Any]
 ) -> list[PlanAnswer]:
     """Return each variant's answer; `calls` maps, as `map` does. Raises PlanError without any."""
-    answers = [Planner(trial, calls, report).answer() for trial in trials]
+    answers = [Planner(trial, calls, progress).answer() for trial in trials]
     if all(answer.fewest is None for answer in answers):
         raise PlanError("; ".join(f"{answer.name}: {answer.why_not}" for answer in answers))
     return answers

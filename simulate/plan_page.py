@@ -18,6 +18,7 @@ from compare.report.tables import markdown
 from simulate.plan import SURE, PlanAnswer, coverage
 from simulate.trial import Question
 
+FILES = ("plan.json", "plan.md", "plan.png")
 SAME = (
     " The requests and their times are the same in each: what differs is the costs, as uncertain "
     "as they are, and the choices of a router that draws."

@@ -14,8 +14,10 @@ from typing import Any
 
 from config import Config
 from observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
+from reading import parse
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
 from scheduling.inference import Inference, Iteration
+from scheduling.policies import own
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -92,7 +94,11 @@ def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
         if cut:
             raise ReplayError(f"line {cut}: this is no line of a recording.")
         try:
-            entry = json.loads(line)
+            entry = parse(line)
+        except ValueError:
+            cut = number
+            continue
+        try:
             if "recording" in entry:
                 server, calls = _begin(entry, observe), 0
                 result.recordings += 1
@@ -106,11 +112,9 @@ def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
                     server = None
                     result.add_difference(number, entry, difference)
                 result.equal += server is not None and "rows" in entry
-        except json.JSONDecodeError:
-            cut = number
         except ReplayError as error:
             raise ReplayError(f"line {number}: {error}") from None
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ReplayError(
                 f"line {number}: this is no line of a recording ({type(error).__name__}: {error})."
             ) from None
@@ -146,7 +150,10 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
             f"{VERSION}; replay it with the code that made it."
         )
     try:
-        return _Server(entry["settings"], observe)
+        settings = entry["settings"]
+        if absent := own.absent(str(settings.get(key)) for key in ("mode", "order")):
+            raise ReplayError(f"{absent}.")
+        return _Server(settings, observe)
     except (AttributeError, KeyError) as error:
         unknown = error.name if isinstance(error, AttributeError) else error
         raise ReplayError(

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from compare.comparison import Measured
 from compare.machine import command_line, commit, stamp
 from compare.measure import Measurable
 from compare.options import Options, check, chosen, parser_of, read
+from compare.runs import refuse_overwriting
 from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
 from simulate import plan
@@ -138,7 +138,7 @@ class Simulating(compare.Comparison):
             return
         elsewhere = copy.copy(self)
         elsewhere.progress = Reporting()
-        with self.options.workers(self.progress) as jobs:
+        with self.options.workers(self.progress) as jobs, self.progress.step("simulating"):
             with self.progress.paused():
                 futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
             for (_, name), future in zip(self.tasks, futures):
@@ -177,8 +177,9 @@ def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, S
 def parse(argv: Sequence[str]) -> Simulation:
     """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
     parser = parser_of(
-        "./simulate.sh", "Replay one trace against every batching mode, in virtual time."
-    )
+        "./simulate.sh", "Replay one trace against every batching mode, in virtual time.",
+        "--costs", "--replicas", "--plan", "--slo",
+    )  # fmt: skip
     add = parser.add_argument
     # fmt: off
     add("--costs", default=FAKE.name, metavar="NAME",
@@ -248,6 +249,7 @@ def answer(options: Simulation, question: Question) -> None:
     """Print how many replicas are needed, and write the folder."""
     from simulate import plan_page  # matplotlib takes 0.6 s to load
 
+    refuse_overwriting(map(options.out.joinpath, plan_page.FILES), options.overwrite)
     arrival = "" if options.arrival == "auto" else options.arrival
     traffic = Traffic(options.workload, arrival, options.trace, options.scale)
     trials = [
@@ -255,24 +257,30 @@ def answer(options: Simulation, question: Question) -> None:
               traffic, question, question.seeds[0])
         for name in options.variants
     ]  # fmt: skip
-    show = functools.partial(Console(soft_wrap=True).print, markup=False, highlight=False)
     with contextlib.ExitStack() as stack:
-        calls = stack.enter_context(options.workers()).map if options.shared else map
-        answers = plan.plan(trials, show, calls)
-    command = command_line(Simulating.program, sys.argv[1:])
-    caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
-    facts = stamp() | {"command": command, "costs": options.costs.name}
-    plan_page.write(options.out, answers, question, facts, caption)
-    for sentence in plan_page.sentences(answers, question):
-        show(sentence)
-    show(f"plan.md, plan.json and plan.png: {options.out}")
+        calls: Callable[..., Any] = map
+        if options.shared:
+            workers = stack.enter_context(options.workers())
+            workers.submit(int)  # forks all of them, before there is a thread of Progress
+            calls = workers.map
+        progress = stack.enter_context(Progress(Console()))
+        answers = plan.plan(trials, progress, calls)
+        for sentence in plan_page.sentences(answers, question):
+            progress.say(sentence)
+        command = command_line(Simulating.program, sys.argv[1:])
+        caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
+        facts = stamp() | {"command": command, "costs": options.costs.name}
+        with progress.step("drawing figures"):
+            plan_page.write(options.out, answers, question, facts, caption)
+        progress.say(f"plan.md, plan.json and plan.png: {options.out}")
 
 
 def main() -> None:
     try:
         options = parse(sys.argv[1:])
         if options.recording:
-            replayed = replay_file(options.recording)
+            with Progress(Console()) as progress, progress.step(f"replaying {options.recording}"):
+                replayed = replay_file(options.recording)
             print(replayed)
             sys.exit(replayed.first_difference is not None)
         if options.question:

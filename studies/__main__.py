@@ -38,15 +38,10 @@ def load(name: str) -> Study:
 
 
 def parser_of(studies: Sequence[Study]) -> argparse.ArgumentParser:
-    assert __doc__
-    parser = Parser(
-        prog="python -m studies",
-        description="\n".join([__doc__, *(f"{each.name:<16}{each.question}" for each in studies)]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m studies", description=__doc__)
     names = parser.add_subparsers(metavar="NAME", required=True)
     for study in studies:
-        of_study = names.add_parser(study.name, description=study.question, allow_abbrev=False)
+        of_study = names.add_parser(study.name, description=study.question, help=study.question)
         of_study.set_defaults(study=study, requests=study.requests, processes=1)
         add = of_study.add_argument
         add("--seeds", type=above_0, default=study.seeds, help="runs of each case (%(default)s)")
@@ -103,18 +98,20 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.source:
         try:
             kept = read_json(options.source / f"{study.name}.json")
-        except OSError as error:
-            raise ConfigError(
-                f"--from {options.source}: {error.strerror} ({study.name}.json)"
-            ) from None
-        first, *_ = kept.get("cases") or [{}]
-        if not isinstance(first.get("seeds"), list):
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"--from {options.source}: {why} ({study.name}.json)") from None
+        cases = kept.get("cases")
+        of_study = isinstance(cases, list) and all(
+            isinstance(case, dict) and isinstance(case.get("seeds"), list) for case in cases
+        )
+        if not (of_study and cases):
             raise ConfigError(
                 f"--from {options.source}: another program made its {study.name}.json; use that of "
                 "the commit which its page names"
             )
-        kept |= {"cases": chosen(study, kept["cases"], options.only)}
-        return {"requests": study.requests, "seeds": len(first["seeds"]), **kept}
+        kept |= {"cases": chosen(study, cases, options.only)}
+        return {"requests": study.requests, "seeds": len(cases[0]["seeds"]), **kept}
     given = {name: getattr(options, name) for name in study.options}
     cases = chosen(study, study.cases(options.requests, **given), options.only)
     path = options.out / f"{study.name}.runs.jsonl"

@@ -15,13 +15,15 @@ from typing import Any
 
 from compare.machine import ROOT, command_line, stamp
 from compare.report import drawing
+from config import ConfigError
+from reading import parse, read_lines
 from studies.figure import figure as draw
 from studies.study import Case, Cases, Study, only, tables
 
 CODE = (
     "batching.py", "model.py", "serving.py", "stats.py", "tokenizer.py", "wire", "client",
-    "compare", "config", "deploy", "front_door", "generate", "kernels", "observers", "routes",
-    "scheduling",
+    "compare", "config", "deploy", "front_door", "generate", "kernels", "observers", "reading",
+    "routes", "scheduling",
 )  # fmt: skip
 SUFFIXES = (".py", ".cpp", ".h")
 NUMBERS = (
@@ -37,10 +39,14 @@ class FinishedRuns:
     def __init__(self, path: Path, code: str):
         self._path, self._code = path, code
         self._results: dict[str, dict[str, Any]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            row = json.loads(line)
-            if row["code"] == code:
-                self._results[_key(row["run"])] = row["result"]
+        try:
+            for row in map(parse, read_lines(path) if path.exists() else ()):
+                if row["code"] == code:
+                    self._results[_key(row["run"])] = row["result"]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path} has a line that is no finished run ({error!r}); remove it"
+            ) from None
 
     def __contains__(self, run: Run) -> bool:
         return _key(run) in self._results

@@ -20,8 +20,8 @@ def main() -> None:
         "run", type=Path, metavar="RUN", help="a folder of compare.sh or simulate.sh"
     )
     try:
-        write(run := load(parser.parse_args().run))
-        show(run, Console())
+        show(run := load(parser.parse_args().run), Console())
+        write(run)
     except RunError as error:
         sys.exit(f"error: {error}")
 

@@ -254,8 +254,8 @@ def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> No
 def show(run: Run, console: Console) -> None:
     """Print the tables and sentences that end a comparison."""
 
-    def say(text: str, wrap: bool = True) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=not wrap)
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
 
     console.print(tables.terminal_table(run.variants, marked(run)))
     if len(run.summaries) == 1:
@@ -268,4 +268,3 @@ def show(run: Run, console: Console) -> None:
     if run.points:
         console.print(tables.sweep_table(run.points))
     say("\n" + "\n".join(map(sentences.plain, sentences.sentences(run))))
-    say(f"report.html, report.md, figures and every request: {run.folder}", wrap=False)

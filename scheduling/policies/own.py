@@ -112,6 +112,16 @@ def offered(path: Path) -> list[str]:
     ]
 
 
+def absent(names: Iterable[str]) -> str | None:
+    """Return a sentence on the first FILE.py:NAME that is not loaded; None if there is none."""
+    known = {source.word for source in SOURCES.values()}
+    for name in names:
+        if WORD.fullmatch(name) and name not in known:
+            fix = f"{name} is not loaded; set EB_MODE={name} in the environment"
+            return PROBLEMS.get(name, fix)
+    return None
+
+
 def file_of(kind: type) -> str:
     """Return the path of the file that defines a class."""
     return str(sys.modules[kind.__module__].__file__)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from client import client
 from client.draws import WorkloadError, arrivals, at_rate, count
 from client.traces import Trace, load_trace, save_trace
 from client.workloads import Workload
@@ -80,11 +79,13 @@ def test_the_same_pattern_arrives_at_another_rate() -> None:
 
 UNKNOWN_LENGTHS = (
     "normal:1 choice: choice:0 uniform:5 uniform:9:1 fixed:-1 fixed:x zipf exponential:0:9 "
-    "exponential:5 exponential:5:1.5 lognormal:50:1 lognormal:50:-1:9 lognormal:nan:1:9"
+    "exponential:5 exponential:5:1.5 lognormal:50:1 lognormal:50:-1:9 lognormal:nan:1:9 "
+    "fixed:9999999999"
 )
 UNKNOWN_ARRIVALS = (
     "auto poisson poisson:0 poisson:-1 poisson:nan poisson:inf wait:x wait:-1 wait:inf burst:3 "
-    "gamma:5 gamma:5:0 constant:0 closed:0 closed:1.5 closed"
+    "gamma:5 gamma:5:0 gamma:5:1e-200 gamma:5:1e200 constant:0 closed:0 closed:1.5 closed "
+    "closed:9999999999"
 )
 
 
@@ -95,6 +96,17 @@ def test_unknown_lengths_and_arrivals_are_refused_with_the_valid_ones() -> None:
     for spec in split(UNKNOWN_ARRIVALS):
         with pytest.raises(WorkloadError, match=r"are wait:SECONDS, poisson:RATE.*closed:USERS"):
             arrivals(spec, 3, seed=0)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_no_request_is_sent_after_the_end_of_time() -> None:
+    """A simulation of such a trace never ended."""
+    for arrival in ("wait:1e15", "poisson:1e-12", "constant:1e-320", "gamma:1e-300:1"):
+        with pytest.raises(WorkloadError, match=r"would be sent after 1e.09 s; give a higher rate"):
+            Workload().requests(30, arrival)
+    for options in ({"sessions": "2:1e12"}, {"users": ["a,1e-12,normal", "b,1e-12,normal"]}):
+        with pytest.raises(WorkloadError, match="a shorter time of thinking or fewer requests"):
+            Workload(**options).requests(30)
 
 
 def test_prompts_are_counting_words() -> None:
@@ -186,7 +198,7 @@ def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
         assert "end-to-end latency" in shown and "12 answered, 0 failed" in shown
         assert figure.exists()
         assert {request.num_tokens for request in load_trace(trace)} == {2, 4}
-        words = f"--url {url} --trace {trace} --quiet --figure {figure}"
+        words = f"--url {url} --trace {trace} --quiet --figure {figure} --overwrite"
         quiet = output("client.client", words)
         assert "[0]" not in quiet and "12 answered" in quiet
 
@@ -195,7 +207,7 @@ def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     """Requests beyond the context, and conversations that outgrow it."""
     beyond, outgrown = "10 --numtokens_range 1 129", "3 --sessions 3:0 --lengths fixed:60"
-    shared = f"--arrival burst --quiet --figure {tmp_path}/figure.png --numsamples"
+    shared = f"--arrival burst --quiet --figure {tmp_path}/figure.png --overwrite --numsamples"
     with server("dynamic", {"model": "fake", "max_model_len": 130}) as url:
         loads = (split(f"--url {url} {shared} {each}") for each in (beyond, outgrown))
         ended = [ran("client.client", *load) for load in loads]
@@ -220,7 +232,6 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
     ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),
 ])  # fmt: skip
-def test_a_bad_command_line_exits_with_2(arguments: str, sentence: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        client.parse(split(arguments))
-    assert sentence in capsys.readouterr().err
+def test_a_bad_command_line_exits_with_2(arguments: str, sentence: str) -> None:
+    done = ran("client.client", *split(arguments))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and sentence in done.stderr

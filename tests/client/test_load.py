@@ -57,6 +57,12 @@ def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy()
         assert outcome.sent_at - last < 0.3, "each is sent when an answer comes"
 
 
+def test_a_closed_loop_has_no_more_users_than_requests() -> None:
+    """A million users of two requests took 919 MB."""
+    with stub() as server:
+        assert_all_answered(replay(server.url, Workload().requests(2, f"closed:{10**9}"), STUB))
+
+
 @alone
 def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
     class Slow(Watch):

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 
 from client.calls import ServerError, get
+from client.progress import Progress
 from compare.analysis import identical_outputs
 from compare.options import Options, parse, parse_goodput
 from compare.report.sentences import client_limited, identity, littles_law
@@ -40,9 +42,15 @@ def read(path: Path) -> Any:
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
+    """And it shows what it waits for: it was silent for minutes in all."""
     words = f"{FAKE} --numsamples 40 --lengths choice:2,20 --max-batch-size 8 --goodput e2el:500"
-    shown = output("compare", f"{words} --batch-size-target 2 --out {tmp_path}")
+    with mock.patch.object(Progress, "step", autospec=True, side_effect=Progress.step) as step:
+        shown = output("compare", f"{words} --batch-size-target 2 --out {tmp_path}")
     assert f"All 40 {SAME_TEXT}" in " ".join(shown.split())
+    steps = [call.args[1] for call in step.call_args_list]
+    for mode in ["dynamic", *MODES]:
+        assert [steps.pop(0), steps.pop(0)] == [f"starting {mode}", f"stopping {mode}"]
+    assert steps == ["saving the results", "reading the results", "drawing figures"]
     figures = ["latency_vs_tokens", "by_group", "occupancy", "rows", "distributions"]
     wanted = {"trace.jsonl", "summary.json", "report.md", "report.html"}
     wanted |= {*(f"{mode}.json" for mode in MODES), *(f"{name}.png" for name in figures)}

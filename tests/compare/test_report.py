@@ -17,9 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from client.outcomes import Outcome
-from client.progress import Progress, Replayed
-from client.workloads import Workload
+from client.progress import Progress
 from compare import calibrate, runs
 from compare.report import drawing, figures, report, side_by_side, tables
 from stats import ROW_KINDS
@@ -192,35 +190,6 @@ def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: 
     ):
         drawing.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")
-
-
-def test_progress_tells_rate_flight_failures_and_the_time_left_now_and_then() -> None:
-    """By this clock: hours of a trace may pass in seconds."""
-    lines: list[str] = []
-    requests = Workload().requests(10, "constant:0.001")
-    watch = Replayed("static", requests, lines.append)
-    watch._started -= 10
-    for request in requests[:4]:
-        watch.sent()
-        if request.id < 3:
-            watch.ended(Outcome(request, 0, 0, 0, error="500" if request.id == 1 else ""))
-    watch.tick()
-    assert lines == [], "a quick replay says nothing in between"
-    watch._printed -= 11
-    watch.tick()
-    watch.tick()
-    assert lines == ["static: 3/10 ended, 0.3 a second, 1 in flight, 1 failed, 23 s left"]
-
-
-def test_progress_moves_in_a_terminal() -> None:
-    console = Console(force_terminal=True, width=100, record=True)
-    requests = Workload().requests(3)
-    with Progress(console) as progress, progress.replay("static", requests) as watch:
-        progress.table(tables.sweep_table({"static": [[]]}))
-        watch.sent()
-        console.print(progress._render())
-    shown = console.export_text()
-    assert "static: 0/3 ended" in shown and "sustained" in shown
 
 
 def test_a_name_that_is_wider_than_the_terminal_is_folded() -> None:

@@ -25,7 +25,7 @@ SENTENCES = {
     "": "no mode given; valid modes are nobatch, static",
     "sjf": "sjf is an order, not a mode; write dynamic --order sjf",
     "dynamic --order static": "static is a mode, not an order; write it without --order",
-    "dynamic --prot 1": "unknown flag --prot (did you mean --port?); --help shows all flags",
+    "dynamic --prot 1": "unknown flag --prot (did you mean --port?); --help all shows all flags",
     "static --batch-size-target 4": "--batch-size-target has no meaning in mode static; it belongs "
     "to windowed",
     "dynamic --compact-batches": "no meaning in mode dynamic; it belongs to static and windowed",

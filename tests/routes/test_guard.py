@@ -271,7 +271,8 @@ def test_a_comparison_gives_its_key_to_its_servers(tmp_path: Path, heard: list[s
 def test_the_client_sends_its_key_to_the_server_that_is_named(
     tmp_path: Path, heard: list[str | None], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    argv = f"--numsamples 2 --arrival burst --lengths fixed:2 --quiet --figure {tmp_path}/f.png"
+    argv = "--numsamples 2 --arrival burst --lengths fixed:2 --quiet --overwrite "
+    argv += f"--figure {tmp_path}/f.png"
 
     def load(url: str, *more: str) -> Any:
         arguments = client_py.parse([*argv.split(), *more])

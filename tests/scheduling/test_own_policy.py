@@ -20,6 +20,7 @@ from client.calls import get, post
 from scheduling.policies import Dynamic, Fcfs, Order, Policy
 from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
+from tests.programs import output, ran
 from tests.scheduling import test_orders
 from tests.scheduling.test_texts import DEMAND
 from tests.servers import ROOT, started
@@ -63,6 +64,13 @@ def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
         group = {"prompt": ["a", "b", "c"], "num_tokens": 4}
         assert len(post(f"{url}/inference", group)["completion"]) == 3
         assert get(f"{url}/stats")["batches_formed"] == {"bunch": 1}
+        out = mine.parent / "out"
+        words = f"--url {url} --numsamples 4 --arrival burst --quiet --out {out}"
+        output("client.client", f"{words} --figure {mine.parent}/figure.png")
+    # the client, which has not loaded the file, refused this server
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["variants"]) == ["Bunches"] and summary["config"]["bunch_size"] == 3
+    assert summary["config"]["model"] == "fake", "settings of every mode are shown, too"
 
 
 def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
@@ -71,6 +79,9 @@ def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
     done = python(words, mine.parent)
     assert done.returncode == 0, done.stderr
     assert json.loads((mine.parent / "out" / "bunches.json").read_text())["largest_batch"] == 2
+    refused = ran("live", str(mine.parent / "out"))
+    assert refused.returncode == 1
+    assert "mine.py:Bunches is not loaded; set EB_MODE=mine.py:Bunches" in refused.stderr
     report = (mine.parent / "out" / "report.md").read_text()
     for name in ("Bunches", "ShortPromptsFirst"):
         assert re.search(rf"mine\.py:{name} of SHA-256 [0-9a-f]{{10}}", report)

@@ -34,8 +34,8 @@ def cheap(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(tmp_path: Path, *more: str, traffic: list[str] | None = None) -> dict[str, Any]:
     traffic = [*ASKED, "--numsamples", str(ENOUGH)] if traffic is None else [*ENGINE, *traffic]
-    arguments = ["--plan", *traffic, "--router", "round_robin", *more, "--out", str(tmp_path)]
-    done = ran("simulate", *arguments)
+    out = ["--out", str(tmp_path), "--overwrite"]
+    done = ran("simulate", "--plan", *traffic, "--router", "round_robin", *more, *out)
     assert done.returncode == 0, done.stderr
     return dict(json.loads((tmp_path / "plan.json").read_text()))
 
@@ -123,13 +123,13 @@ def test_of_a_fleet_that_autoscales_the_lowest_maximum_is_found(tmp_path: Path) 
     assert 1.5 < answer["judged"][1]["mean_replicas"] < 2, "it begins with one"
     assert "2 replicas at most, 1." in (tmp_path / "plan.md").read_text()
     few = ["--plan", *ASKED, "--numsamples", str(ENOUGH), *more, "max_replicas=3"]
-    done = ran("simulate", *few, "--arrival", "poisson:90", "--out", str(tmp_path))
+    done = ran("simulate", *few, "--arrival", "poisson:90", "--out", str(tmp_path), "--overwrite")
     assert done.returncode == 2 and "3 replicas at most suffice in only 0 of 1" in done.stderr
 
 
 def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
     few = ["--numsamples", "40", "--slo", "tpot:10", "e2el:9000"]
-    done = ran("simulate", "--plan", *ASKED, *few, "--out", str(tmp_path))
+    done = ran("simulate", "--plan", *ASKED, *few, "--out", str(tmp_path), "--overwrite")
     assert done.returncode == 2
     assert "no number of replicas meets tpot ≤ 10 ms: alone on an idle" in done.stderr
 
@@ -138,7 +138,7 @@ def test_a_delay_that_a_second_request_ends_is_no_bound(tmp_path: Path) -> None:
     """Alone each would wait for 0.9 s."""
     windowed = ["--modes", "windowed", "--batch-size-target", "2", "--max-batch-delay-ms", "900"]
     more = ["--numsamples", "40", "--slo", "e2el:500", "--attainment", "0.8", "--repeats", "1"]
-    more += ["--arrival", "poisson:60", "--out", str(tmp_path)]
+    more += ["--arrival", "poisson:60", "--out", str(tmp_path), "--overwrite"]
     done = ran("simulate", "--plan", *ASKED, *windowed, *more)
     assert "each request alone on an idle replica: 100.0%" in done.stdout
     assert "windowed: 3 replicas, which suffice" in done.stdout

@@ -1,0 +1,110 @@
+"""Results over earlier ones: refused with a sentence, unless --overwrite says that it is meant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from shlex import split
+
+import pytest
+
+from compare.quoting import named
+from compare.variants import taken
+from tests.programs import output, ran
+from tests.servers import ROOT
+from tests.stub import stub
+
+TOOLS = ROOT / "results" / "load_generators"
+SIMULATE = "--numsamples 3 --modes dynamic --out"
+PLAN = (
+    "--plan --modes dynamic --arrival poisson:3 --numsamples 30 --slo ttft:9000 --repeats 2 --out"
+)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(module: str, words: str, folder: Path, there: str) -> None:
+    """Try a program that would write over a file; nothing may change."""
+    before = contents(folder)
+    done = ran(module, *split(words))
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    sentence = "is there already; name another, or add --overwrite"
+    assert re.search(f"{re.escape(there)}.* {sentence}", done.stderr)
+    assert contents(folder) == before
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("module", "words", "written"),
+    [
+        ("simulate", SIMULATE, "summary.json"),
+        ("simulate", PLAN, "plan.json"),
+        ("compare", f"--runs {TOOLS}/vllm {TOOLS}/aiperf --out", "report.md"),
+    ],
+)
+def test_an_earlier_result_is_kept(module: str, words: str, written: str, tmp_path: Path) -> None:
+    output(module, f"{words} {tmp_path}")
+    refused(module, f"{words} {tmp_path}", tmp_path, f"{tmp_path}/{written}")
+    output(module, f"{words} {tmp_path} --overwrite")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nobody_s_file_is_lost_for_one_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "package.json").write_text("mine")
+    words = f"--numsamples 3 --variant package=dynamic --out {tmp_path}"
+    refused("simulate", words, tmp_path, f"{tmp_path}/package.json")
+    seeds = tmp_path / "seeds"
+    output("simulate", f"{SIMULATE} {seeds} --repeats 2")  # has no summary.json of its own
+    refused("simulate", f"{SIMULATE} {seeds}", seeds, str(seeds / "seed-"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_load_writes_over_nothing(tmp_path: Path) -> None:
+    """`client.py --out` over an earlier run deleted it."""
+    run, trace, figure = tmp_path / "run", tmp_path / "trace.jsonl", tmp_path / "figure.png"
+    with stub() as server:
+        load = f"--url {server.url} --api openai --numsamples 2 --arrival burst --quiet"
+        output("client.client", f"{load} --out {run} --save-trace {trace} --figure {figure}")
+        sent = len(server.bodies)
+        for words, there in (
+            (f"--out {run}", run / "summary.json"),
+            (f"--save-trace {trace}", trace),
+            (f"--figure {figure}", figure),
+        ):
+            refused("client.client", f"{load} {words}", tmp_path, str(there))
+        assert len(server.bodies) == sent, "nothing was sent"
+        words = f"{load} --out {run} --save-trace {trace} --figure {figure}"
+        output("client.client", f"{words} --overwrite")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_page_of_rows_is_made_anew_in_its_run_and_writes_over_no_other_file(
+    tmp_path: Path,
+) -> None:
+    output("simulate", f"{SIMULATE} {tmp_path / 'run'}")
+    page = tmp_path / "rows.html"
+    for words in (f"{tmp_path}/run", f"{tmp_path}/run --out {page}", f"{tmp_path}/run"):
+        output("live", words)
+    refused("live", f"{tmp_path}/run --out {page}", tmp_path, str(page))
+    output("live", f"{tmp_path}/run --out {page} --overwrite")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--variant a=dynamic --variant A=static",
+        "--variant Summary=dynamic",
+        "--variant a=dynamic --also A=http://h",
+        "--also Static=http://h",
+        "--modes static,mine.py:Static",
+        "--modes a.py:Gate,b.py:Gate",
+    ],
+)
+def test_names_that_differ_by_case_alone_are_refused(words: str) -> None:
+    """On macOS and Windows NAME.json of both is one file."""
+    done = ran("compare", *split(words))
+    assert done.returncode == 2 and "is taken" in done.stderr
+    assert taken("a", ["b", "A"]) and taken("SUMMARY", []) and not taken("a", ["b"])
+    assert named("Summary") == "Summary-model"

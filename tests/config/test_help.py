@@ -1,0 +1,101 @@
+"""What --help shows: lines that fit the terminal, and of a hundred flags those most used."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from benchmarks.harness import Benchmark
+from client import client
+from compare import options
+from config import ConfigError, parse
+from simulate import simulation
+from studies import __main__ as studies
+
+
+def benchmark(argv: Sequence[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["", *argv])
+        about = f"{'A sentence. ' * 20}\n\n    python -m benchmarks.it {'[--own N] ' * 20}"
+        Benchmark("it", about, {"--own": (1, "a number")}).configs()
+
+
+PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "./server.sh": parse,
+    "./compare.sh": options.parse,
+    "./simulate.sh": simulation.parse,
+    "client/client.py": client.parse,
+    "python -m benchmarks.it": benchmark,
+}
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
+    """Returns what a program prints in a terminal of so many columns."""
+
+    def of(parser: Callable[[list[str]], object], words: str, columns: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            parser(words.split())
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    return of
+
+
+HELPS = [(parser, words) for parser in PARSERS.values() for words in ("--help", "--help all")]
+HELPS += [(studies.main, "--help"), (studies.main, "orders --help")]
+
+
+@pytest.mark.parametrize(("parser", "words"), HELPS)
+def test_help_is_as_wide_as_the_terminal_and_breaks_no_word(
+    parser: Callable[[list[str]], object], words: str, shown: Shown
+) -> None:
+    """It was 110 columns wide in each terminal, so that one of 80 broke words in two lines."""
+    whole = {*shown(parser, words, 10_000).split()}
+    for columns in (50, 51, 63, 79, 80, 81, 120, 200):
+        text = shown(parser, words, columns)
+        assert max(map(len, text.splitlines())) <= columns
+        assert {word for word in whole if len(word) <= columns - 32} <= {*text.split()}
+
+
+@pytest.mark.parametrize("program", PARSERS)
+def test_help_shows_the_flags_most_used_and_all_on_demand(program: str, shown: Shown) -> None:
+    parser = PARSERS[program]
+    few, whole = (
+        re.findall(r"^  (?:-h \[all\], )?(--[\w-]+)", shown(parser, words, 80), re.MULTILINE)
+        for words in ("--help", "--help all")
+    )
+    assert len(few) <= 16 and {*few} < {*whole} and len({*whole}) == len(whole) > 30
+    assert f"--help all shows all {len(whole)} flags" in shown(parser, "--help", 80)
+
+
+@pytest.mark.parametrize("program", [*PARSERS][:4])
+def test_the_examples_of_help_are_understood(program: str, shown: Shown) -> None:
+    _, _, text = shown(PARSERS[program], "--help", 200).partition("\nexamples:\n")
+    for line in text.partition("\n\n")[0].splitlines():
+        first, *argv = shlex.split(line)
+        assert first == program
+        PARSERS[program](argv)
+
+
+@pytest.mark.parametrize(("program", "words"), [
+    ("./server.sh", ""),
+    ("./server.sh", "dynamic --max-batch-size"),
+    ("./server.sh", "dynamic --max-batch-siz 8"),
+    ("./compare.sh", "--seed many"),
+    ("./compare.sh", "--selection other"),
+    ("./simulate.sh", "--jobs"),
+    ("client/client.py", ""),
+    ("client/client.py", "--numsamples many"),
+    ("client/client.py", "--no-such-flag"),
+    ("python -m benchmarks.it", "--own"),
+])  # fmt: skip
+def test_an_error_of_usage_leads_to_help(program: str, words: str) -> None:
+    """client.py printed the usage of all its flags before the error."""
+    with pytest.raises(ConfigError, match=r"; --help( all)? (explains|shows)"):
+        PARSERS[program](words.split())
