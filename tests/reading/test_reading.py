@@ -19,7 +19,7 @@ from client.traces import Request, load_trace, replayed, save_trace
 from compare import calibrate, foreign, runs
 from config import ConfigError
 from config.keys import read_keys
-from live import vllm_log
+from live import vllm_recording
 from reading import parse, read_lines
 from shapes import shape_of
 from simulate.costs import CostsError
@@ -62,7 +62,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "costs.json": (load_costs, CostsError, (RESULTS / "costs" / "gpt2.json").read_text()),
     "calls.jsonl": (lambda path: replay_file(str(path)), ReplayError, "\n".join(recorded())),
     "vllm.jsonl": (
-        vllm_log.history, runs.RunError,
+        vllm_recording.history, runs.RunError,
         "\n".join((RESULTS / "live" / "vllm.jsonl").read_text().splitlines()[:9]),
     ),
     "benchmarks.json": (
