@@ -106,10 +106,10 @@ class BatchingManager:
             except ServingError:
                 raise
             except Exception as error:
-                why = self._decision_failed(error)
                 queued = [inference for inference in inferences if inference.id >= 0]
-                ended = self._fail(queued, error, why)
+                ended = self._fail(queued, error, deciding=True)
                 self._answer([each for each in ended if each not in queued])
+                why = self._failed_in_a_row[-1]
                 raise GenerationFailed(f"Generation failed: {why}") from error
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
@@ -244,9 +244,7 @@ class BatchingManager:
                 answered = self._apply(iteration, generator.generate(iteration))
                 self._failed_in_a_row.clear()
             except Exception as error:
-                own = map(file_of, self._own_kinds())  # an order is called by `apply`
-                why = described(error, *own)
-                answered = self._fail((row.inference for row in iteration.rows), error, why)
+                answered = self._fail([row.inference for row in iteration.rows], error)
             self._iteration_started_at = None
             self._over(IterationRecord(started_at, self.clock() - started_at, iteration), answered)
 
@@ -300,8 +298,7 @@ class BatchingManager:
                         raise self._scheduler.nothing_planned()
                 # a defect of a policy must not end the only handler thread
                 except Exception as error:
-                    why = self._decision_failed(error)
-                    self._answer(self._fail(self._scheduler.in_flight(), error, why))
+                    self._answer(self._fail(self._scheduler.in_flight(), error, deciding=True))
                     continue
                 if iteration.rows:
                     return iteration
@@ -329,11 +326,15 @@ class BatchingManager:
         finally:
             self._deciding_since = None
 
-    def _fail(self, inferences: Iterable[Inference], error: Exception, why: str) -> list[Inference]:
-        """End the requests of a failed iteration; return those to answer. Raises EngineFailed if
-        the scheduler cannot.
+    def _fail(
+        self, inferences: Iterable[Inference], error: Exception, deciding: bool = False
+    ) -> list[Inference]:
+        """End the requests of a failed iteration; return those to answer. deciding: the policy or
+        the order failed, and not the engine. Raises EngineFailed if the scheduler cannot.
         """
         log.error("generation failed; its requests are answered with an error", exc_info=error)
+        own = self._own_kinds()
+        why = (reason(error, *own) if deciding else None) or described(error, *map(file_of, own))
         self._failed_in_a_row.append(why)
         with self._changed:
             try:
@@ -347,10 +348,6 @@ class BatchingManager:
         """Return the classes of a user's own, if the policy or the order is one."""
         kinds = type(self._scheduler.policy), type(self._scheduler.order)
         return [kind for kind in kinds if kind in SOURCES]
-
-    def _decision_failed(self, error: Exception) -> str:
-        """Return in words what a policy or order raised, with the file and line of one's own."""
-        return reason(error, *self._own_kinds()) or described(error)
 
     def _answer(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:
