@@ -133,7 +133,7 @@ class AheadManager(BatchingManager):
         except Exception as error:
             self._land()
             self._iteration_started_at = None
-            failed = self._fail([row.inference for row in iteration.rows], error, described(error))
+            failed = self._fail([row.inference for row in iteration.rows], error)
             self._over(IterationRecord(at, self.clock() - at, iteration), failed)
             return
         tokens = unknown_of(iteration, before)
@@ -176,7 +176,7 @@ class AheadManager(BatchingManager):
     def _fail_launched(self, error: Exception) -> list[Inference]:
         """End what is launched, since each iteration has ids from the one before it."""
         rows = [row.inference for each in self._launched for row in each.iteration.rows]
-        failed = self._fail(rows, error, described(error))
+        failed = self._fail(rows, error)
         with self._changed:
             self._end_unanswered(GenerationFailed(f"Generation failed: {described(error)}"))
             self._scheduler.forget_prefixes()  # which may not have been computed

@@ -162,7 +162,7 @@ def end_hanging(server: Server) -> None:
     """End the process once a plan hangs: it keeps the lock, without which nothing can be answered,
     so clients see their connections end.
     """
-    while (why := server.manager.hangs_because()) is None:
+    while (why := server.manager.deciding.hangs_because()) is None:
         time.sleep(1.0)
     log.error("the server ends: %s", why)
     server.close_files()

@@ -6,24 +6,24 @@ generator computes it. Knows no torch and no HTTP; the clock is handed in.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from scheduling.deciding import Deciding
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
 from scheduling.inference import Generator, Inference, Iteration, State
-from scheduling.policies.own import SOURCES, described, file_of, reason
+from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
+from scheduling.policies.own import described
 from scheduling.records import IterationRecord, Observer, Snapshot
 from scheduling.scheduler import Scheduler
 
 # failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an
 # illegal access
 FAILURES = 3
-STALLED_S = 60.0  # after which an iteration, or a plan, is taken to go on for ever
 LONGEST_WAIT_S = 3600.0  # of a thread, within the platform's limit
 log = logging.getLogger("effective_batching")
 
@@ -40,7 +40,7 @@ class BatchingManager:
     plan that failed, the requests are all in flight. A failure to load, FAILURES failures in a row,
     and any other end of the handler thread are for good: the error is kept in `failure`, all
     requests in flight and later ones are answered with EngineFailed, and the calls given to
-    `on_failure` are made. A plan that never ends keeps the lock: see `hangs_because`.
+    `on_failure` are made. A plan that hangs keeps the lock: `deciding` tells.
 
     `drain()` takes no new requests and finishes those in flight; `close()` ends them with Draining
     and joins the thread.
@@ -68,7 +68,7 @@ class BatchingManager:
         self._loaded = threading.Event()
         self._closed = False
         self._iteration_started_at: float | None = None
-        self._deciding_since: float | None = None  # that the policy or the order is being called
+        self.deciding = Deciding(scheduler, clock)
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="handler", daemon=True)
         self._thread.start()
@@ -93,7 +93,7 @@ class BatchingManager:
         Raises InvalidRequest, Overloaded, EngineFailed or Draining, and GenerationFailed if the
         order cannot place them.
         """
-        with self._changed, self._deciding():
+        with self._changed, self.deciding:
             if self._why_failed:
                 raise self._refusal()
             if self.draining or self._closed:
@@ -106,10 +106,10 @@ class BatchingManager:
             except ServingError:
                 raise
             except Exception as error:
-                why = self._decision_failed(error)
                 queued = [inference for inference in inferences if inference.id >= 0]
-                ended = self._fail(queued, error, why)
+                ended = self._fail(queued, error, deciding=True)
                 self._answer([each for each in ended if each not in queued])
+                why = self._failed_in_a_row[-1]
                 raise GenerationFailed(f"Generation failed: {why}") from error
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
@@ -167,20 +167,9 @@ class BatchingManager:
         """Wait until the generator is loaded and warm; False if `timeout` seconds are too few."""
         return self._loaded.wait(timeout) and self.failure is None
 
-    def hangs_because(self) -> str | None:
-        """Return a sentence about a call of the policy or the order that has run for STALLED_S.
-        Until it ends no request can be answered, or refused. Takes no lock.
-        """
-        since = self._deciding_since
-        if since is None or self.clock() - since <= STALLED_S:
-            return None
-        own = [SOURCES[kind].word for kind in self._own_kinds()]
-        names = " with ".join(own or [type(self._scheduler.policy).__name__])
-        return f"a plan of {names} has been running for more than {STALLED_S:.0f} s"
-
-    def not_ready_because(self, stalled_after_s: float = STALLED_S) -> str | None:
+    def not_ready_because(self, stalled_after_s: float = 60.0) -> str | None:
         """Return why requests should not be sent here now; None if they may. Takes no lock."""
-        if why := self._why_failed or self.hangs_because():
+        if why := self._why_failed or self.deciding.hangs_because():
             return why
         if not self.loaded:
             return "the model is still loading"
@@ -244,9 +233,7 @@ class BatchingManager:
                 answered = self._apply(iteration, generator.generate(iteration))
                 self._failed_in_a_row.clear()
             except Exception as error:
-                own = map(file_of, self._own_kinds())  # an order is called by `apply`
-                why = described(error, *own)
-                answered = self._fail((row.inference for row in iteration.rows), error, why)
+                answered = self._fail([row.inference for row in iteration.rows], error)
             self._iteration_started_at = None
             self._over(IterationRecord(started_at, self.clock() - started_at, iteration), answered)
 
@@ -267,9 +254,9 @@ class BatchingManager:
         """Propose draft tokens for the next iteration, without the lock: a model may do it."""
         if (speculation := self._scheduler.speculation) is None:
             return
-        with self._changed, self._deciding():
+        with self._changed, self.deciding:
             try:
-                rows = self._scheduler.rows_to_draft(self.clock())
+                rows = rows_to_draft(self._scheduler, self.clock())
             except Exception:  # the plan itself will raise it, too
                 return
         speculation.draft(rows, drafter)
@@ -294,14 +281,13 @@ class BatchingManager:
                     self._wait(None)
                     continue
                 try:
-                    with self._deciding():
-                        iteration, at = self._scheduler.next_iteration(now)
+                    with self.deciding:
+                        iteration, at = next_iteration(self._scheduler, now)
                     if not iteration.rows and at is None and not self._is_computing:
-                        raise self._scheduler.nothing_planned()
+                        raise nothing_planned(self._scheduler)
                 # a defect of a policy must not end the only handler thread
                 except Exception as error:
-                    why = self._decision_failed(error)
-                    self._answer(self._fail(self._scheduler.in_flight(), error, why))
+                    self._answer(self._fail(self._scheduler.in_flight(), error, deciding=True))
                     continue
                 if iteration.rows:
                     return iteration
@@ -317,24 +303,17 @@ class BatchingManager:
         self._changed.wait(seconds)
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:
-        with self._changed, self._deciding():
+        with self._changed, self.deciding:
             return self._scheduler.apply(iteration, ids, self.clock())
 
-    @contextlib.contextmanager
-    def _deciding(self) -> Iterator[None]:
-        """Note since when the policy or the order may be running, which keeps the lock."""
-        self._deciding_since = self.clock()
-        try:
-            yield
-        finally:
-            self._deciding_since = None
-
-    def _fail(self, inferences: Iterable[Inference], error: Exception, why: str) -> list[Inference]:
-        """End the requests of a failed iteration; return those to answer. Raises EngineFailed if
-        the scheduler cannot.
+    def _fail(
+        self, inferences: Iterable[Inference], error: Exception, deciding: bool = False
+    ) -> list[Inference]:
+        """End the requests of a failed iteration; return those to answer. deciding: the policy or
+        the order failed, and not the engine. Raises EngineFailed if the scheduler cannot.
         """
         log.error("generation failed; its requests are answered with an error", exc_info=error)
-        self._failed_in_a_row.append(why)
+        self._failed_in_a_row.append(why := self.deciding.in_words(error, deciding))
         with self._changed:
             try:
                 failure = GenerationFailed(f"Generation failed: {why}")
@@ -342,15 +321,6 @@ class BatchingManager:
             except Exception:  # the scheduler cannot be relied on any more
                 log.exception("these requests could not be ended")
                 raise EngineFailed(why) from error
-
-    def _own_kinds(self) -> list[type]:
-        """Return the classes of a user's own, if the policy or the order is one."""
-        kinds = type(self._scheduler.policy), type(self._scheduler.order)
-        return [kind for kind in kinds if kind in SOURCES]
-
-    def _decision_failed(self, error: Exception) -> str:
-        """Return in words what a policy or order raised, with the file and line of one's own."""
-        return reason(error, *self._own_kinds()) or described(error)
 
     def _answer(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:

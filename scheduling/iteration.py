@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, KeysView
-from math import inf
+from collections.abc import Container, KeysView
 
 from scheduling.inference import Inference, Row
 from scheduling.policies.base import Plan, Policy, View
 
 Reservations = list[tuple[Inference, int]]  # tokens for which each gets KV blocks
-
-
-def check_form(plan: Plan) -> None:
-    """Raise TypeError, which says what belongs there, for a plan of a user's own policy that is no
-    plan, or has something else in its fields.
-    """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan returned {plan!r}; it returns a Plan")
-    for name, tokens in ("run", "tokens to compute"), ("admit", "tokens to reserve"):
-        pairs = getattr(plan, name)
-        if not isinstance(pairs, Collection) or any(
-            not isinstance(each, (tuple, list)) or [*map(type, each)] != [Inference, int]
-            for each in pairs
-        ):
-            raise TypeError(
-                f"Plan.{name} is a list of pairs, as [(inference, {tokens})], and not {pairs!r:.60}"
-            )
-    if not all(isinstance(each, Inference) for each in plan.preempt):
-        raise TypeError(f"Plan.preempt is a list of inferences, and not {plan.preempt!r:.60}")
-    if plan.wake_at is not None and not -inf < plan.wake_at < inf:
-        raise ValueError(f"Plan.wake_at is a time in seconds or None, and not {plan.wake_at!r}")
 
 
 def rows_of(

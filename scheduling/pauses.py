@@ -10,7 +10,7 @@ from sortedcontainers import SortedDict
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row, State
 from scheduling.policies.orders import Order
-from scheduling.queue import Timers, WaitingQueue, sortable
+from scheduling.queue import Timers, WaitingQueue
 
 
 class PausedRows(Extension):
@@ -68,7 +68,7 @@ class PausedRows(Extension):
         self._resume(inference, now)
 
     def _pause(self, inference: Inference) -> None:
-        inference.standing.key = sortable(self._order.turn(inference))
+        inference.standing.key = self._order.place(inference)
         self.paused[inference.standing.key] = inference
 
     def _resume(self, inference: Inference, now: float) -> None:

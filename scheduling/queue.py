@@ -52,17 +52,6 @@ class Timers(Generic[T]):
         return self._heap[0][0] if self._heap else None
 
 
-def sortable(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a key to sort by. Raises ValueError if it has a NaN, which sorts nowhere."""
-    if _has_nan(key):
-        raise ValueError(f"the key of a request is {key}; NaN has no place in an order")
-    return key
-
-
-def _has_nan(key: Any) -> bool:
-    return any(map(_has_nan, key)) if isinstance(key, tuple) else key != key
-
-
 class Queue:
     """Waiting inferences, all or those of one bin. Keys are unique, and do not change meanwhile."""
 
@@ -125,7 +114,7 @@ class WaitingQueue:
         user's own does; then the inference is nowhere.
         """
         inference.state = State.WAITING
-        inference.standing.key = sortable(self._order.turn(inference))
+        inference.standing.key = self._order.place(inference)
         self.queues[inference.standing.bin].add(inference, self._order.by_user)
         self.by_id[inference.id] = inference
 

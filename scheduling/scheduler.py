@@ -15,14 +15,14 @@ from scheduling.drafts import kept
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import Reservations, check_form, rows_of
+from scheduling.iteration import Reservations, rows_of
 from scheduling.ledger import Ledger
 from scheduling.padding import padding
 from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import Fcfs, Limits, Order, Plan, Policy, View
 from scheduling.policies.lengths import predictor
-from scheduling.policies.own import SOURCES
+from scheduling.policies.own import SOURCES, check_plan
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
@@ -147,7 +147,7 @@ class Scheduler:
         if not rows:
             plan = self.policy.plan(view)
             if type(self.policy) in SOURCES:
-                check_form(plan)
+                check_plan(plan)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):
@@ -175,40 +175,6 @@ class Scheduler:
             swap_in=self.swap.back,
         )
         return iteration, plan.wake_at
-
-    def next_iteration(self, now: float) -> tuple[Iteration, float | None]:
-        """Schedule; return the next iteration, and when to schedule again if it has no rows: None
-        if nothing that is known now will lead to any.
-
-        A plan without rows that preempted or admitted, or whose `wake_at` has come, is followed by
-        another one, once. Raises what a policy does.
-        """
-        batches = self._batches
-        iteration, wake_at = self.schedule(now)
-        is_due = wake_at is not None and wake_at <= now
-        if not iteration.rows and (is_due or iteration.preempted or self._batches > batches):
-            preempted, reason = iteration.preempted, iteration.reason
-            iteration, wake_at = self.schedule(now)
-            iteration = iteration._replace(
-                preempted=preempted + iteration.preempted, reason=iteration.reason or reason
-            )
-        times = [at for at in (wake_at, self.next_deadline()) if at is not None and at > now]
-        return iteration, min(times, default=None)
-
-    def rows_to_draft(self, now: float) -> list[Inference]:
-        """Return the inferences of which the next iteration has rows, as far as is known now, and
-        drop earlier drafts of all that run. Raises what a policy does.
-        """
-        for inference in self.running.values():
-            inference.drafts.ids = []  # those that were not taken may be too many by now
-        return [inference for inference, _ in self.policy.plan(self.view(now)).run]
-
-    def nothing_planned(self) -> RuntimeError:
-        """Return the error of work that is left without rows, and without a time to plan again."""
-        return RuntimeError(
-            f"{len(self.waiting)} requests wait and {len(self.running)} run, and the plan computes "
-            "none of them and has no wake_at that is still to come"
-        )
 
     def view(self, now: float) -> View:
         """Return what a policy may know now."""

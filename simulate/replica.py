@@ -11,6 +11,7 @@ from typing import NamedTuple
 from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, ServingError
 from scheduling.inference import Inference, Iteration, Row
+from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.jump import apply_repeated, cannot_join, repeats
@@ -232,7 +233,7 @@ class SimulatedReplica:
     def check_done(self) -> None:
         """Raise RuntimeError if work is left, once no event is."""
         if self.has_work:
-            raise self.scheduler.nothing_planned()
+            raise nothing_planned(self.scheduler)
 
     def _end(self, inferences: Iterable[Inference]) -> None:
         for inference in inferences:
@@ -260,15 +261,15 @@ class SimulatedReplica:
             self._plan_at(loop.now)
             return
         if scheduler.speculation is not None and self._drafter is not None:
-            scheduler.speculation.draft(scheduler.rows_to_draft(now), self._drafter)
-        iteration, at = scheduler.next_iteration(now)
+            scheduler.speculation.draft(rows_to_draft(scheduler, now), self._drafter)
+        iteration, at = next_iteration(scheduler, now)
         self._planned(now, iteration)
         if iteration.rows:
             self._begin(iteration)
         elif at is not None:
             self._plan_at(not_before(at))
         elif scheduler.has_work and not self._awaits_blocks:
-            raise scheduler.nothing_planned()
+            raise nothing_planned(scheduler)
 
     @property
     def _awaits_blocks(self) -> bool:

@@ -28,6 +28,7 @@ from generate import load_generator
 from generate.forced import ForcedAcceptance
 from scheduling.building import build_scheduler
 from scheduling.inference import Generator, Inference
+from scheduling.planning import rows_to_draft
 from scheduling.sampling import Sampling
 from serving import Server
 from studies.runner import FinishedRuns
@@ -107,7 +108,7 @@ def forced(case: Case, seed: int) -> dict[str, Any]:
 
     def iterate(drafts: bool) -> None:
         if drafts and scheduler.speculation is not None:
-            rows = scheduler.rows_to_draft(time.perf_counter())
+            rows = rows_to_draft(scheduler, time.perf_counter())
             scheduler.speculation.draft(rows, accepting)
         now = time.perf_counter()
         iteration, _ = scheduler.schedule(now)

@@ -89,7 +89,7 @@ def test_the_report_command(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_help_lists_the_settings_that_have_a_meaning(program: str, left_out: set[str]) -> None:
     """./compare.sh listed --host and --port, and ./simulate.sh dozens that it refuses."""
-    listed = re.findall(r"^  (--[\w-]+)", ran(program, "--help").stdout, re.MULTILINE)
+    listed = re.findall(r"^  (--[\w-]+)", ran(program, "--help", "all").stdout, re.MULTILINE)
     settings = {name for name in Config.model_fields if flag(name) in listed}
     assert settings == {*Config.model_fields} - {"mode"} - left_out
 

@@ -64,6 +64,12 @@ class Order:
         """
         return self.rank(inference), self.key(inference), inference.id
 
+    def place(self, inference: Inference) -> tuple[Any, ...]:
+        """Return the turn, to sort by. Raises ValueError if it has a NaN, which sorts nowhere."""
+        if _has_nan(turn := self.turn(inference)):
+            raise ValueError(f"the key of a request is {turn}; NaN has no place in an order")
+        return turn
+
     def rank(self, inference: Inference) -> Any:
         """Return what counts before the key; where blocks run out, the last rank is preempted."""
         return 0
@@ -89,6 +95,10 @@ class Order:
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         """Return the inferences of a queue, in the order."""
         return iter(queue.by_key.values())
+
+
+def _has_nan(key: Any) -> bool:
+    return any(map(_has_nan, key)) if isinstance(key, tuple) else key != key
 
 
 @dataclass(frozen=True)

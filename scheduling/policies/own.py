@@ -15,13 +15,15 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from scheduling.policies.base import Policy
+from scheduling.inference import Inference
+from scheduling.policies.base import Plan, Policy
 from scheduling.policies.orders import Order
 
 WORD = re.compile(r"[^\s'\",=]+\.py:[A-Za-z_]\w*")  # FILE.py:NAME, also within a --variant
@@ -89,7 +91,7 @@ def described(error: BaseException, *paths: str) -> str:
     return f"{kind}{error}".removesuffix(": ") + where
 
 
-def reason(error: Exception, *kinds: type) -> str | None:
+def reason(error: BaseException, *kinds: type) -> str | None:
     """Return a sentence about what a user's own policy or order raised, with the line of its file;
     None if no class of these is one.
     """
@@ -98,6 +100,27 @@ def reason(error: Exception, *kinds: type) -> str | None:
         return None
     names = " with ".join(SOURCES[kind].word for kind in own)
     return f"{names} failed: {described(error, *map(file_of, own))}"
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise TypeError, which says what belongs there, for what a user's own policy returned that is
+    no plan, or has something else in its fields.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan returned {plan!r}; it returns a Plan")
+    for name, tokens in ("run", "tokens to compute"), ("admit", "tokens to reserve"):
+        pairs = getattr(plan, name)
+        if not isinstance(pairs, Collection) or any(
+            not isinstance(each, (tuple, list)) or [*map(type, each)] != [Inference, int]
+            for each in pairs
+        ):
+            raise TypeError(
+                f"Plan.{name} is a list of pairs, as [(inference, {tokens})], and not {pairs!r:.60}"
+            )
+    if not all(isinstance(each, Inference) for each in plan.preempt):
+        raise TypeError(f"Plan.preempt is a list of inferences, and not {plan.preempt!r:.60}")
+    if plan.wake_at is not None and not -inf < plan.wake_at < inf:
+        raise ValueError(f"Plan.wake_at is a time in seconds or None, and not {plan.wake_at!r}")
 
 
 def offered(path: Path) -> list[str]:

@@ -116,10 +116,9 @@ class Planner:
         """Return how many prompt tokens the budget allows. Without decode rows, for which chunks
         are made, a prompt that does not fit whole beside others waits, and so do those behind it.
         """
-        n, whole = (
-            tokens_to_compute(inference, self.view, budget, (each for each, _ in self.admit))
-            for budget in (self.prompts_left, inference.uncomputed)
-        )
+        joining = (each for each, _ in self.admit)
+        whole = tokens_to_compute(inference, self.view, inference.uncomputed, joining)
+        n = min(whole, self.prompts_left)
         if n < whole and self.run and not self.share.decodes:
             n = self.prompt_budget = 0
         return n

@@ -230,7 +230,7 @@ def test_a_server_that_is_none_of_ours_stands_beside_a_mode(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_server_that_fails_later_leaves_what_was_measured_before(tmp_path: Path) -> None:
-    words = "--modes dynamic --numsamples 5 --lengths fixed:2000 --arrival burst"
+    words = "--modes dynamic --numsamples 5 --lengths fixed:2000 --arrival burst --overwrite"
     for folder in (tmp_path / "new", tmp_path):  # found before anything was measured
         (tmp_path / "trace.jsonl").write_text("of an earlier run")
         done = compare(f"{words} --also gone=http://127.0.0.1:9", folder)

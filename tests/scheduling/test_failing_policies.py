@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 import app
 from ahead import AheadManager
-from batching import FAILURES, STALLED_S, BatchingManager
+from batching import FAILURES, BatchingManager
 from client.calls import ServerError, post
 from config import BOOT_ERROR
 from generate.fake import FakeGenerator
+from scheduling.deciding import LONGEST_S
 from scheduling.errors import EngineFailed, GenerationFailed, ServingError
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
@@ -264,10 +265,10 @@ def test_a_plan_that_hangs_is_named_without_the_lock_and_ends_the_process(
     manager = BatchingManager(make_scheduler(Hangs()), FakeGenerator, clock=lambda: now[0])
     manager.enqueue([Inference([0], 1)])
     assert hangs.wait(PATIENCE_S)
-    assert manager.hangs_because() is None and manager.not_ready_because() is None
-    now[0] = STALLED_S + 1
+    assert manager.deciding.hangs_because() is None and manager.not_ready_because() is None
+    now[0] = LONGEST_S + 1
     why = "a plan of Hangs has been running for more than 60 s"
-    assert manager.not_ready_because() == manager.hangs_because() == why
+    assert manager.not_ready_because() == manager.deciding.hangs_because() == why
 
     class Server:
         def __init__(self) -> None:

@@ -55,7 +55,7 @@ def python(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
-    shown = python(f"{ROOT}/launch.py mine.py:Bunches --help", mine.parent).stdout
+    shown = python(f"{ROOT}/launch.py mine.py:Bunches --help all", mine.parent).stdout
     assert "--bunch-size X" in shown and "mine.py:Bunches: rows in a batch at most" in shown
     refused = python(f"{ROOT}/launch.py mine.py:Bunches --bunch-size 0", mine.parent)
     assert refused.returncode == 2 and "--bunch-size '0'" in refused.stderr

@@ -19,6 +19,7 @@ from generate.ngram import Ngram
 from scheduling.drafts import Drafter, Drafts
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.past import Past
+from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
 from scheduling.worth import Curve, Worth
 from serving import Exchange, Server
@@ -205,11 +206,11 @@ def test_drafts_that_were_not_taken_are_none_later() -> None:
     assert speculation is not None
     scheduler.enqueue([first], 0.0)
     scheduler.apply(scheduler.schedule(0.0)[0], [0], 1.0)
-    speculation.draft(scheduler.rows_to_draft(1.0), engine)
+    speculation.draft(rows_to_draft(scheduler, 1.0), engine)
     assert len(first.drafts.ids) == 4
     scheduler.enqueue([second], 1.0)
     scheduler.apply(scheduler.schedule(1.0)[0], [0, 0, 0, 0, 0, 0], 2.0)
-    speculation.draft(scheduler.rows_to_draft(2.0), engine)
+    speculation.draft(rows_to_draft(scheduler, 2.0), engine)
     assert first.drafts.ids == second.drafts.ids == []
 
 
