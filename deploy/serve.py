@@ -10,19 +10,24 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
 
 from config import Config, ConfigError, Parser, flag, parse
 from config.ports import check_port
 from config.resolve import resolve
-from deploy.autoscaling import Autoscaling, read_autoscaling
 from deploy.replica import needs
 from deploy.routers import ON_RAY
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
@@ -37,12 +42,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Fleet(NamedTuple):
-    """Replicas to start, and the rule of autoscaling, if any."""
+    """Replicas to start, and the settings of Ray Serve's autoscaling, if any."""
 
     config: Config
     replicas: int
     router: str
-    rule: Autoscaling | None
+    rule: AutoscalingConfig | None
 
     @property
     def most(self) -> int:
@@ -59,16 +64,13 @@ def read(argv: Sequence[str]) -> Fleet:
     add("--router", choices=ON_RAY, default=ON_RAY[0],
         help="policy that chooses a replica for each request (default: %(default)s)")
     add("--autoscale", nargs="+", metavar="NAME=VALUE",
-        help="begin with --replicas and follow the load by Ray Serve's rule, such as "
-        "max_replicas=4 target_ongoing_requests=24, or by tokens: target_tokens=4000")
+        help="begin with --replicas and let Ray Serve follow the load: settings of its "
+        "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24")
     # fmt: on
     known, settings = parser.parse_known_args(argv)
     if known.replicas < 1:
         raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
-    try:
-        rule = read_autoscaling(known.autoscale) if known.autoscale else None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
     most = rule.max_replicas if rule else known.replicas
     config = parse(settings, fill_in=sharing_cores(most))
     load_tokenizer(config.tokenizer)
@@ -81,6 +83,26 @@ def read(argv: Sequence[str]) -> Fleet:
             "Ray Serve does not run disaggregated prefill; start both servers by ./server.sh"
         )
     return Fleet(config, known.replicas, known.router, rule)
+
+
+def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
+    """Return the AutoscalingConfig that ["max_replicas=8", …] describes, which begins with so many
+    replicas. Raises ConfigError.
+    """
+    from ray.serve.config import AutoscalingConfig
+
+    given = dict(text.split("=", 1) if "=" in text else (text, "") for text in texts)
+    names = AutoscalingConfig.model_fields
+    if unknown := given.keys() - names.keys():
+        raise ConfigError(f"--autoscale {min(unknown)}: name one of {', '.join(names)}")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of names that a later Ray will not have
+            return AutoscalingConfig(**{"initial_replicas": replicas, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{name}: " for name in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--autoscale {where}{reason}") from None
 
 
 def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

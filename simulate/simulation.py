@@ -6,7 +6,7 @@ measured.
               [any setting of the scheduler]
 ./simulate.sh --replay FILE
 ./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
-              [--attainment SHARE] [--autoscale max_replicas=N …] [as above]
+              [--attainment SHARE] [as above]
 """
 
 from __future__ import annotations
@@ -219,8 +219,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         "are equal")
     add("--plan", action="store_true",
         help="instead: find the fewest replicas that meet --slo, by --repeats traces of --arrival "
-        f"or --users, or as many runs of --trace (default: {SEEDS}); with --autoscale: the "
-        "lowest max_replicas, up to its own")
+        f"or --users, or as many runs of --trace (default: {SEEDS})")
     add("--slo", nargs="+", metavar="NAME:MS", help="with --plan: limits on ttft, tpot, e2el")
     add("--attainment", type=float, metavar="SHARE",
         help=f"with --plan: share of requests that must meet --slo (default: {ATTAINMENT})")
@@ -239,7 +238,7 @@ def parse(argv: Sequence[str]) -> Simulation:
     except CostsError as error:
         raise ConfigError(f"--costs: {error}") from None
     layout, compared = layout_of(known), chosen(known)
-    question = question_of(known, costs, layout, "--repeats" in given) if known.plan else None
+    question = question_of(known, costs, "--repeats" in given) if known.plan else None
     options = Simulation(
         **compared, costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
         ray=known.ray, noise=known.noise, question=question, recording=known.replay,

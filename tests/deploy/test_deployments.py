@@ -79,9 +79,6 @@ WORDS: dict[Callable[[list[str]], Any], dict[str, str]] = {
     of_serve: {
         "--replicas 0": "give 1 or more",
         "--router rr": "invalid choice: 'rr'",
-        "--autoscale replicas=3": "name one of min_replicas, max_replicas",
-        "--autoscale max_replicas=many": "--autoscale max_replicas: Input should be a valid int",
-        "--autoscale max_replicas=0": "max_replicas must be at least min_replicas, 1",
         "--record x": "file of one server",
         "--max-batch-size 0": "--max-batch-size",
         "--replica 2": "unknown flag --replica",
