@@ -91,7 +91,7 @@ def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
     """
     from ray.serve.config import AutoscalingConfig
 
-    given = dict(text.split("=", 1) if "=" in text else (text, "") for text in texts)
+    given = {name: value for name, _, value in (text.partition("=") for text in texts)}
     names = AutoscalingConfig.model_fields
     if unknown := given.keys() - names.keys():
         raise ConfigError(f"--autoscale {min(unknown)}: name one of {', '.join(names)}")

@@ -24,7 +24,6 @@ from rich.console import Console
 
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.progress import Progress
 from compare import comparison as compare
 from compare.comparison import Measured
 from compare.machine import command_line, commit, stamp
@@ -35,7 +34,6 @@ from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag
 from config.resolve import physical_cores, resolve
 from simulate import plan
 from simulate.apart import refuse
-from simulate.cluster import Cluster
 from simulate.costs import FAKE, Costs, CostsError, load
 from simulate.fleet import Layout
 from simulate.jobs import Jobs, Reporting
@@ -64,19 +62,9 @@ class Simulation(Options):
     layout: Layout
     jump: bool
     jobs: int  # processes
-    ray: str | None  # address of the cluster that takes their place
     noise: int | None  # runs with noise, of each trace
     question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
-
-    @property
-    def shared(self) -> bool:
-        """True if several processes share the runs."""
-        return self.jobs > 1 or self.ray is not None
-
-    def workers(self, progress: Progress | None = None) -> Jobs | Cluster:
-        """Return processes that share the runs, here or on a cluster. Raises ConfigError."""
-        return Jobs(self.jobs, progress) if self.ray is None else Cluster(self.ray)
 
     def config(self, name: str) -> Config:
         """Return a variant's settings; the engine's are those of its costs. Raises ConfigError."""
@@ -151,12 +139,12 @@ class Simulating(compare.Comparison):
         return self.replicas
 
     def results(self) -> Generator[Measured]:
-        if not self.options.shared:
+        if self.options.jobs == 1:
             yield from super().results()
             return
         elsewhere = copy.copy(self)
         elsewhere.progress = Reporting()
-        with self.options.workers(self.progress) as jobs:
+        with Jobs(self.options.jobs, self.progress) as jobs:
             with self.progress.paused():
                 futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
             for (_, name), future in zip(self.tasks, futures):
@@ -208,9 +196,6 @@ def parse(argv: Sequence[str]) -> Simulation:
     add("--jobs", type=int, default=physical_cores(), metavar="N",
         help="processes that share variants, seeds and --plan's traces; results are the same with "
         "any number (default: as many as this machine has cores)")
-    add("--ray", metavar="ADDRESS",
-        help="run on a Ray cluster's machines instead of --jobs: its address, as ray start prints "
-        "it, or auto for the one on this machine")
     add("--noise", nargs="?", type=int, const=tables.FEWEST_DRAWS, metavar="N",
         help="serve each trace N more times, each time with noise as fitted with the costs, and "
         f"say where 90%% of runs lie (N: {tables.FEWEST_DRAWS} or more); implies --step")
@@ -241,14 +226,12 @@ def parse(argv: Sequence[str]) -> Simulation:
     question = question_of(known, costs, "--repeats" in given) if known.plan else None
     options = Simulation(
         **compared, costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
-        ray=known.ray, noise=known.noise, question=question, recording=known.replay,
+        noise=known.noise, question=question, recording=known.replay,
     )  # fmt: skip
     if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay repeats recorded calls; leave out all other flags")
     if known.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
-    if known.ray and "--jobs" in given:
-        raise ConfigError("--jobs uses this machine, --ray a cluster; leave one of them out")
     if known.noise is not None and known.noise < tables.FEWEST_DRAWS:
         raise ConfigError(
             f"--noise must be at least {tables.FEWEST_DRAWS}, for ranges that hold 90%"
@@ -287,7 +270,7 @@ def answer(options: Simulation, question: Question) -> None:
     ]  # fmt: skip
     show = functools.partial(Console(soft_wrap=True).print, markup=False, highlight=False)
     with contextlib.ExitStack() as stack:
-        calls = stack.enter_context(options.workers()).map if options.shared else map
+        calls = stack.enter_context(Jobs(options.jobs)).map if options.jobs > 1 else map
         answers = plan.plan(trials, show, calls)
     command = command_line(Simulating.program, sys.argv[1:])
     caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"

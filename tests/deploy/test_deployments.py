@@ -32,7 +32,7 @@ from wire.request import Request
 
 @pytest.mark.extra
 @pytest.mark.nightly
-def test_a_comparison_of_two_replicas_reports_the_sums_of_both(
+def test_a_comparison_on_ray_serve_reports_the_sums_of_both_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In `dynamic` each token is one live row, if the budget is so large that no prompt is cut."""
