@@ -27,7 +27,7 @@ from client.traces import Request, replayed, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import calibrate, runs, sweep
-from compare.deployments import Deployed
+from compare.deployments import Deployed, names_of
 from compare.groups import describe, described
 from compare.machine import command_line
 from compare.measure import (
@@ -137,8 +137,7 @@ class Comparison:
         url = stack.enter_context(server(mode, settings, key, name, start))
         if not deployment:
             return Target(name, url, by, key=key)
-        replicas = deployment.names(url, key)
-        return Deployed(name, url, by, key=key, deployment=deployment, replicas=replicas)
+        return Deployed(name, url, by, key=key, replicas=names_of(url, key))
 
     def calibrate(self) -> None:
         """Measure this client's own limit; a machine too busy for that can still compare."""

@@ -25,6 +25,7 @@ from config import orders
 from config.config import Config
 from config.groups import GROUPS, meaning
 from config.help import Parser
+from config.left import LEFT
 from config.pool import EARLIER, as_size, in_todays_names
 from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
@@ -97,6 +98,8 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
             if not key.startswith("EB_") or value is None:
                 continue
             name = key[3:].lower()
+            if name in LEFT:
+                raise ConfigError(f"{key} is no longer a setting: {LEFT[name]}")
             if name not in {*Config.model_fields, *EARLIER} or key != key.upper():
                 known = [f"EB_{field.upper()}" for field in Config.model_fields]
                 raise ConfigError(
@@ -232,6 +235,8 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
             if option.startswith("--") and action.help != argparse.SUPPRESS
         ]
         name = unknown[0].split("=")[0]
+        if instead := LEFT.get(name.removeprefix("--").replace("-", "_")):
+            raise ConfigError(f"{name} is no longer a flag: {instead}")
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
             f"unknown {kind} {name}{_suggest(name, valid)}; {parser.help_flag} shows all flags, "

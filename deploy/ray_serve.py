@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-import warnings
-from dataclasses import asdict
 from math import ceil
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.serve.config import (
-    AutoscalingConfig,
-    AutoscalingContext,
-    AutoscalingPolicy,
-    RequestRouterConfig,
-)
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from config import END_S, Config
 from deploy import replica
-from deploy.autoscaling import Autoscaling
 from deploy.handles import Handles
 from deploy.ingress import create_app
 from deploy.ray_routers import OurRouter
@@ -28,7 +20,6 @@ from deploy.replica import needs
 
 APP = "effective-batching"
 REPORT_S = 0.1  # between reports of a replica to routers; Ray fetches them no more often
-TOKENS = "tokens_left"
 HANGS_S = 10  # a replica that does not answer for so long, three times, is replaced
 SPARE = 64  # requests for /stats and the page, beside completions
 
@@ -52,40 +43,12 @@ class Replica(replica.Replica):
         """Return a report for `deploy.ray_routers.OurRouter`."""
         return {"at": time.time(), "tokens": self.manager.remaining_tokens()}
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return a report for `ByTokens`."""
-        return {TOKENS: float(self.manager.remaining_tokens())}
-
     def __del__(self) -> None:
         self.server.close()
 
 
-class ByTokens:
-    """Autoscaling policy for Ray: a replica for every `target` tokens that are not computed yet.
-    Ray averages the replicas' reports, and applies delays, factors and bounds to the result.
-    """
-
-    def __init__(self, target: float):
-        self._target = target
-
-    def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        tokens = (context.aggregated_metrics or {}).get(TOKENS, {})
-        return sum(tokens.values()) / self._target, {}
-
-
-def autoscaling(rule: Autoscaling, replicas: int) -> AutoscalingConfig:
-    """Return Ray's form of the rule, which begins with so many replicas."""
-    shared = asdict(rule)
-    if shared.pop("target_tokens") is not None:
-        shared["policy"] = AutoscalingPolicy(
-            policy_function=ByTokens, policy_kwargs={"target": rule.target_tokens}
-        )
-    with warnings.catch_warnings(action="ignore"):  # of names that a later Ray will not have
-        return AutoscalingConfig(initial_replicas=replicas, **shared)
-
-
 def application(
-    config: Config, replicas: int, router: str, rule: Autoscaling | None, launcher: int
+    config: Config, replicas: int, router: str, rule: AutoscalingConfig | None, launcher: int
 ) -> serve.Application:
     """Return the application for `serve.run`. launcher: the id of the process that starts it."""
     most_replicas = rule.max_replicas if rule else replicas
@@ -101,7 +64,7 @@ def application(
     drain_s = ceil(config.drain_timeout_s + END_S)
     one = serve.deployment(Replica).options(
         name="Replica", num_replicas=None if rule else replicas, max_ongoing_requests=most,
-        autoscaling_config=autoscaling(rule, replicas) if rule else None,
+        autoscaling_config=rule,
         graceful_shutdown_timeout_s=drain_s, graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2, health_check_timeout_s=HANGS_S, request_router_config=routing,
         ray_actor_options={f"num_{what.lower()}s": n for what, n in needs(config).items()},

@@ -10,18 +10,24 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
 
 from config import Config, ConfigError, Parser, flag, parse
 from config.ports import check_port
-from deploy.autoscaling import Autoscaling, read_autoscaling
-from deploy.kinds import APPENDED, KINDS, sharing_cores
+from config.resolve import resolve
 from deploy.replica import needs
+from deploy.routers import ON_RAY
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
@@ -36,12 +42,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Fleet(NamedTuple):
-    """Replicas to start, and the rule of autoscaling, if any."""
+    """Replicas to start, and the settings of Ray Serve's autoscaling, if any."""
 
     config: Config
     replicas: int
     router: str
-    rule: Autoscaling | None
+    rule: AutoscalingConfig | None
 
     @property
     def most(self) -> int:
@@ -52,37 +58,63 @@ class Fleet(NamedTuple):
 def read(argv: Sequence[str]) -> Fleet:
     """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
     parser = Parser(prog="./deploy/serve.sh", description=__doc__)
-    add, routers = parser.add_argument, KINDS["ray"].routers
+    add = parser.add_argument
     # fmt: off
     add("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
-    add("--router", choices=routers, default=routers[0],
+    add("--router", choices=ON_RAY, default=ON_RAY[0],
         help="policy that chooses a replica for each request (default: %(default)s)")
     add("--autoscale", nargs="+", metavar="NAME=VALUE",
-        help="begin with --replicas and follow the load by Ray Serve's rule, such as "
-        "max_replicas=4 target_ongoing_requests=24, or by tokens: target_tokens=4000")
+        help="begin with --replicas and let Ray Serve follow the load: settings of its "
+        "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24")
     # fmt: on
     known, settings = parser.parse_known_args(argv)
     if known.replicas < 1:
         raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
-    try:
-        rule = read_autoscaling(known.autoscale) if known.autoscale else None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
     most = rule.max_replicas if rule else known.replicas
     config = parse(settings, fill_in=sharing_cores(most))
     load_tokenizer(config.tokenizer)
     locate(config)
-    for name in APPENDED:
+    for name in ("request_log", "record"):
         if getattr(config, name):
-            raise ConfigError(
-                f"{flag(name)} is a file of one server; leave it out, or start plain servers by "
-                "./deploy/proxy.sh"
-            )
+            raise ConfigError(f"{flag(name)} is a file of one server; leave it out")
     if config.prefill_only or config.prefill_url:
         raise ConfigError(
-            "Ray Serve does not run disaggregated prefill; start servers by ./deploy/proxy.sh"
+            "Ray Serve does not run disaggregated prefill; start both servers by ./server.sh"
         )
     return Fleet(config, known.replicas, known.router, rule)
+
+
+def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
+    """Return the AutoscalingConfig that ["max_replicas=8", …] describes, which begins with so many
+    replicas. Raises ConfigError.
+    """
+    from ray.serve.config import AutoscalingConfig
+
+    given = {name: value for name, _, value in (text.partition("=") for text in texts)}
+    names = AutoscalingConfig.model_fields
+    if unknown := given.keys() - names.keys():
+        raise ConfigError(f"--autoscale {min(unknown)}: name one of {', '.join(names)}")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of names that a later Ray will not have
+            return AutoscalingConfig(**{"initial_replicas": replicas, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{name}: " for name in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--autoscale {where}{reason}") from None
+
+
+def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return `resolve` for servers that share a machine's cores, unless --threads is set."""
+
+    def fill_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+        resolved = resolve(settings)
+        if settings.get("threads") in (None, "", "auto"):
+            resolved["threads"] = max(1, resolved["threads"] // servers)
+        return resolved
+
+    return fill_in
 
 
 def serve(argv: Sequence[str]) -> None:

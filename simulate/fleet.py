@@ -1,6 +1,4 @@
-"""Replicas behind a router: their number, which may follow the load, and those that are slow or
-fail.
-"""
+"""Replicas behind a router, and those that are slow or fail."""
 
 from __future__ import annotations
 
@@ -10,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from deploy import routers
-from deploy.autoscaling import CONTROL_INTERVAL_S, Autoscaler, Autoscaling
 from deploy.routers import Gateway, RoutedRequest
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
-from simulate.loop import ARRIVE, OBSERVE, Arrival, Group, Loop
+from simulate.loop import ARRIVE, Arrival, Group, Loop
 from simulate.replica import SimulatedReplica, Stretch, ignore
 from simulate.time import instant, seconds
 
@@ -35,14 +32,13 @@ class Failure(NamedTuple):
 class Layout:
     """Number of replicas, and their properties. Raises ValueError."""
 
-    replicas: int = 1  # with autoscaling: at first
+    replicas: int = 1
     router: str = "power_of_two"
     stale_s: float = 0.0  # age that the router's reports of the replicas may have
     counts_own: bool = True  # the router adds what it sent since (`deploy.routers.Gateway`)
-    start_s: float = 0.0  # from the decision to start a replica until it takes requests
+    start_s: float = 0.0  # from a failure until another replica takes requests
     slow: Mapping[int, float] = field(default_factory=dict)  # by replica, times as long
     failures: Sequence[Failure] = ()
-    autoscaling: Autoscaling | None = None
     seed: int = 0  # of the router's draws
     prefill_replicas: int = 0  # the first ones, with disaggregated prefill
     kv_gbps: float = 0.0  # Gbit/s at which each of those sends keys and values
@@ -51,18 +47,18 @@ class Layout:
         if self.replicas < 1:
             raise ValueError("there must be at least 1 replica")
         routers.router(self.router)
-        most = self.autoscaling.max_replicas if self.autoscaling else self.replicas
         for number in (*self.slow, *(failure.replica for failure in self.failures)):
-            if not 0 <= number < most:
-                raise ValueError(f"there is no replica {number}; name one of 0 … {most - 1}")
+            if not 0 <= number < self.replicas:
+                last = self.replicas - 1
+                raise ValueError(f"there is no replica {number}; name one of 0 … {last}")
 
     @property
     def is_several(self) -> bool:
-        return self.replicas > 1 or self.autoscaling is not None
+        return self.replicas > 1
 
 
 class Change(NamedTuple):
-    """Replicas from a time on. up: take requests. others: start, or finish their last ones."""
+    """Replicas from a time on. up: take requests. others: start."""
 
     at_s: float
     up: int
@@ -104,9 +100,9 @@ class Fleet:
         self._gateway = Gateway(
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
         )
-        self.replicas: dict[int, SimulatedReplica] = {}  # up, or finishing what they have
-        self._up: dict[int, routers.ReplicaLoad] = {}  # as the router sees them
-        self._starting: set[int] = set()
+        self.replicas: dict[int, SimulatedReplica] = {}  # that are up
+        self._up: dict[int, routers.ReplicaLoad] = {}  # the same as the router sees them
+        self._starting = 0
         numbers = range(layout.replicas) if numbers is None else numbers
         self._numbers = itertools.count(numbers.start)
         self._waiting: list[Group] = []  # requests that came while no replica was up
@@ -114,9 +110,6 @@ class Fleet:
             self._begin(next(self._numbers))
         for failure in layout.failures:
             loop.at(instant(failure.at_s), ARRIVE, self._fail, failure)
-        if layout.autoscaling:
-            self._autoscaler = Autoscaler(layout.autoscaling, layout.replicas)
-            loop.at(0, OBSERVE, self._decide)
 
     def arrive(self, group: Group, after: int = 0) -> None:
         """Send a group to a replica, where it arrives after so many picoseconds."""
@@ -146,7 +139,7 @@ class Fleet:
             replica.check_done()
 
     def replica_seconds(self, end_s: float) -> float:
-        """Return the seconds of all replicas together, from their start decision on."""
+        """Return the seconds of all replicas together, those in which they start included."""
         ends = [change.at_s for change in self.changes[1:]] + [end_s]
         return sum(
             (change.up + change.others) * max(0.0, min(end, end_s) - change.at_s)
@@ -155,19 +148,15 @@ class Fleet:
 
     def _begin(self, number: int) -> None:
         """Let a replica take requests from now on."""
-        self._starting.discard(number)
         costs = self._costs.slower(self.layout.slow.get(number, 1.0))
         self._up[number] = routers.ReplicaLoad(number)
 
         def ended(now: float, inference: Inference) -> Iterable[Arrival]:
             if number in self._up:
                 self._up[number].requests -= 1
-            elif replica is self.replicas.get(number) and not replica.has_work:
-                del self.replicas[number]  # it was to stop, and has finished what it had
-                self._record_change()
             return self._ended(number, now, inference)
 
-        replica = self.replicas[number] = self._kind(
+        self.replicas[number] = self._kind(
             self._loop, self._build(), costs, ended=ended,
             computed=lambda stretch: self._computed(number, stretch), **self._of_replicas,
         )  # fmt: skip
@@ -176,54 +165,21 @@ class Fleet:
         for group in waiting:
             self.arrive(group)
 
-    def _start(self) -> None:
-        number = next(self._numbers)
-        self._starting.add(number)
-        self._record_change()
-        self._loop.at(self._loop.now + instant(self.layout.start_s), ARRIVE, self._started, number)
-
-    def _started(self, number: int) -> None:
-        if number in self._starting:  # it was not stopped meanwhile
-            self._begin(number)
-
-    def _stop(self) -> None:
-        """Stop a starting replica, else the one with the fewest requests when they have ended."""
-        if self._starting:
-            self._starting.remove(max(self._starting))
-        else:
-            number = min(self._up.values(), key=lambda seen: (seen.requests, -seen.id)).id
-            self._down(number)
-            if not self.replicas[number].has_work:
-                del self.replicas[number]
-        self._record_change()
+    def _started(self) -> None:
+        self._starting -= 1
+        self._begin(next(self._numbers))
 
     def _fail(self, failure: Failure) -> None:
         number = failure.replica
         if number not in self._up or self._loop.is_over:
             self.missed.append(failure)
             return
-        self._down(number)
-        self.replicas.pop(number).fail(EngineFailed("The replica failed."))
-        self._start()
-
-    def _down(self, number: int) -> None:
-        """Give a replica no more requests."""
         del self._up[number]
         self._gateway.router.forget(number)
-
-    def _decide(self) -> None:
-        """Follow the load as Ray Serve's controller does, until all other events are over."""
-        now = seconds(self._loop.now)
-        ongoing = {number: seen.requests for number, seen in self._up.items()}
-        if self._autoscaler.settings.target_tokens is not None:
-            ongoing = {number: self.replicas[number].remaining_tokens for number in self._up}
-        target = self._autoscaler.decide(now, ongoing)
-        while (n := len(self._up) + len(self._starting)) != target:
-            (self._start if n < target else self._stop)()
-        if not self._loop.is_over:
-            self._loop.at(self._loop.now + instant(CONTROL_INTERVAL_S), OBSERVE, self._decide)
+        self.replicas.pop(number).fail(EngineFailed("The replica failed."))
+        self._starting += 1
+        self._record_change()
+        self._loop.at(self._loop.now + instant(self.layout.start_s), ARRIVE, self._started)
 
     def _record_change(self) -> None:
-        up = len(self._up)
-        others = len(self._starting) + len(self.replicas) - up
-        self.changes.append(Change(seconds(self._loop.now), up, others))
+        self.changes.append(Change(seconds(self._loop.now), len(self._up), self._starting))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 from config import ConfigError, flag
-from deploy.autoscaling import Autoscaling, read_autoscaling
 from deploy.routers import ROUTERS
 from simulate.fleet import Failure, Layout
 
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
     default = Layout()
-    rule = ", ".join(field.name for field in fields(Autoscaling))
     add = parser.add_argument_group("replicas").add_argument
     routers = "policy that chooses a replica for each request: "
     routers += f"{', '.join(ROUTERS)} (default: {default.router})"
@@ -33,14 +30,11 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
     add("--counts-own", action=argparse.BooleanOptionalAction, default=None,
         help="with --stale-s: the router adds what it has sent since (default: it does)")
     add("--start-s", type=float, metavar="S",
-        help="seconds until a new replica takes requests (default: 0)")
+        help="with --fail: seconds until the new replica takes requests (default: 0)")
     add("--slow", nargs="+", metavar="K:TIMES",
         help="iterations of replica K (from 0) take TIMES as long")
     add("--fail", nargs="+", metavar="K:AT",
         help="replica K fails at second AT with all its requests; another one starts in its place")
-    add("--autoscale", nargs="+", metavar="NAME=VALUE",
-        help="begin with --replicas and follow the load by Ray Serve's rule with "
-        f"{rule}, such as max_replicas=8 target_ongoing_requests=24")
     # fmt: on
 
 
@@ -50,7 +44,7 @@ def layout_of(known: argparse.Namespace) -> Layout:
         if not 0 <= (getattr(known, name) or 0) < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds from 0 on")
     apart = _apart(known)
-    are_several = apart or known.autoscale or (known.replicas or 1) > 1 or known.plan
+    are_several = apart or (known.replicas or 1) > 1 or known.plan
     if (known.router or known.stale_s) and not are_several:
         raise ConfigError("--router and --stale-s apply to several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
@@ -62,7 +56,6 @@ def layout_of(known: argparse.Namespace) -> Layout:
             **apart,
             slow=dict(_pairs("--slow", known.slow, "2:1.5")),
             failures=[Failure(*pair) for pair in _pairs("--fail", known.fail, "0:30")],
-            autoscaling=read_autoscaling(known.autoscale) if known.autoscale else None,
             seed=known.seed,
         )
     except ValueError as error:
@@ -79,10 +72,10 @@ def _apart(known: argparse.Namespace) -> dict[str, Any]:
             "--prefill-replicas, --decode-replicas and --kv-gbps belong together, and are above "
             "0, as in --prefill-replicas 1 --decode-replicas 3 --kv-gbps 100"
         )
-    if known.replicas or known.autoscale or known.fail or known.start_s or known.plan:
+    if known.replicas or known.fail or known.start_s or known.plan:
         raise ConfigError(
             "--prefill-replicas and --decode-replicas stay as many as they are; leave out "
-            "--replicas, --autoscale, --fail, --start-s and --plan"
+            "--replicas, --fail, --start-s and --plan"
         )
     prefill, decode, kv_gbps = given
     return {"replicas": prefill + decode, "prefill_replicas": prefill, "kv_gbps": kv_gbps}
@@ -105,13 +98,7 @@ def _pairs(name: str, texts: Sequence[str] | None, example: str) -> Iterator[tup
 def described(layout: Layout) -> str:
     """Return the layout in words; of one replica that is like others nothing."""
     words = []
-    if rule := layout.autoscaling:
-        of = "requests" if rule.target_tokens is None else "tokens to compute"
-        words += [
-            f"{rule.min_replicas} to {rule.max_replicas} replicas behind {layout.router}",
-            f"about {rule.target:g} {of} each",
-        ]
-    elif n := layout.prefill_replicas:
+    if n := layout.prefill_replicas:
         words += [
             f"{n} prefill and {layout.replicas - n} decode replicas, each kind behind the router "
             f"{layout.router}",

@@ -39,7 +39,6 @@ class Judged:
     replicas: int
     attainments: list[float]
     growing: int  # traces in which the queue grows
-    mean_replicas: float  # fewer than `replicas` where autoscaling has no need of them
     p99_ttft_ms: float
     p99_e2el_ms: float
     suffices: float  # probability
@@ -58,7 +57,6 @@ class PlanAnswer:
     tried: dict[int, float]  # mean attainment by replicas, of a few traces or of all
     grows: dict[int, float]  # share of these traces in which the queue grows
     simulated_requests: int
-    autoscaled: bool  # numbers of replicas are upper limits
     requests: int  # of the first trace
     arrivals_s: float  # in which they come; 0: all at once, or as they are answered
     growth_needs: int  # requests that show whether a queue grows; with fewer it is not judged
@@ -70,9 +68,6 @@ class Planner:
     def __init__(self, trial: Trial, map: Callable[..., Iterator[TrialResult]], progress: Progress):
         self._trial, self._map, self._progress = trial, map, progress
         self._results: dict[int, dict[int, TrialResult]] = {}  # by replicas and seed
-        self._rule = rule = trial.layout.autoscaling
-        # the fewest and the most replicas that are tried
-        self._bounds = (rule.min_replicas, rule.max_replicas) if rule else (1, MOST)
         self._requests = trial.question.requests or 0
         self._growth_needs, self._arrivals_s = 0, 0.0
 
@@ -80,18 +75,17 @@ class Planner:
         """Search by a few seeds; all judge the number and its neighbours. Raises WorkloadError."""
         with self._progress.step(f"{self._trial.name}, how many requests a trace needs"):
             self._prepare()
-        (first, last), seeds = self._bounds, self._trial.question.seeds
-        fewest = first
+        fewest, seeds = 1, self._trial.question.seeds
         for some, share in ((seeds[:FEW], 0.5), (seeds, SURE)):
             enough = functools.partial(self._is_enough, some, share)
             if not enough(fewest) and (why_not := self._never(some, share)):
                 return self._answer(None, why_not)
-            if not (found := _fewest(enough, fewest, last)):
-                return self._answer(None, self._too_few(last))
+            if not (found := _fewest(enough, fewest, MOST)):
+                return self._answer(None, self._too_few())
             fewest = found
-        while fewest > first and enough(fewest - 1):
+        while fewest > 1 and enough(fewest - 1):
             fewest -= 1
-        if fewest < last:
+        if fewest < MOST:
             enough(fewest + 1)  # to show the worth of one more
         return self._answer(fewest)
 
@@ -101,8 +95,7 @@ class Planner:
         attainments, mean = [result.attainment for result in results], statistics.mean
         met, growing = self._count(results)
         return Judged(
-            replicas, attainments, growing, mean(result.mean_replicas for result in results),
-            mean(result.p99_ttft_ms for result in results),
+            replicas, attainments, growing, mean(result.p99_ttft_ms for result in results),
             mean(result.p99_e2el_ms for result in results),
             met / len(results), wilson(met, len(results)), (min(attainments), max(attainments)),
         )  # fmt: skip
@@ -117,11 +110,9 @@ class Planner:
             n = min(MOST_REQUESTS, max(FEWEST, math.ceil(LONG_S * question.rate)))
         trace = traffic.requests(n, question.seeds[0])
         sample = trace[:: max(1, len(trace) // FEWEST)][: burst_size(self._trial.config)]
-        one = self._trial._replace(layout=replace(self._layout(1), autoscaling=None))
+        one = self._trial._replace(layout=self._layout(1))
         full = one.by_one(sample, None, one.costs)
         fills_s = full.slowest_row_s + float(np.nansum(trace.think_s)) / len(trace.firsts)
-        if rule := self._rule:  # until it follows the load
-            fills_s += rule.look_back_period_s + rule.upscale_delay_s + self._trial.layout.start_s
         span = float(np.ptp(trace.at))
         if rate := question.rate or (span and len(trace) / span):
             self._growth_needs = enough_requests(rate, fills_s)
@@ -164,21 +155,17 @@ class Planner:
             [self.judge(n) for n, rs in by_number.items() if len(rs) == n_seeds],
             {n: statistics.mean(r.attainment for r in rs) for n, rs in by_number.items()},
             {n: self._count(rs)[1] / len(rs) for n, rs in by_number.items()},
-            spent, self._rule is not None, self._requests, self._arrivals_s, self._growth_needs,
+            spent, self._requests, self._arrivals_s, self._growth_needs,
         )  # fmt: skip
 
-    def _too_few(self, replicas: int) -> str:
-        """Return why so many do not suffice, and what to change."""
-        results = [*self._results[replicas].values()]
+    def _too_few(self) -> str:
+        """Return why the most replicas do not suffice, and what to change."""
+        results = [*self._results[MOST].values()]
         met, growing = self._count(results)
-        fix = "name a lower rate, or relax the limits"
-        if self._rule:
-            fix = "give --autoscale a higher max_replicas or shorter delays, or more --replicas"
-        number = f"{replicas} replica{'s' * (replicas > 1)}{' at most' * bool(self._rule)}"
         return (
-            f"{number} suffice{'s' * (replicas == 1)} in only {met} of {len(results)} traces, in "
-            f"which {_share(results)} of the requests are within the limits and the queue grows "
-            f"in {growing}; {fix}"
+            f"{MOST} replicas suffice in only {met} of {len(results)} traces, in which "
+            f"{_share(results)} of the requests are within the limits and the queue grows in "
+            f"{growing}; name a lower rate, or relax the limits"
         )
 
     def _is_enough(self, seeds: Sequence[int], share: float, replicas: int) -> bool:
@@ -217,14 +204,10 @@ class Planner:
         return shown
 
     def _layout(self, replicas: int) -> Layout:
-        """Return the layout of so many replicas; with autoscaling, of so many at most."""
+        """Return the layout of so many replicas."""
         own = self._trial.layout
         slow = {k: times for k, times in own.slow.items() if k < replicas}
-        if (rule := self._rule) is None:
-            return replace(own, replicas=replicas, slow=slow)
-        first = max(rule.min_replicas, min(own.replicas, replicas))
-        rule = replace(rule, max_replicas=max(rule.min_replicas, replicas))
-        return replace(own, replicas=first, slow=slow, autoscaling=rule)
+        return replace(own, replicas=replicas, slow=slow)
 
 
 def _fewest(is_enough: Callable[[int], bool], first: int, last: int) -> int | None:

@@ -35,10 +35,8 @@ def _sentence(answer: PlanAnswer, question: Question) -> str:
     if (n := answer.fewest) is None:
         return f"{answer.name}: {answer.why_not}."
     by_number = {judged.replicas: judged for judged in answer.judged}
-    text = f"{answer.name}: {n} replica{'s' * (n > 1)}"
-    if answer.autoscaled:
-        text += f" at most, {by_number[n].mean_replicas:.1f} on average"
-    text += f", which suffice{'s' * (n == 1)} with probability "
+    text = f"{answer.name}: {n} replica{'s' * (n > 1)}, which suffice{'s' * (n == 1)} with "
+    text += "probability "
     text += _share(by_number[n].suffices, by_number[n].suffices_between)
     if fewer := by_number.get(n - 1):
         text += f"; {n - 1} with {_share(fewer.suffices, fewer.suffices_between)}"
@@ -68,8 +66,7 @@ def table(answers: Sequence[PlanAnswer], question: Question) -> list[list[str]]:
             n = len(judged.attainments)
             low, high = judged.attainment_between
             from_, to = judged.suffices_between
-            mark = f" at most, {judged.mean_replicas:.1f} on average" * answer.autoscaled
-            mark += " ←" * (judged.replicas == answer.fewest)
+            mark = " ←" * (judged.replicas == answer.fewest)
             rows.append([
                 answer.name, f"{judged.replicas}{mark}",
                 f"{100 * statistics.mean(judged.attainments):.2f}",

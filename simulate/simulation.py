@@ -6,7 +6,7 @@ measured.
               [any setting of the scheduler]
 ./simulate.sh --replay FILE
 ./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
-              [--attainment SHARE] [--autoscale max_replicas=N …] [as above]
+              [--attainment SHARE] [as above]
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag
 from config.resolve import physical_cores, resolve
 from simulate import plan
 from simulate.apart import refuse
-from simulate.cluster import Cluster
 from simulate.costs import FAKE, Costs, CostsError, load
 from simulate.fleet import Layout
 from simulate.jobs import Jobs, Reporting
@@ -51,7 +50,7 @@ ENGINE = (
     "padded_prefill", "padded_compact", "fake_slowdown",
 )  # fmt: skip
 # settings of real servers
-OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")
+OF_SERVERS = ("also", "timeout", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
 
 
@@ -63,18 +62,8 @@ class Simulation(Options):
     layout: Layout
     jump: bool
     jobs: int  # processes
-    ray: str | None  # address of the cluster that takes their place
     question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
-
-    @property
-    def shared(self) -> bool:
-        """True if several processes share the runs."""
-        return self.jobs > 1 or self.ray is not None
-
-    def workers(self, progress: Progress | None = None) -> Jobs | Cluster:
-        """Return processes that share the runs, here or on a cluster. Raises ConfigError."""
-        return Jobs(self.jobs, progress) if self.ray is None else Cluster(self.ray)
 
     def config(self, name: str) -> Config:
         """Return a variant's settings; the engine's are those of its costs. Raises ConfigError."""
@@ -133,12 +122,12 @@ class Simulating(compare.Comparison):
         return self.replicas
 
     def results(self) -> Generator[Measured]:
-        if not self.options.shared:
+        if self.options.jobs == 1:
             yield from super().results()
             return
         elsewhere = copy.copy(self)
         elsewhere.progress = Reporting()
-        with self.options.workers(self.progress) as jobs, self.progress.step("simulating"):
+        with Jobs(self.options.jobs, self.progress) as jobs, self.progress.step("simulating"):
             with self.progress.paused():
                 futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
             for (_, name), future in zip(self.tasks, futures):
@@ -192,16 +181,12 @@ def parse(argv: Sequence[str]) -> Simulation:
     add("--jobs", type=int, default=physical_cores(), metavar="N",
         help="processes that share variants, seeds and --plan's traces; results are the same with "
         "any number (default: as many as this machine has cores)")
-    add("--ray", metavar="ADDRESS",
-        help="run on a Ray cluster's machines instead of --jobs: its address, as ray start prints "
-        "it, or auto for the one on this machine")
     add("--replay", metavar="FILE",
         help="make the calls of a server's --record FILE again, and say how many iterations "
         "are equal")
     add("--plan", action="store_true",
         help="instead: find the fewest replicas that meet --slo, by --repeats traces of --arrival "
-        f"or --users, or as many runs of --trace (default: {SEEDS}); with --autoscale: the "
-        "lowest max_replicas, up to its own")
+        f"or --users, or as many runs of --trace (default: {SEEDS})")
     add("--slo", nargs="+", metavar="NAME:MS", help="with --plan: limits on ttft, tpot, e2el")
     add("--attainment", type=float, metavar="SHARE",
         help=f"with --plan: share of requests that must meet --slo (default: {ATTAINMENT})")
@@ -220,17 +205,15 @@ def parse(argv: Sequence[str]) -> Simulation:
     except CostsError as error:
         raise ConfigError(f"--costs: {error}") from None
     layout, compared = layout_of(known), chosen(known)
-    question = question_of(known, costs, layout, "--repeats" in given) if known.plan else None
+    question = question_of(known, costs, "--repeats" in given) if known.plan else None
     options = Simulation(
         **compared, costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
-        ray=known.ray, question=question, recording=known.replay,
+        question=question, recording=known.replay,
     )  # fmt: skip
     if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay repeats recorded calls; leave out all other flags")
     if known.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
-    if known.ray and "--jobs" in given:
-        raise ConfigError("--jobs uses this machine, --ray a cluster; leave one of them out")
     if not known.plan and (known.slo or known.attainment is not None):
         raise ConfigError("--slo and --attainment belong to --plan; add it, or use --goodput")
     check(options)
@@ -259,8 +242,8 @@ def answer(options: Simulation, question: Question) -> None:
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
         calls: Callable[..., Any] = map
-        if options.shared:
-            workers = stack.enter_context(options.workers())
+        if options.jobs > 1:
+            workers = stack.enter_context(Jobs(options.jobs))
             workers.submit(int)  # forks all of them, before there is a thread of Progress
             calls = workers.map
         progress = stack.enter_context(Progress(Console()))

@@ -55,22 +55,15 @@ class Question:
         return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in self.slo.items())
 
 
-def question_of(known: argparse.Namespace, costs: Costs, layout: Layout, repeats: bool) -> Question:
+def question_of(known: argparse.Namespace, costs: Costs, repeats: bool) -> Question:
     """Return the question that --plan answers. repeats: --repeats is given. Raises ConfigError."""
     if not known.slo:
         raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
-    for name in ("sweep", "fail", "step", "goodput", *(() if known.autoscale else ("replicas",))):
+    for name in ("sweep", "fail", "step", "goodput", "replicas"):
         if getattr(known, name):
             raise ConfigError(
                 f"--plan draws traces and tries replicas itself; leave out {flag(name)}"
             )
-    if (rule := layout.autoscaling) and rule.max_replicas <= max(
-        rule.min_replicas, layout.replicas
-    ):
-        raise ConfigError(
-            "--plan tries up to --autoscale's max_replicas; make it more than min_replicas and "
-            "--replicas, such as max_replicas=8"
-        )
     share = ATTAINMENT if known.attainment is None else known.attainment
     if not 0 < share <= 1:
         raise ConfigError("--attainment must be above 0, and 1 at most")
@@ -183,7 +176,6 @@ class Trial(NamedTuple):
         return TrialResult(
             measures["attainment"], queue_grows(measures), measures["slowest_row_s"],
             measures["p99_ttft_ms"] or math.inf, measures["p99_e2el_ms"] or math.inf, n,
-            server.replicas["replica_s"] / float(outcomes.ended["ended_at"].max()),
             {k: float(meet(outcomes.answers, {k: v}).sum()) / n for k, v in slo.items()},
         )  # fmt: skip
 
@@ -197,5 +189,4 @@ class TrialResult(NamedTuple):
     p99_ttft_ms: float
     p99_e2el_ms: float
     requests: int
-    mean_replicas: float
     within: dict[str, float]  # share of the requests that are answered within each limit

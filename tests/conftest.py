@@ -34,7 +34,7 @@ from tests.servers import ClientOf, Serve, server, wait_until_free
 # on a busy machine drawing an example may take long, which says nothing of what is tested
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
-RAY = re.compile(r"test_ray\.py|\[ray\b")  # tests that start Ray's processes
+RAY = re.compile(r"test_ray\.py|\[ray\b|on_ray_serve")  # tests that start Ray's processes
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
 for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests

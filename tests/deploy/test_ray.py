@@ -23,9 +23,9 @@ import pytest
 from benchmarks.faults import replicas, tools
 from benchmarks.faults.tools import Fault, Served
 from client.calls import ServerError, get, post
-from deploy import routers
-from deploy.kinds import KINDS
-from deploy.routers import PrefixAffinity
+from config import ConfigError
+from deploy import routers, serve
+from deploy.routers import ON_RAY, PrefixAffinity
 from tests.servers import PATIENCE_S, free_port, launched, scrape, wait_until
 from wire.request import Request
 
@@ -123,7 +123,31 @@ def test_a_failed_start_is_a_sentence_and_leaves_nothing(flags: list[str], sente
             assert "Traceback" not in output and not remaining_of(process.pid)
 
 
-# ---- routers, without a cluster
+# ---- settings and routers, without a cluster
+
+
+def read(*words: str) -> serve.Fleet:
+    return serve.read(["dynamic", "--model", "fake", *words])
+
+
+def test_values_of_autoscale_are_ray_serves_own() -> None:
+    fleet = read("--replicas", "2", "--autoscale", "max_replicas=4", "target_ongoing_requests=24")
+    assert fleet.rule is not None and fleet.most == 4
+    assert (fleet.rule.min_replicas, fleet.rule.initial_replicas) == (1, 2)
+    assert fleet.rule.target_ongoing_requests == 24
+    assert read("--replicas", "3").rule is None and read("--replicas", "3").most == 3
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("target_tokens=4000", "--autoscale target_tokens: name one of min_replicas, "),
+    ("max_replicas", "--autoscale max_replicas: "),
+    ("max_replicas=many", "--autoscale max_replicas: "),
+    ("max_replicas=1 min_replicas=2", "--autoscale max_replicas"),
+])  # fmt: skip
+def test_a_wrong_value_of_autoscale_is_a_sentence(words: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("--autoscale", *words.split())
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
 
 
 class Id(str):
@@ -197,7 +221,7 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
     assert {round(age) for age in [*routers.report_ages_s][:2]} == {2}, "for report_age_ms"
 
 
-@pytest.mark.parametrize("name", KINDS["ray"].routers)
+@pytest.mark.parametrize("name", ON_RAY)
 def test_a_request_goes_to_the_replica_that_it_names_or_to_one_with_room(name: str) -> None:
     fleet = Fleet(name, "a", "b", "c")
     request = Request([[1] * 64], 8, user="ann")

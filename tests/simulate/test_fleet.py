@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.autoscaling import Autoscaling
 from scheduling.errors import Cancelled, EngineFailed
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Plan, View
@@ -190,31 +189,10 @@ def test_whoever_comes_while_none_is_up_waits_and_missed_failures_are_told() -> 
     assert late.arrived_at == 3.0 and late.answered_at == 4.0 and fleet.missed == missed
 
 
-def test_a_policy_that_runs_nobody_is_found_out_though_replicas_are_counted() -> None:
+def test_a_policy_that_runs_nobody_is_found_out() -> None:
     class Idle(Dynamic):
         def plan(self, view: View) -> Plan:
             return Plan()
 
     with pytest.raises(RuntimeError, match="1 requests wait and 0 run, and the plan computes none"):
-        serve([(0.0, Inference([0], 1))], Layout(autoscaling=Autoscaling()), Idle())
-
-
-def test_replicas_follow_the_load_and_those_that_stop_finish_what_they_have() -> None:
-    """10 s with little load, 60 s with much, then little."""
-    at = [*np.arange(0, 10, 2.0), *np.arange(10, 70, 0.1), *np.arange(70, 300, 2.0)]
-    trace = [(float(t), Inference([0], 100)) for t in at]
-    rule = Autoscaling(
-        min_replicas=1, max_replicas=6, target_ongoing_requests=4, metrics_interval_s=1.0,
-        look_back_period_s=5.0, upscale_delay_s=2.0, downscale_delay_s=20.0,
-    )  # fmt: skip
-    layout = Layout(1, "least_requests", start_s=3.0, autoscaling=rule)
-    fleet = serve(trace, layout, Dynamic(), max_batch_size=4)
-    most = max(change.up for change in fleet.changes)
-    first_start = next(change for change in fleet.changes if change.others)
-    first_up = next(change for change in fleet.changes[1:] if change.up > 1)
-    assert 3 <= most <= 6 and 10 < first_start.at_s < 20
-    assert first_up.at_s == pytest.approx(first_start.at_s + 3.0)
-    assert fleet.changes[-1].up == 1 and fleet.changes[-1].others == 0
-    assert all(i.error is None and i.answered_at for _, i in trace)
-    paid = fleet.replica_seconds(300.0)
-    assert 300 < paid < 6 * 300
+        serve([(0.0, Inference([0], 1))], Layout(), Idle())

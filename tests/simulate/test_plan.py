@@ -114,19 +114,6 @@ def test_a_trace_is_the_same_for_each_seed(tmp_path: Path) -> None:
     assert found["answers"][0]["requests"] == again["answers"][0]["requests"] == 60
 
 
-def test_of_a_fleet_that_autoscales_the_lowest_maximum_is_found(tmp_path: Path) -> None:
-    rule = ["upscale_delay_s=0.5", "look_back_period_s=1", "metrics_interval_s=0.2"]
-    more = ["--slo", "e2el:5000", "--repeats", "1", "--autoscale", *rule]
-    [answer] = planned(tmp_path, *more, "max_replicas=4")["answers"]
-    assert answer["fewest"] == 2 and answer["autoscaled"]
-    assert [each["replicas"] for each in answer["judged"]] == [1, 2, 3]
-    assert 1.5 < answer["judged"][1]["mean_replicas"] < 2, "it begins with one"
-    assert "2 replicas at most, 1." in (tmp_path / "plan.md").read_text()
-    few = ["--plan", *ASKED, "--numsamples", str(ENOUGH), *more, "max_replicas=3"]
-    done = ran("simulate", *few, "--arrival", "poisson:90", "--out", str(tmp_path), "--overwrite")
-    assert done.returncode == 2 and "3 replicas at most suffice in only 0 of 1" in done.stderr
-
-
 def test_what_no_number_of_replicas_meets_is_said(tmp_path: Path) -> None:
     few = ["--numsamples", "40", "--slo", "tpot:10", "e2el:9000"]
     done = ran("simulate", "--plan", *ASKED, *few, "--out", str(tmp_path), "--overwrite")

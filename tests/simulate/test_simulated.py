@@ -363,13 +363,12 @@ def test_all_that_is_written_says_that_costs_are_an_estimate(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
-    """One, until the load asks for more; and of a failure that ended no request."""
-    words = "--modes nobatch,dynamic --numsamples 600 --arrival poisson:150 --fail 3:1000 "
-    words += "--autoscale max_replicas=4 target_ongoing_requests=8 upscale_delay_s=0.5 "
-    words += f"look_back_period_s=1 metrics_interval_s=0.5 --out {tmp_path}"
+    """One fewer until the failed one is replaced; and of a failure that ended no request."""
+    words = "--modes nobatch,dynamic --numsamples 600 --arrival poisson:150 --replicas 4 "
+    words += f"--fail 1:0.001 3:1000 --start-s 1 --out {tmp_path}"  # the first when it is idle
     output("simulate", words)
     [part] = re.findall("## Replicas\n(.*?)\n## ", (tmp_path / "report.md").read_text(), re.S)
-    assert re.search(r"\| nobatch \| 1 to 4 \| [1-9]\d* \| [1-9]\d* to [1-9]\d* \|", part)
+    assert re.search(r"\| nobatch \| 3 to 4 \| [1-9]\d* \| [1-9]\d* to [1-9]\d* \|", part)
     assert "In dynamic the failure of replica 3 at 1000 s ended no request: it was not up" in part
     assert "replicas.png" in part
     run = runs.load(tmp_path)
@@ -518,7 +517,7 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
     ("--router random", "add --replicas"),
     ("--prefill-replicas 2 --kv-gbps 25", "belong together, and are above 0, as in --prefill"),
     (f"{APART} 0", "belong together"),
-    (f"{APART} 25 --autoscale max_replicas=4", "leave out --replicas, --autoscale"),
+    (f"{APART} 25 --start-s 4", "leave out --replicas, --fail"),
     (f"{APART} 25 --prefix-caching", "--prefix-caching is not simulated with disaggregated"),
     ("--replay=calls.jsonl --step", "leave out all other flags"),
     ("--slo ttft:9", "belong to --plan; add it"),
@@ -528,8 +527,6 @@ WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
     (f"{PLAN} --trace nowhere --arrival burst", "needs the rate"),
     (f"{PLAN} --trace nowhere", "cannot read the trace nowhere"),
     (f"{WITH_RATE} --replicas 3", "leave out --replicas"),
-    (f"{WITH_RATE} --autoscale min_replicas=1", "max_replicas=8"),
-    (f"{WITH_RATE} --autoscale max_replicas=4 --replicas=4", "more than min_replicas"),
     (f"{WITH_RATE} --attainment 99", "1 at most"),
     (f"{WITH_RATE} --slo tokens:9", "--slo 'tokens:9': give ttft:MS"),
     (f"{WITH_RATE} --step", "leave out --step"),
