@@ -90,12 +90,6 @@ class Config(Settings):
         return self.block_size * self.shape.kv_bytes_per_token(self.kept_as)
 
     @property
-    def host_blocks(self) -> int:
-        """KV blocks of preempted requests that the host holds; 0: they are recomputed."""
-        swaps = self.preemption == "swap"
-        return int(self.host_kv_gb * 1e9 / self.block_bytes) if swaps else 0
-
-    @property
     def forced_rates(self) -> list[float]:
         """Chances that draft tokens are accepted, where they are stated."""
         kind, rates = read_draft(self.draft)
@@ -114,7 +108,7 @@ class Config(Settings):
             return None
         kv_cache = f"{self.max_batch_size * self.blocks_per_request}blocks"
         ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": "0"}
-        ours |= {"lora": "", "lora_random": "", "preemption": "recompute"}
+        ours |= {"lora": "", "lora_random": ""}
         return self.model_copy(update=ours)
 
     @property
@@ -193,11 +187,6 @@ def _contradictions(config: Config) -> Iterator[str]:
         )
     yield from _unfit_parts(config)
     yield from features.contradictions(config)
-    if config.preemption == "swap" and not config.host_blocks:
-        yield (
-            f"host_kv_gb {config.host_kv_gb:g} does not hold one KV block of {config.block_bytes} "
-            "bytes; raise --host-kv-gb"
-        )
     yield from _unfit_drafts(config)
     yield from unfit_adapters(config)
     vocabulary = VOCABULARIES[config.tokenizer]
@@ -302,7 +291,7 @@ def _too_large(config: Config) -> Iterator[str]:
         )
     models = [each for each in (config, config.draft_model) if each is not None]
     weights = sum(each.shape.weight_bytes(each.dtype, each.multiplied_as) for each in models)
-    kv = sum((each.n_blocks + each.host_blocks) * each.block_bytes for each in models)
+    kv = sum(each.n_blocks * each.block_bytes for each in models)
     memory = psutil.virtual_memory().total
     # a GPU's free memory is known once the weights are there
     if config.device == "cpu" and weights + kv > memory:

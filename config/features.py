@@ -24,7 +24,6 @@ PADDED = Feature("padded engine", "--generator padded", lambda c: c.generator ==
 PREFIXES = Feature("prefix caching", "--prefix-caching", lambda c: c.prefix_caching)
 DRAFTS = Feature("speculative decoding", "--speculate", lambda c: c.speculate != "0")
 ADAPTERS = Feature("LoRA adapters", "--lora…", lambda c: c.lora_slots > 0)
-SWAP = Feature("preemption by swap", "--preemption", lambda c: c.preemption == "swap")
 INT8_KV = Feature("int8 keys and values", "--kv-dtype", lambda c: c.kv_dtype == "int8")
 INT8 = Feature("int8 weights", "--linear int8", lambda c: c.linear == "int8")
 SIZES = Feature(
@@ -44,11 +43,10 @@ WITHOUT = {
 # time from an iteration's plan to its end, which another one shares
 AHEAD_WITHOUT = {"record": None, "shed": False, "prefill": "mixed"}
 ENGINES = (NAIVE, PADDED)  # of which a server has one
-FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE, AHEAD)
+FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, INT8_KV, INT8, SIZES, SEPARATE, AHEAD)
 _BY_CACHED_ENGINE = {
     PREFIXES: "KV blocks are shared", DRAFTS: "draft tokens are verified",
-    ADAPTERS: "adapters are added", SWAP: "KV blocks are swapped",
-    INT8_KV: "keys and values are rounded to 8 bits",
+    ADAPTERS: "adapters are added", INT8_KV: "keys and values are rounded to 8 bits",
     SIZES: "iterations are filled up to fixed sizes",
     SEPARATE: "keys and values are handed over", AHEAD: "iterations are planned ahead",
 }  # fmt: skip

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from config import orders
 from config.config import Config
 from config.groups import GROUPS, meaning
+from config.left import LEFT
 from config.pool import EARLIER, as_size, in_todays_names
 from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
@@ -95,6 +96,8 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
             if not key.startswith("EB_") or value is None:
                 continue
             name = key[3:].lower()
+            if name in LEFT:
+                raise ConfigError(f"{key} has left: {LEFT[name]}")
             if name not in {*Config.model_fields, *EARLIER} or key != key.upper():
                 known = [f"EB_{field.upper()}" for field in Config.model_fields]
                 raise ConfigError(
@@ -229,6 +232,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
             if option.startswith("--") and action.help != argparse.SUPPRESS
         ]
         name = unknown[0].split("=")[0]
+        if why := LEFT.get(name.removeprefix("--").removeprefix("no-").replace("-", "_")):
+            raise ConfigError(f"{name} has left: {why}")
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
             f"unknown {kind} {name}{_suggest(name, valid)}; --help shows all flags, and "

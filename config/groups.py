@@ -19,8 +19,7 @@ GROUPS = {
         "mlfq_quantum", "mlfq_levels", "slo_classes", "shed", "preserve_ordering",
     ),
     "Memory": (
-        "kv_cache", "kv_dtype", "kv_reservation", "victim", "watermark", "preemption",
-        "host_kv_gb", "prefix_caching",
+        "kv_cache", "kv_dtype", "kv_reservation", "victim", "watermark", "prefix_caching",
         "max_model_len", "block_size",
     ),
     "Model and engine": (

@@ -103,10 +103,6 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     kv_dtype: Literal["auto", "int8"] = setting("auto",
         "CPU: type of keys and values, auto (as --dtype) or int8 with a scale for each token and "
         "head: half of bfloat16's memory")
-    preemption: Literal["recompute", "swap"] = setting("recompute",
-        "dynamic: what a preempted request has computed is computed again (recompute), or copied "
-        "to the host's memory and back (swap; recompute where that is full)")
-    host_kv_gb: Positive = setting(1.0, "memory of the host for swapped KV blocks, in GB")
     block_size: Count = setting(16,
         "tokens in a KV block; if as many as max_model_len, each request has one block")
     max_model_len: int = setting(1024, "prompt + completion tokens of a request at most", ge=2)

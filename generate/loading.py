@@ -27,7 +27,6 @@ from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
 from generate.padded import PaddedGenerator
 from generate.sampling import sample, sample_on_cpu
-from generate.swap import SwappingGenerator
 from model import GPT2, KVCache
 from scheduling.drafts import Drafter
 from scheduling.inference import Generator
@@ -62,8 +61,6 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
         cache = cached.attention.cache
         if config.prefill_only or config.prefill_url:
             served = HandoverGenerator(served, cache, gives=config.prefill_only)
-        if config.host_blocks:  # its copies come first, so that none of nothing overwrites others
-            served = SwappingGenerator(served, cache, config.host_blocks)
         return served
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from client.traces import Request, load_trace
 from compare.runs import Run, RunError, load
 from config import Config
+from config.left import used
 from live import vllm_recording
 from live.observer import RunObserver, about
 from scheduling.scheduler import Scheduler
@@ -105,6 +106,9 @@ def again(run: Run) -> dict[str, str]:
         costs = load_costs(simulated["costs"])
     except CostsError as error:
         raise RunError(str(error)) from None
+    for name, result in run.results[0].items():
+        if sentence := used(result["config"]):
+            raise RunError(f"{name} of {run.folder} cannot be served again: {sentence}")
     requests = load_trace(trace)
     commit = f"commit {run.first['commit']}, {run.first['date']}"
     note = ", ".join(filter(None, (shown_seed(run), commit)))

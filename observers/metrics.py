@@ -90,8 +90,6 @@ OF_SERVER = (
              lambda seen: seen.now.prefix_queries if seen.caches else 0),
     Declared(COUNTER, "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache",
              lambda seen: seen.now.prefix_hits if seen.caches else 0),
-    Declared(GAUGE, "vllm:num_requests_swapped", "requests waiting whose KV blocks the host keeps",
-             lambda seen: seen.now.swapped),
     Declared(COUNTER, "vllm:num_preemptions", DEFINITIONS["preemptions"],
              lambda seen: seen.run.counts["preemptions"]),
     Declared(COUNTER, "batching_recomputed_tokens", DEFINITIONS["recomputed_tokens"],

@@ -35,5 +35,4 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         speculate=settings.speculate,
         draft=settings.draft,
         preserve_ordering=settings.preserve_ordering,
-        host_blocks=settings.host_blocks,
     )

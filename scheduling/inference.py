@@ -111,7 +111,7 @@ class Inference:
 
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
-    computed: int = 0  # tokens whose keys and values are cached, come with it, or are swapped out
+    computed: int = 0  # tokens whose keys and values are cached, or come with it
     num_cached_blocks: int = 0  # its first blocks, full and known to the prefix cache: read-only
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     tokens: list[int] = field(default_factory=list)  # completion ids; below 0: not known yet
@@ -229,8 +229,6 @@ class Iteration(NamedTuple):
     padding: int = 0  # tokens computed for no request, each like a row (scheduling/padding.py)
     preempted: int = 0  # inferences that gave their KV blocks up before it
     loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
-    swap_out: Sequence[tuple[int, int]] = ()  # KV blocks to copy to the host first: from, to
-    swap_in: Sequence[tuple[int, int]] = ()  # KV blocks to copy from there after that
 
 
 class Generator(Protocol):

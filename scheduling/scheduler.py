@@ -28,7 +28,6 @@ from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
 from scheduling.shedding import Shedding, SloClasses
 from scheduling.speculation import speculation_of
-from scheduling.swap import Swap, give_up
 from scheduling.unchanged import plans_repeat, same_rows
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
@@ -60,7 +59,6 @@ class Scheduler:
         speculate: str = "0",
         draft: str = "ngram",
         preserve_ordering: bool = False,
-        host_blocks: int = 0,
     ):
         self.policy = policy
         self.order = order
@@ -88,7 +86,6 @@ class Scheduler:
         ordering = ResponseOrder()
         # finished inferences that are answered once earlier ones are
         self.held: Mapping[int, Inference] = ordering.held
-        self.swap = Swap(host_blocks, limits.block_size)
         attached = (
             SloClasses(slo_classes),
             QueuePolicies(order.queue_policies, self.queue, order),
@@ -101,7 +98,6 @@ class Scheduler:
             self.pauses,
             self.speculation,
             adapters,
-            self.swap if host_blocks else None,
         )
         self.extensions += [extension for extension in attached if extension is not None]
 
@@ -171,8 +167,6 @@ class Scheduler:
             padding=padding(rows, self.decoder_batch_sizes, self.padded),
             preempted=len(plan.preempt),
             loads=loads,
-            swap_out=self.swap.out,
-            swap_in=self.swap.back,
         )
         return iteration, plan.wake_at
 
@@ -245,11 +239,14 @@ class Scheduler:
         self.running[inference.id] = inference
 
     def _preempt(self, inference: Inference, now: float) -> None:
-        """Running → waiting: its blocks are free. When it is back the KV that the host does not
-        keep is computed again.
-        """
+        """Running → waiting: its blocks are free, and what they held is computed again later."""
         self._stop_running(inference, now)
-        give_up(inference, self.swap.keep(inference), now)
+        interrupted = inference.interruptions
+        interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
+        interrupted.preempted_at = now
+        interrupted.preemptions += 1
+        inference.computed = inference.num_cached_blocks = 0
+        inference.decodes = False  # for policies it joins like a prompt, if of one token
         self.pool.release(inference)
         self.queue.add(inference, now)
 

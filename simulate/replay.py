@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from config import Config
+from config.left import used
 from observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
 from scheduling.inference import Inference, Iteration
@@ -146,6 +147,8 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
             f"{VERSION}; replay it with the code that made it."
         )
     try:
+        if sentence := used(entry["settings"]):
+            raise ReplayError(f"{sentence}.")
         return _Server(entry["settings"], observe)
     except (AttributeError, KeyError) as error:
         unknown = error.name if isinstance(error, AttributeError) else error
@@ -162,7 +165,7 @@ class _Server:
         self._written: list[Entry] = []
         # settings that did not exist yet are at their defaults, as if they did not
         whole = {k: f.default for k, f in Config.model_fields.items()}
-        whole |= {"lora_slots": 0, "host_blocks": 0} | settings
+        whole |= {"lora_slots": 0} | settings
         values = SimpleNamespace(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in whole.items()}
         )

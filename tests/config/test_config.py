@@ -16,12 +16,15 @@ import torch
 
 import kernels
 import launch
+from compare import options
 from config import HANDOFF, Config, ConfigError, flag, from_environment, has_effect, parse, resolve
 from config.groups import GROUPS
+from config.left import LEFT
 from scheduling.building import build_scheduler as scheduler_of
 from scheduling.extensions import ResponseOrder
 from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
+from simulate import simulation
 from tests.config.test_sentences import EXAMPLE, refused
 from tests.servers import free_port
 
@@ -64,9 +67,25 @@ def test_earlier_words_for_the_size_of_the_kv_cache_are_taken_with_a_warning(
 
 def test_the_settings_of_an_older_run_are_read() -> None:
     sizes: dict[str, Any] = {"kv_blocks": None, "kv_cache_gb": 4.0, "gpu_memory_utilization": 0.9}
-    sizes |= {"mode": "dynamic", "model": "demo", "sampling_seed": 0}
+    sizes |= {"mode": "dynamic", "model": "demo"} | dict.fromkeys(LEFT, "set")
     assert Config(**sizes).kv_cache == "4GB"
     assert Config(**sizes | {"kv_blocks": 70}).n_blocks == 70
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_left_is_refused_with_what_to_use_in_its_place(name: str) -> None:
+    """Users of earlier versions have it in scripts and in .env; "unknown flag" would not help."""
+    words = [flag(name), "1"]
+    for refuses in (
+        lambda: parse(["dynamic", *words], {}, dotenv=None),
+        lambda: options.parse(words),
+        lambda: simulation.parse(words),
+        lambda: options.parse(["--variant", f"a=dynamic {flag(name)}=1"]),
+        lambda: from_environment({f"EB_{name.upper()}": "1"}, None),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f" has left: {LEFT[name]}")):
+            refuses()
+    assert name not in Config.model_fields
 
 
 def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:

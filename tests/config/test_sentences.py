@@ -47,7 +47,6 @@ SENTENCES = {
     "dynamic --decoder-batch-sizes 8,0": "--decoder-batch-sizes '8,0': 0 is no batch size",
     "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
     "or none",
-    "dynamic --kv-reservation demand --preemption swap --host-kv-gb 1e-6": "hold one KV block",
     **{
         f"static --speculate {text}": f"--speculate '{text}': must be a number of draft tokens (4)"
         for text in ("many", "-1", "4:0", "4:8,2:4", "4,2:16")
@@ -288,7 +287,7 @@ def test_heads_too_large_for_a_kernel_make_auto_plain(monkeypatch: pytest.Monkey
 # of features whose flag needs a value, or others
 FLAGS = {
     features.DRAFTS: "--speculate 4", features.ADAPTERS: "--lora-random 2:8",
-    features.SWAP: "--kv-reservation demand --preemption swap", features.INT8_KV: "--kv-dtype int8",
+    features.INT8_KV: "--kv-dtype int8",
     features.SIZES: "--decoder-batch-sizes 8", features.SEPARATE: "--prefill-only",
 }  # fmt: skip
 PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != features.ENGINES]

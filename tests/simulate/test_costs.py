@@ -63,11 +63,6 @@ def test_a_line_counts_what_an_iteration_computes() -> None:
     assert work(iteration([one_token])) == (1, 1, 0, 1, 1), "a prompt, too"
 
 
-def test_copies_of_kv_blocks_take_their_time() -> None:
-    copies = iteration([decode_row(10)])._replace(swap_out=[(1, 0), (2, 1)], swap_in=[(2, 3)])
-    assert replace(GRAPHS, swap_block=7).of(copies) == 100 + 50 + 3 * 7
-
-
 def test_the_fake_engine_sleeps_so_many_times_as_long() -> None:
     slept: list[float] = []
     FakeGenerator(slept.append, slowdown=50).generate(iteration([decode_row(2)]))
@@ -118,7 +113,7 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
     noise = Noise(-0.1, 0.2, 0.3, 4.0, 0.5, 0.6, 0.7, 0.8, 0.9)
-    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, noise, 14, 15, LINE]
+    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, noise, 14, LINE]
     costs = Costs("mine", LINE, *range(1, 11), *rest)
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))

@@ -62,7 +62,6 @@ class Witness:
         self.seen["idle"] += any(row.idle for row in rows)
         self.seen["padding"] += record.iteration.padding
         self.seen["loaded"] += len(record.iteration.loads)
-        self.seen["swapped"] += len(record.iteration.swap_in)
 
     def answered(self, inference: Inference) -> None:
         self.seen[inference.error.code if inference.error else inference.finish_reason] += 1
@@ -234,10 +233,6 @@ OTHERS = {
     "many adapters": case(
         "dynamic", "loaded", "preempted", lora_random="4:1", max_loras=2, lora_policy="drain",
         max_wait_s=0.003, kv_reservation="demand", prefix_caching=True,
-    ),
-    "swapping": case(
-        "dynamic", "swapped", order="srpt", kv_reservation="demand", preemption="swap",
-        host_kv_gb=6e-5, prefix_caching=True,
     ),
     "padding rows": case("dynamic", "padding", decoder_batch_sizes="4,2"),
     "preferred sizes": case("windowed", preferred_batch_sizes="3,4"),

@@ -281,7 +281,7 @@ def test_every_setting_is_honoured_or_refused() -> None:
         given: dict[str, Any] = {"model": "demo", "kv_cache": "1GB", "request_timeout_s": 9}
         given |= {"mode": mode, "lora_random": "1:1"}
         if mode == "dynamic":
-            given |= {"kv_reservation": "demand", "preemption": "swap"}
+            given |= {"kv_reservation": "demand"}
         for order in ORDERS:
             config = Read(order=order, **given)
             read.clear()  # all that was validated
