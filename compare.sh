@@ -3,7 +3,7 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 case " $* " in
-    *" --deploy ray "* | *" --deploy=ray "*) . "$ROOT/setup.sh" requirements-ray.txt ;;
+    *" --replicas "* | *" --replicas="*) . "$ROOT/setup.sh" requirements-ray.txt ;;
     *) . "$ROOT/setup.sh" requirements.txt ;;
 esac
 PYTHONPATH="$ROOT" exec "$PYTHON" -m compare "$@"

@@ -27,7 +27,7 @@ from client.traces import Request, replayed, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import calibrate, runs, sweep
-from compare.deployments import Deployed
+from compare.deployments import Deployed, names_of
 from compare.groups import describe, described
 from compare.machine import command_line
 from compare.measure import (
@@ -127,10 +127,7 @@ class Comparison:
                 start = deployment.start if deployment else ALONE
                 url = stack.enter_context(server(mode, settings, key, name, start))
                 if deployment:
-                    replicas = deployment.names(url, key)
-                    target = Deployed(
-                        name, url, by, key=key, deployment=deployment, replicas=replicas
-                    )
+                    target = Deployed(name, url, by, key=key, replicas=names_of(url, key))
                 else:
                     target = Target(name, url, by, key=key)
             warm_up(target, self.by_ids)

@@ -1,4 +1,4 @@
-"""Several of our servers behind one front end: their flags, their start, and their joint report.
+"""Several of our servers on Ray Serve: their flags, their start, and their joint report.
 
 All run on this machine, so that they share one clock.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,9 @@ from client.calls import ServerError, get
 from compare.analysis import occupancy_over_time
 from compare.measure import BINS, ServerReport, Target, stats_of
 from config import ConfigError
-from deploy.kinds import KINDS, Kind
-from observers.run import Run, added
-from observers.tallies import Tallies
-from stats import ROW_KINDS, throughputs
+from deploy.routers import ON_RAY
+from stats import ROW_KINDS
 
-REPLICAS = 2
-# parts of /stats that need every answer, or its instant
-LOST = ("total-elapsed-time", "throughput", *Tallies._fields, *throughputs(0, 0, 0, 0.0))
 OF_EACH = {  # of each replica: heading in a report, form, and what it is multiplied with
     "completed": ("answered", "{:,}", 1),
     "failed": ("failed", "{:,}", 1),
@@ -39,68 +34,53 @@ OF_EACH = {  # of each replica: heading in a report, form, and what it is multip
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A front end of KINDS, with a number of servers behind it."""
+    """A number of replicas on Ray Serve."""
 
-    front: str
     replicas: int
-    router: str
-
-    @property
-    def kind(self) -> Kind:
-        return KINDS[self.front]
+    router: str = ON_RAY[0]
 
     @property
     def start(self) -> list[str]:
         """Python's arguments that start it, before the mode and its settings."""
-        words = ["-m", self.kind.module, "--replicas", str(self.replicas)]
-        return words + (["--router", self.router] if len(self.kind.routers) > 1 else [])
+        replicas = str(self.replicas)
+        return ["-m", "deploy.serve", "--replicas", replicas, "--router", self.router]
 
-    def names(self, url: str, key: str | None = None) -> list[str]:
-        """Return the servers' names, each of which is at /replicas/NAME. Raises ServerError."""
-        if self.kind.merges:
-            return sorted(get(f"{url}/stats", key=key)["replicas"])
-        return [str(k + 1) for k in range(self.replicas)]
+
+def names_of(url: str, key: str | None = None) -> list[str]:
+    """Return the replicas' names, each of which is at /replicas/NAME. Raises ServerError."""
+    return sorted(get(f"{url}/stats", key=key)["replicas"])
 
 
 def add_deployment(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("several servers of each variant").add_argument
-    deploy = "start each variant as replicas behind this front end"
-    add("--deploy", choices=list(KINDS), help=deploy)
-    add("--replicas", type=int, metavar="N", help=f"with --deploy: how many (default: {REPLICAS})")
-    routers = KINDS["ray"].routers
-    router = "with --deploy ray: policy that chooses a replica for each request, "
-    router += f"{', '.join(routers)} (default: {routers[0]})"
+    add("--replicas", type=int, metavar="N", help="start each variant as N replicas on Ray Serve")
+    router = "with --replicas: policy that chooses a replica for each request, "
+    router += f"{', '.join(ON_RAY)} (default: {ON_RAY[0]})"
     add("--router", metavar="NAME", help=router)
 
 
 def deployment_of(known: argparse.Namespace) -> Deployment | None:
     """Return the deployment that the flags name, if any. Raises ConfigError."""
-    if known.deploy is None:
-        for name in ("replicas", "router"):
-            if getattr(known, name) is not None:
-                raise ConfigError(
-                    f"--{name} applies to servers behind a front end; add --deploy "
-                    f"{' or '.join(KINDS)}, or simulate them with ./simulate.sh"
-                )
+    if known.replicas is None:
+        if known.router is not None:
+            raise ConfigError("--router applies to several servers; add --replicas N")
         return None
-    kind = KINDS[known.deploy]
-    replicas = REPLICAS if known.replicas is None else known.replicas
-    if replicas < 1:
-        raise ConfigError(f"--replicas {replicas}: give 1 or more")
-    if known.router not in (None, *kind.routers):
+    if known.replicas < 1:
+        raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
+    if known.router not in (None, *ON_RAY):
+        raise ConfigError(f"--router {known.router!r}: on Ray Serve there are {', '.join(ON_RAY)}")
+    if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            f"--router {known.router!r}: --deploy {known.deploy} has {', '.join(kind.routers)}"
+            "--replicas needs Ray; install it: .venv/bin/python -m pip install -r "
+            "requirements-ray.txt, or simulate replicas with ./simulate.sh"
         )
-    if kind.package and importlib.util.find_spec(kind.package) is None:
-        raise ConfigError(f"--deploy {known.deploy} needs a package; run {kind.install}")
-    return Deployment(known.deploy, replicas, known.router or kind.routers[0])
+    return Deployment(known.replicas, known.router or ON_RAY[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed(Target):
-    """Servers behind a front end, which gets the requests; each gives its own report."""
+    """Replicas behind the ingress, which gets the requests; each gives its own report."""
 
-    deployment: Deployment
     replicas: Sequence[str]  # their names
 
     @property
@@ -109,35 +89,21 @@ class Deployed(Target):
 
     @property
     def are_several(self) -> bool:
-        return self.deployment.replicas > 1
+        return len(self.replicas) > 1
 
     def report(self) -> ServerReport:
         """Return the report of all: counts are sums. Raises ServerError, also if one was
         replaced.
         """
-        if self.deployment.names(self.url, self.key) != [*self.replicas]:
+        engine = get(f"{self.url}/stats", key=self.key)
+        if sorted(engine.pop("replicas")) != [*self.replicas]:
             raise ServerError("a replica was replaced, and what it had counted went with it")
         each = {name: stats_of(url, self.key) for name, url in zip(self.replicas, self.servers)}
-        if self.deployment.kind.merges:
-            engine = get(f"{self.url}/stats", key=self.key)
-            del engine["replicas"]
-        else:
-            engine = together([stats for stats, _ in each.values()])
         engine["by_replica"] = {
             name: {key: stats[key] for key in OF_EACH} for name, (stats, _) in each.items()
         }
         over_time = added_over_time(iterations for _, iterations in each.values())
         return engine, over_time, get(self.url, key=self.key)["config"]
-
-
-def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the /stats of servers that know their own alone. Percentiles and rates are left out,
-    since they cannot be merged without their values.
-    """
-    merged = added([Run.of_report(report) for report in reports]).report()
-    head = {key: reports[0][key] for key in ("mode", "model")}
-    head["kv_blocks"] = sum(report["kv_blocks"] for report in reports)
-    return head | {key: value for key, value in merged.items() if key not in LOST}
 
 
 def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> dict[str, Any]:

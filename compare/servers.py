@@ -17,7 +17,7 @@ import psutil
 
 from client.calls import ServerError, get
 from config import flag, meaningful
-from config.ports import free_ports
+from config.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
@@ -77,7 +77,7 @@ class Launched(NamedTuple):
 @contextlib.contextmanager
 def launched(words: Sequence[str], key: str | None = None) -> Iterator[Launched]:
     """Start Python with these arguments and a free port; stop it whatever happens."""
-    [port] = free_ports(1)
+    port = free_port()
     command = [sys.executable, *words, "--host", "127.0.0.1", "--port", str(port)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ours = {"EB_API_KEY": key or "none", "EB_API_KEYS": "none", "PYTHONPATH": path}

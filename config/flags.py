@@ -97,7 +97,7 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
                 continue
             name = key[3:].lower()
             if name in LEFT:
-                raise ConfigError(f"{key} has left: {LEFT[name]}")
+                raise ConfigError(f"{key} is no longer a setting: {LEFT[name]}")
             if name not in {*Config.model_fields, *EARLIER} or key != key.upper():
                 known = [f"EB_{field.upper()}" for field in Config.model_fields]
                 raise ConfigError(
@@ -232,8 +232,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
             if option.startswith("--") and action.help != argparse.SUPPRESS
         ]
         name = unknown[0].split("=")[0]
-        if why := LEFT.get(name.removeprefix("--").removeprefix("no-").replace("-", "_")):
-            raise ConfigError(f"{name} has left: {why}")
+        if instead := LEFT.get(name.removeprefix("--").removeprefix("no-").replace("-", "_")):
+            raise ConfigError(f"{name} is no longer a flag: {instead}")
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
             f"unknown {kind} {name}{_suggest(name, valid)}; --help shows all flags, and "

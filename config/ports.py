@@ -1,8 +1,7 @@
-"""Free ports, and a check of the address before anything is started."""
+"""A free port, and a check of the address before anything is started."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
 
 from config.config import Config
@@ -23,10 +22,8 @@ def check_port(config: Config) -> None:
             ) from None
 
 
-def free_ports(n: int) -> list[int]:
-    """Return n different free ports of this machine."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+def free_port() -> int:
+    """Return a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -200,6 +200,7 @@ ROUTERS: dict[str, type[Router]] = {
     "power_of_two": PowerOfTwo, "least_tokens": LeastTokens, "prefix": PrefixAffinity,
     "session": SessionAffinity,
 }  # fmt: skip
+ON_RAY = ("power_of_two", "least_tokens", "prefix", "session")  # the default one first
 
 
 def router(name: str, seed: int = 0) -> Router:

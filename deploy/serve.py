@@ -10,16 +10,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from config import Config, ConfigError, Parser, flag, parse
 from config.ports import check_port
+from config.resolve import resolve
 from deploy.autoscaling import Autoscaling, read_autoscaling
-from deploy.kinds import APPENDED, KINDS, sharing_cores
 from deploy.replica import needs
+from deploy.routers import ON_RAY
 from tokenizer import TokenizerUnavailable, load_tokenizer
 from weights import WeightsUnavailable, locate
 
@@ -52,10 +53,10 @@ class Fleet(NamedTuple):
 def read(argv: Sequence[str]) -> Fleet:
     """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
     parser = Parser(prog="./deploy/serve.sh", description=__doc__, allow_abbrev=False)
-    add, routers = parser.add_argument, KINDS["ray"].routers
+    add = parser.add_argument
     # fmt: off
     add("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
-    add("--router", choices=routers, default=routers[0],
+    add("--router", choices=ON_RAY, default=ON_RAY[0],
         help="policy that chooses a replica for each request (default: %(default)s)")
     add("--autoscale", nargs="+", metavar="NAME=VALUE",
         help="begin with --replicas and follow the load by Ray Serve's rule, such as "
@@ -72,17 +73,26 @@ def read(argv: Sequence[str]) -> Fleet:
     config = parse(settings, fill_in=sharing_cores(most))
     load_tokenizer(config.tokenizer)
     locate(config)
-    for name in APPENDED:
+    for name in ("request_log", "record"):
         if getattr(config, name):
-            raise ConfigError(
-                f"{flag(name)} is a file of one server; leave it out, or start plain servers by "
-                "./deploy/proxy.sh"
-            )
+            raise ConfigError(f"{flag(name)} is a file of one server; leave it out")
     if config.prefill_only or config.prefill_url:
         raise ConfigError(
-            "Ray Serve does not run disaggregated prefill; start servers by ./deploy/proxy.sh"
+            "Ray Serve does not run disaggregated prefill; start both servers by ./server.sh"
         )
     return Fleet(config, known.replicas, known.router, rule)
+
+
+def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return `resolve` for servers that share a machine's cores, unless --threads is set."""
+
+    def fill_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+        resolved = resolve(settings)
+        if settings.get("threads") in (None, "", "auto"):
+            resolved["threads"] = max(1, resolved["threads"] // servers)
+        return resolved
+
+    return fill_in
 
 
 def serve(argv: Sequence[str]) -> None:

@@ -42,28 +42,6 @@ class Run:
     priorities: Named = field(default_factory=dict)
     adapters: Named = field(default_factory=dict)
 
-    @classmethod
-    def of_report(cls, report: Mapping[str, Any]) -> Run:
-        """Return the counts of a /stats; it lacks the values for percentiles and rates."""
-        n, busy_s = report["completed"], report["busy_s"]
-        lengths = report["latency-by-requested-tokens"]
-        rows = [f"{kind}_rows" for kind in ROW_KINDS]
-        counts = {name: report[name] for name in (*ENDINGS[1:], "invalid", *REPORTED, *rows)}
-        tokens = report["total_input_tokens"], report["total_output_tokens"]
-        counts |= {"finished": n, "prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
-        seconds = {
-            "busy": busy_s, "occupied": report["occupancy"] * busy_s,
-            "preempted": report["preempted_s"], "paused": report["paused_s"],
-            "normalized": report["latency-per-token"] * n,
-        }  # fmt: skip
-        sums = {int(t): each["requests"] * each["mean_latency_s"] for t, each in lengths.items()}
-        answers = {int(t): each["requests"] for t, each in lengths.items()}
-        return cls(
-            counts=Counter(counts), seconds=Counter(seconds),
-            reasons=Counter(report["batches_formed"]), by_tokens=Counter(answers),
-            latency_by_tokens=Counter(sums), largest_batch=report["largest_batch"],
-        )  # fmt: skip
-
     def iteration(self, record: IterationRecord, max_batch_size: int) -> None:
         iteration, rows = record.iteration, record.rows
         for kind, n in rows.items():

@@ -52,7 +52,7 @@ ENGINE = (
     "padded_prefill", "padded_compact", "fake_slowdown",
 )  # fmt: skip
 # settings of real servers
-OF_SERVERS = ("also", "deploy", "timeout", "skip_calibration", "host", "port")
+OF_SERVERS = ("also", "timeout", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
 
 

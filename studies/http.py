@@ -1,7 +1,7 @@
 """Costs of HTTP and of a front end, with an engine that takes next to no time.
 
-A server of the fake engine, alone (`plain`) or as the one replica behind HAProxy or Ray Serve, on
-the same machine as the clients, each of which asks again once it is answered.
+A server of the fake engine, alone (`plain`) or as the one replica on Ray Serve (`ray`), on the same
+machine as the clients, each of which asks again once it is answered.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import psutil
 from compare.deployments import Deployment
 from compare.servers import ALONE, server
 from config import ConfigError
-from deploy.kinds import KINDS
 from studies.runner import FinishedRuns
 from studies.study import Against, Case, Cases, Study, Table
 
 SETTINGS = {"model": "fake", "fake_slowdown": 0.001, "max_batch_size": 256, "live": "off"}
 WARM_S, SECONDS = 1.0, 4.0  # of clients, before their answers count, and while they do
 PLAIN = {"front": "plain"}
+FRONTS = {"plain": ALONE, "ray": Deployment(1).start}  # Python's arguments that start a server
 
 
 class Traffic(NamedTuple):
@@ -56,8 +56,8 @@ def kinds(clients: int, tokens: int) -> list[Traffic]:
 def cases(n: int, fronts: str, clients: int, tokens: int) -> list[dict[str, Any]]:
     """Return a case for each front end. Raises ConfigError for an unknown one."""
     names = fronts.split(",")
-    if unknown := {*names} - {*PLAIN.values(), *KINDS}:
-        raise ConfigError(f"--fronts {min(unknown)}: name some of plain, {', '.join(KINDS)}")
+    if unknown := {*names} - {*FRONTS}:
+        raise ConfigError(f"--fronts {min(unknown)}: name some of {', '.join(FRONTS)}")
     return [{"front": name, "clients": clients, "tokens": tokens} for name in names]
 
 
@@ -107,10 +107,7 @@ async def load(url: str, traffic: Traffic) -> dict[str, float]:
 def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
     """Return the measures of each kind of traffic, all of which one server gets."""
     front, traffics = case["front"], kinds(case["clients"], case["tokens"])
-    start = ALONE
-    if front in KINDS:
-        start = Deployment(front, 1, KINDS[front].routers[0]).start
-    with server("dynamic", SETTINGS, name=front, start=start) as url:
+    with server("dynamic", SETTINGS, name=front, start=FRONTS[front]) as url:
         return {each.name: asyncio.run(load(url, each)) for each in traffics}
 
 
@@ -134,7 +131,7 @@ STUDY = Study(
     requests=0,
     seeds=3,
     options={
-        "fronts": ("plain", f"front ends: plain, {', '.join(KINDS)}, separated by commas"),
+        "fronts": ("plain", f"front ends: {', '.join(FRONTS)}, separated by commas"),
         "clients": (64, "connections; each kind of traffic is measured with one client, too"),
         "tokens": (64, "completion tokens of a request"),
     },

@@ -11,24 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from client.calls import ServerError, get
+from client.calls import get
 from compare.servers import ALONE
-from config import ConfigError
-from deploy import haproxy
 from tests.servers import PATIENCE_S, server
 
 Front = Callable[[str, Mapping[str, Any], str | None], contextlib.AbstractContextManager[str]]
-
-
-def skip_without(front: str) -> None:
-    """Skip a test where the program of a front end is not installed."""
-    if front == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
-    elif front == "proxy":
-        try:
-            haproxy.find()
-        except ConfigError as error:
-            pytest.skip(str(error))
 
 
 def front(name: str, start: Sequence[str]) -> Front:
@@ -36,7 +23,8 @@ def front(name: str, start: Sequence[str]) -> Front:
 
     @contextlib.contextmanager
     def url_of(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
-        skip_without(name)
+        if name == "ray":
+            pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
         with server(mode, settings, key=key, start=start) as url:
             yield url
 
@@ -45,7 +33,6 @@ def front(name: str, start: Sequence[str]) -> Front:
 
 STARTS = {
     "plain": ALONE,
-    "proxy": ("-m", "deploy.proxy", "--replicas", "2"),
     "ray": ("-m", "deploy.serve", "--replicas", "2"),
 }
 FRONTS = {name: front(name, start) for name, start in STARTS.items()}
@@ -55,20 +42,11 @@ EVERY_FRONT = [
 
 
 def servers_of(url: str, key: str | None = None) -> list[str]:
-    """Where each server behind a URL is reached by itself, at /stats and /metrics: at
-    /replicas/NAME for each name in /stats, else at /replicas/1, /replicas/2, … if there are
-    several.
+    """Where each server behind a URL is reached by itself: at /replicas/NAME for each name in
+    /stats, if there are several.
     """
-    with contextlib.suppress(ServerError):
-        if names := get(f"{url}/stats", key=key).get("replicas"):
-            return [f"{url}/replicas/{name}" for name in names]
-    found: list[str] = []
-    with contextlib.suppress(ServerError):
-        while True:
-            each = f"{url}/replicas/{len(found) + 1}"
-            get(f"{each}/stats", key=key)
-            found.append(each)
-    return found or [url]
+    names = get(f"{url}/stats", key=key).get("replicas", ())
+    return [f"{url}/replicas/{name}" for name in names] or [url]
 
 
 JSON = {"Content-Type": "application/json"}

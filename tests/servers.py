@@ -23,7 +23,7 @@ from client.outcomes import Outcome
 from client.traces import Request
 from compare.servers import server as server
 from compare.servers import wait_until_ready
-from config.ports import free_ports
+from config.ports import free_port as free_port
 from generate.fake import token
 from scheduling.inference import Generator, Iteration
 
@@ -95,10 +95,6 @@ def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def free_port() -> int:
-    return free_ports(1)[0]
 
 
 @contextlib.contextmanager

@@ -97,7 +97,6 @@ ABSENT = {  # modules, and what they load without
     "serving": "flask gunicorn",
     "deploy.replica, deploy.serve": "flask ray torch",
     "wire.own, wire.refusals": "flask werkzeug torch",
-    "deploy.proxy": "torch flask ray",
     "app": "torch aiohttp matplotlib",
     "launch": "torch aiohttp matplotlib flask app serving numpy",
     "model": "pydantic",

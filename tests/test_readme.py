@@ -19,7 +19,7 @@ from compare.servers import wait_until_ready
 from config import NOT_SIMULATED, ConfigError, flag
 from config import parse as parse_server
 from config.config import Config
-from deploy import proxy, serve
+from deploy import serve
 from simulate.simulation import ENGINE
 from simulate.simulation import parse as parse_simulation
 from tests.programs import output, ran
@@ -45,7 +45,6 @@ COMMANDS = [shlex.split(line) for line in LINES] + [
 SMALL = "--model fake --numsamples 4 --modes nobatch,windowed --skip-calibration --arrival burst"
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "./server.sh": lambda argv: "--help" in argv or parse_server(argv),
-    "./deploy/proxy.sh": lambda argv: parse_server(proxy.read(argv)[1]),
     "./deploy/serve.sh": serve.read,
     "client/client.py": parse_client,
     "./compare.sh": parse_comparison,

@@ -15,7 +15,6 @@ from compare.results import KEYS
 from compare.runs import Run
 from compare.summary import CLIENT_LIMITED_MS
 from config import MODES
-from deploy.kinds import KINDS
 
 STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error
 FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
@@ -181,11 +180,13 @@ def seeds(run: Run) -> str:
 
 
 def deployed(summary: Mapping[str, Any]) -> str | None:
-    """Return the replicas of each variant and their front end in words; None for single servers."""
+    """Return the replicas of each variant in words; None for single servers."""
     if not (deployment := summary.get("deployment")):
         return None
-    n, kind = deployment["replicas"], KINDS[deployment["front"]]
-    return f"{n} replica{'s' * (n != 1)} behind {kind.in_words}, router {deployment['router']}"
+    n, where = deployment["replicas"], "on Ray Serve"
+    if deployment.get("front") == "proxy":  # of runs until 2026-11-27
+        where = "behind HAProxy"
+    return f"{n} replica{'s' * (n != 1)} {where}, router {deployment['router']}"
 
 
 def conditions(run: Run) -> str:

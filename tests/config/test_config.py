@@ -16,7 +16,7 @@ import torch
 
 import kernels
 import launch
-from compare import options
+from compare.options import parse as parse_comparison
 from config import HANDOFF, Config, ConfigError, flag, from_environment, has_effect, parse, resolve
 from config.groups import GROUPS
 from config.left import LEFT
@@ -24,7 +24,7 @@ from scheduling.building import build_scheduler as scheduler_of
 from scheduling.extensions import ResponseOrder
 from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
-from simulate import simulation
+from simulate.simulation import parse as parse_simulation
 from tests.config.test_sentences import EXAMPLE, refused
 from tests.servers import free_port
 
@@ -70,22 +70,6 @@ def test_the_settings_of_an_older_run_are_read() -> None:
     sizes |= {"mode": "dynamic", "model": "demo"} | dict.fromkeys(LEFT, "set")
     assert Config(**sizes).kv_cache == "4GB"
     assert Config(**sizes | {"kv_blocks": 70}).n_blocks == 70
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_what_left_is_refused_with_what_to_use_in_its_place(name: str) -> None:
-    """Users of earlier versions have it in scripts and in .env; "unknown flag" would not help."""
-    words = [flag(name), "1"]
-    for refuses in (
-        lambda: parse(["dynamic", *words], {}, dotenv=None),
-        lambda: options.parse(words),
-        lambda: simulation.parse(words),
-        lambda: options.parse(["--variant", f"a=dynamic {flag(name)}=1"]),
-        lambda: from_environment({f"EB_{name.upper()}": "1"}, None),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(f" has left: {LEFT[name]}")):
-            refuses()
-    assert name not in Config.model_fields
 
 
 def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
@@ -365,3 +349,14 @@ def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() ->
             parse(line.split(), environ, dotenv=None)
     with pytest.raises(ConfigError, match="no weight"):  # text that cannot be read
         parse(["dynamic"], {"EB_USER_WEIGHTS": "a"}, dotenv=None)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_left_is_refused_with_what_to_use_instead(name: str) -> None:
+    """By a server, a comparison and a simulation, as a flag or in the environment."""
+    for read in (parse, parse_comparison, parse_simulation):
+        with pytest.raises(ConfigError, match=f"{flag(name)} is no longer a flag: ") as caught:
+            read([flag(name), "1"])
+        assert LEFT[name] in str(caught.value)
+    with pytest.raises(ConfigError, match=f"EB_{name.upper()} is no longer a setting: "):
+        from_environment({f"EB_{name.upper()}": "1"})

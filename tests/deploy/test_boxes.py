@@ -23,13 +23,10 @@ from werkzeug.serving import make_server
 from client.calls import get_text, post
 from compare.servers import wait_until_ready
 from config import HANDOFF, build
-from deploy import haproxy
-from tests.fronts import skip_without
 from tests.servers import ROOT, ClientOf, free_port
 
 DEPLOY = ROOT / "deploy"
 HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-REPLICAS = ["replica-1", "replica-2"]
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -193,16 +190,13 @@ def test_mounted_files_exist_and_images_have_a_version() -> None:
         assert "build" in service or re.fullmatch(r"[a-z/]+:v?\d+\.\d+[\w.-]*", service["image"])
 
 
-def test_the_proxy_and_prometheus_know_both_replicas() -> None:
+def test_prometheus_knows_the_server() -> None:
     boxes = composed("compose.yaml", "monitoring.yaml")["services"]
-    assert [name for name in boxes if "build" in boxes[name]] == REPLICAS
+    assert [name for name in boxes if "build" in boxes[name]] == ["server"]
     port = only("EXPOSE")
-    addresses = [f"{name}:{port}" for name in REPLICAS]
-    servers = (DEPLOY / "haproxy-compose.cfg").read_text().split("backend servers")[1]
-    servers = servers.split("\nbackend")[0]
-    assert re.findall(r"^ +server \S+ (\S+)", servers, re.MULTILINE) == addresses
+    assert boxes["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["static_configs"][0]["targets"] == addresses
+    assert job["static_configs"][0]["targets"] == [f"server:{port}"]
 
 
 def test_nothing_is_published_beyond_this_machine_and_only_once() -> None:
@@ -212,17 +206,10 @@ def test_nothing_is_published_beyond_this_machine_and_only_once() -> None:
     assert sorted(port.split(":")[1] for port in ports) == ["3000", "8500", "9090"]
 
 
-def test_docker_waits_until_a_replica_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = composed("compose.yaml")["services"][REPLICAS[0]]
-    limit = str(replica["environment"]["EB_DRAIN_TIMEOUT_S"])
+def test_docker_waits_until_the_server_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = composed("compose.yaml")["services"]["server"]
+    limit = str(server["environment"]["EB_DRAIN_TIMEOUT_S"])
     config = build("dynamic", {"model": "fake", "drain_timeout_s": limit}, {})
     monkeypatch.setenv(HANDOFF, config.handoff())
     gunicorn = runpy.run_path(str(ROOT / "gunicorn_conf.py"))
-    assert gunicorn["graceful_timeout"] < int(replica["stop_grace_period"].removesuffix("s"))
-
-
-def test_haproxy_takes_both_files() -> None:
-    skip_without("proxy")
-    files = ["-f", str(DEPLOY / "haproxy.cfg"), "-f", str(DEPLOY / "haproxy-compose.cfg")]
-    done = subprocess.run([haproxy.find(), "-c", *files], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert gunicorn["graceful_timeout"] < int(server["stop_grace_period"].removesuffix("s"))

@@ -1,4 +1,4 @@
-"""A comparison of replicas behind a front end: sums of all, and nothing left running."""
+"""A comparison of replicas on Ray Serve: sums of all, and nothing left running."""
 
 from __future__ import annotations
 
@@ -16,39 +16,34 @@ import pytest
 from client.load import Watch
 from client.wire import Plain
 from compare import deployments, options
-from compare.deployments import Deployed, Deployment, added_over_time, together
+from compare.deployments import Deployed, added_over_time
 from compare.measure import Target, measure
-from config import ConfigError, build
+from compare.report import sentences
+from config import ConfigError, build, resolve
 from config import parse as build_from
-from deploy import proxy, serve
+from deploy import serve
 from deploy.replica import Full, Replica
-from observers.run import Run
 from simulate import simulation as simulate
-from stats import ROW_KINDS
-from tests.fronts import skip_without
 from tests.programs import output
 from tests.servers import asks, processes_with
 from wire.messages import Answer
 from wire.request import Request
 
 
-@pytest.mark.parametrize(
-    ("front", "router"),
-    [pytest.param("ray", "least_tokens", marks=pytest.mark.extra), ("proxy", "leastconn")],
-)
+@pytest.mark.extra
 @pytest.mark.nightly
 def test_a_comparison_of_two_replicas_reports_the_sums_of_both(
-    front: str, router: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In `dynamic` each token is one live row, if the budget is so large that no prompt is cut."""
-    skip_without(front)
+    pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
     monkeypatch.setenv("STARTED_BY", str(tmp_path))  # all that is started has it, orphans too
-    words = f"--skip-calibration --deploy {front} --router {router} --out {tmp_path} "
+    words = f"--skip-calibration --replicas 2 --router least_tokens --out {tmp_path} "
     words += "--modes dynamic --model fake --fake-slowdown 3 --token-budget 2048 "
     output("compare", words + "--numsamples 20 --arrival poisson:40 --lengths choice:5,20")
     assert processes_with("STARTED_BY", str(tmp_path)) == []
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["deployment"] == {"front": front, "replicas": 2, "router": router}
+    assert summary["deployment"] == {"replicas": 2, "router": "least_tokens"}
     result = json.loads((tmp_path / "dynamic.json").read_text())
     tokens = sum(request["completion_tokens"] for request in result["requests"])
     assert result["completed"] == 20 and result["live_rows"] == tokens, result["server"]
@@ -62,13 +57,9 @@ def test_a_comparison_of_two_replicas_reports_the_sums_of_both(
     busy_rows_s = sum(replica["occupancy"] * replica["busy_s"] * 32 for replica in each)
     assert sum(over_time["live"]) * over_time["bin_s"] == pytest.approx(busy_rows_s, rel=0.01)
     page = (tmp_path / "report.md").read_text()
-    assert "each on 2 replicas behind" in page and f"router {router}" in page
+    assert "each on 2 replicas on Ray Serve, router least_tokens" in page
     for name in result["server"]["by_replica"]:
         assert f"| dynamic | {name} |" in page
-
-
-def of_proxy(words: list[str]) -> Any:
-    return build_from(proxy.read(["dynamic", "--model", "fake", *words])[1])
 
 
 def of_serve(words: list[str]) -> Any:
@@ -77,21 +68,14 @@ def of_serve(words: list[str]) -> Any:
 
 WORDS: dict[Callable[[list[str]], Any], dict[str, str]] = {
     options.parse: {
-        "--replicas 2": "--replicas applies to servers behind a front end; add --dep",
-        "--router prefix": "--router applies to servers behind a front",
-        "--deploy rya": "argument --deploy: invalid choice: 'rya'",
-        "--deploy proxy --replicas 0": "--replicas 0: give 1 or more",
-        "--deploy proxy --router prefix": "--deploy proxy has leastconn",
-        "--deploy ray": "pip install -r requirements-ray.txt",
-    },
-    simulate.parse: {"--deploy ray --replicas 2": "--deploy applies to running servers"},
-    of_proxy: {
-        "--replicas 0": "--replicas must be at least 1",
+        "--replicas 2": "pip install -r requirements-ray.txt",
+        "--replicas 0": "--replicas 0: give 1 or more",
         "--replicas two": "argument --replicas",
-        "--max-batch-size 0": "--max-batch-size",
-        "--prefill-replicas 2": "--prefill-replicas and --decode-replicas belong together",
-        "--replica 2": "unknown flag --replica",
+        "--replicas 2 --router rr": "on Ray Serve there are power_of_two, least_tokens",
+        "--router prefix": "add --replicas N",
+        "--deploy ray --replicas 2": "--deploy is no longer a flag: ./compare.sh --replicas N",
     },
+    simulate.parse: {"--deploy ray --replicas 2": "--deploy is no longer a flag"},
     of_serve: {
         "--replicas 0": "give 1 or more",
         "--router rr": "invalid choice: 'rr'",
@@ -100,6 +84,7 @@ WORDS: dict[Callable[[list[str]], Any], dict[str, str]] = {
         "--autoscale max_replicas=0": "max_replicas must be at least min_replicas, 1",
         "--record x": "file of one server",
         "--max-batch-size 0": "--max-batch-size",
+        "--replica 2": "unknown flag --replica",
     },
 }
 
@@ -116,28 +101,27 @@ def test_a_wrong_word_is_a_sentence_before_any_server_starts(
     assert WORDS[parse][argv] in str(caught.value) and "\n" not in str(caught.value)
 
 
-def run_of(rows: list[int], busy_s: float, occupied_s: float, largest: int) -> Run:
-    result = Run(largest_batch=largest)
-    result.seconds.update({"busy": busy_s, "occupied": occupied_s})
-    result.counts.update({f"{kind}_rows": n for kind, n in zip(ROW_KINDS, rows)})
-    result.counts.update({"finished": largest, "completion_tokens": rows[0], "prompt_tokens": 7})
-    result.counts["draft_tokens"] = 9
-    result.by_tokens[5], result.latency_by_tokens[5] = largest, busy_s
-    result.samples = {"ttft": np.array([busy_s])}
-    return result
+def test_servers_share_the_cores_unless_threads_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "physical_cores", lambda: 8)
+
+    def threads(servers: int, **environment: str) -> int:
+        argv = ["dynamic", "--model", "gpt2", "--weights", "random", "--device", "cpu"]
+        return build_from(argv, environment, None, serve.sharing_cores(servers)).threads
+
+    assert [threads(3), threads(16), threads(3, EB_THREADS="auto")] == [2, 1, 2]
+    assert threads(3, EB_THREADS="8") == 8
 
 
-def test_reports_of_single_servers_are_added_as_those_of_replicas_are() -> None:
-    """Ray's ingress has all values; measures that need these are left out here."""
-    a, b = run_of([30, 10, 0, 0, 4], 4.0, 1.0, 3), run_of([10, 0, 5, 0, 1], 1.0, 0.5, 9)
-    head = {"mode": "dynamic", "model": "fake", "kv_blocks": 100}
-    added, true = together([head | a.report(), head | b.report()]), (a + b).report()
-    assert added["largest_batch"] == 9 and added["kv_blocks"] == 200
-    assert added["occupancy"] == pytest.approx(1.5 / 5) and added["live_rows"] == 40
-    for key in added.keys() & true.keys():
-        assert added[key] == true[key], key
-    assert not [key for key in added if key.startswith(("p50", "p99"))]
-    assert not {"throughput", "output_throughput", "mean_ttft_ms"} & added.keys()
+def test_a_report_of_an_earlier_run_says_what_its_servers_were_behind() -> None:
+    """Runs until 2026-11-27 name their front end, Ray's or HAProxy, which has left."""
+    now = {"replicas": 2, "router": "prefix"}
+    assert sentences.deployed({"deployment": now}) == "2 replicas on Ray Serve, router prefix"
+    assert sentences.deployed({"deployment": now | {"front": "ray"}}) == sentences.deployed(
+        {"deployment": now}
+    )
+    before = {"front": "proxy", "replicas": 1, "router": "leastconn"}
+    behind = "1 replica behind HAProxy, router leastconn"
+    assert sentences.deployed({"deployment": before}) == behind
 
 
 def test_rows_of_replicas_over_time_add_up() -> None:
@@ -150,16 +134,13 @@ def test_rows_of_replicas_over_time_add_up() -> None:
 
 
 def test_with_a_replaced_replica_no_sums_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [["a", "b"], ["a", "c"]]  # before and after
-
     def get(url: str, *_: Any, **__: Any) -> dict[str, Any]:
-        return {"replicas": dict.fromkeys(names[1])}
+        return {"replicas": {"a": {}, "c": {}}}
 
     monkeypatch.setattr(deployments, "get", get)
     monkeypatch.setattr(Target, "begin", lambda self: None)
     monkeypatch.setattr(Target, "replay", lambda *_: [])
-    deployment = Deployment("ray", 2, "power_of_two")
-    target = Deployed("x", "http://x", Plain(), deployment=deployment, replicas=names[0])
+    target = Deployed("x", "http://x", Plain(), replicas=["a", "b"])
     assert target.are_several
     result, _ = measure(target, asks(1, 1), {}, 1.0, Watch())
     assert result["live_rows"] is None and result["occupancy"] is None

@@ -24,8 +24,7 @@ from benchmarks.faults import replicas, tools
 from benchmarks.faults.tools import Fault, Served
 from client.calls import ServerError, get, post
 from deploy import routers
-from deploy.kinds import KINDS
-from deploy.routers import PrefixAffinity
+from deploy.routers import ON_RAY, PrefixAffinity
 from tests.servers import PATIENCE_S, free_port, launched, scrape, wait_until
 from wire.request import Request
 
@@ -197,7 +196,7 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
     assert {round(age) for age in [*routers.report_ages_s][:2]} == {2}, "for report_age_ms"
 
 
-@pytest.mark.parametrize("name", KINDS["ray"].routers)
+@pytest.mark.parametrize("name", ON_RAY)
 def test_a_request_goes_to_the_replica_that_it_names_or_to_one_with_room(name: str) -> None:
     fleet = Fleet(name, "a", "b", "c")
     request = Request([[1] * 64], 8, user="ann")

@@ -60,7 +60,7 @@ COUNTS = """() => {
 def at_port(port: int, mode: str) -> Iterator[str]:
     """A server where another one was."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(servers, "free_ports", lambda n: [port])
+        patch.setattr(servers, "free_port", lambda: port)
         with server(mode, SLOW) as url:
             yield url
 

@@ -84,7 +84,7 @@ def test_an_earlier_run_is_shown_unless_it_used_what_left(simulated: Path, tmp_p
         path.write_text(json.dumps(result))
         done = ran("live", str(tmp_path))
         assert done.returncode == code, done.stderr
-    assert "dynamic of" in done.stderr and "swap, which has left; use the code" in done.stderr
+    assert "dynamic of" in done.stderr and "swap, which left; use the code" in done.stderr
 
 
 def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:

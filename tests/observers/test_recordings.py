@@ -186,7 +186,7 @@ def test_an_earlier_recording_is_replayed_unless_its_server_used_what_left(
 
     result = replay(with_settings(host_blocks=0))
     assert result.first_difference is None and result.equal == result.iterations > 5
-    with pytest.raises(ReplayError, match=r"line 1: .* swap, which has left; use .* 7f5e74e\.$"):
+    with pytest.raises(ReplayError, match=r"line 1: .* swap, which left; use .* 7f5e74e\.$"):
         replay(with_settings(host_blocks=9))
 
 
