@@ -13,6 +13,11 @@ LEFT = {
     "sampling_seed": "every request has a seed of its own, the field `seed`; leave it out",
     "preemption": "what a preempted request has computed is computed again; leave it out",
     "host_kv_gb": "KV blocks are no longer copied to the host's memory; raise --kv-cache instead",
+    **dict.fromkeys(
+        ("prefill_only", "prefill_url"),
+        "disaggregated prefill is simulated; use ./simulate.sh --prefill-replicas 1 "
+        "--decode-replicas 1 --kv-gbps 25",
+    ),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -31,8 +30,8 @@ from shapes import SHAPES
 
 ONLY_OVER_HTTP = (
     "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log",
-    "record", "live", "live_prompts", "host", "port", "prefill_only", "prefill_url", "api_key",
-    "api_keys", "allowed_hosts", "log_level",
+    "record", "live", "live_prompts", "host", "port", "api_key", "api_keys", "allowed_hosts",
+    "log_level",
 )  # fmt: skip
 NOT_SIMULATED = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}  # in virtual time
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
@@ -170,11 +169,6 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = setting(8500, "port to listen on", ge=1, le=65535)
-    prefill_only: bool = setting(False,
-        "compute prompts and first tokens alone, for servers with --prefill-url", "off")
-    prefill_url: str | None = setting(None,
-        "a server with --prefill-only, which computes prompts and first tokens for this one: "
-        "http://127.0.0.1:8501", "none")
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
     api_key: SecretStr | None = setting(None,
         "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none",
@@ -219,13 +213,6 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     def _rename(cls, settings: Any) -> Any:
         """Take the settings of an older run, too."""
         return in_todays_names(settings) if isinstance(settings, dict) else settings
-
-    @field_validator("prefill_url")
-    @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        if url is not None and not re.fullmatch("http://[^/]+", url):
-            raise ValueError("must be the address of a server, such as http://127.0.0.1:8501")
-        return url
 
     @field_validator("kv_cache")
     @classmethod

@@ -97,7 +97,6 @@ class Inference:
     leader: Inference | None = None
     scores: Scores | None = None  # log-probabilities, if wanted
     prompt_only: bool = False  # its one token is not shown, and needs no KV slot
-    handed: Any = None  # `handover.Handover`, of a prompt that one server computes for another
 
     # set by the scheduler
     id: int = -1  # in arrival order

@@ -102,13 +102,6 @@ SENTENCES = {
     },
     "dynamic --max-loras 4": "--max-loras has no meaning without --lora or --lora-random; add one",
     "dynamic --lora-policy skip": "--lora-policy has no meaning without --lora or --lora-random;",
-    "dynamic --prefill-only --prefill-url http://a:1": "and --prefill-url sends them away; leave",
-    **{
-        f"dynamic --prefill-only {line}": f"disaggregated prefill excludes {line.split()[0]}"
-        "; leave it or --prefill-only (--prefill-url) out"
-        for line in ("--prefill first", "--shed", "--record x", "--preserve-ordering")
-    },
-    "dynamic --prefill-url http://a:1/x": "'http://a:1/x': must be the address of a server, ",
     "dynamic --port": "--port: expected one argument",
 }
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
@@ -288,7 +281,7 @@ def test_heads_too_large_for_a_kernel_make_auto_plain(monkeypatch: pytest.Monkey
 FLAGS = {
     features.DRAFTS: "--speculate 4", features.ADAPTERS: "--lora-random 2:8",
     features.INT8_KV: "--kv-dtype int8",
-    features.SIZES: "--decoder-batch-sizes 8", features.SEPARATE: "--prefill-only",
+    features.SIZES: "--decoder-batch-sizes 8",
 }  # fmt: skip
 PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != features.ENGINES]
 

@@ -8,19 +8,16 @@ import copy
 import itertools
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 
 from generate.draft_model import DraftModel
-from generate.handover import HandoverGenerator
 from generate.lora import random_adapter
 from model import GPT2
 from scheduling.adapters import Adapters, Rule
 from scheduling.drafts import Drafter
-from scheduling.handover import HandedOver, begin
 from scheduling.inference import Inference
 from scheduling.policies import (
     VICTIMS,
@@ -35,11 +32,9 @@ from scheduling.policies import (
 )
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
-from simulate import drive
 from tests.counts import nightly_but
 from tests.oracle import MAX_TOKENS, N_VOCAB, POLICIES, Guesses, Oracle, engine, serve
 from tests.oracle import model as model  # a fixture
-from tests.virtual import make_scheduler
 
 DEMAND = [Dynamic("demand", victim, watermark=0.0) for victim in VICTIMS]
 CASES: list[tuple[Policy, Order]] = [
@@ -108,29 +103,6 @@ def test_tokens_are_those_of_each_request_alone(
     assert seen["cached"] > 100 and seen["accepted"] > 200 and seen["rejected"] > 50
     assert policy not in DEMAND or (seen["preempted"] > 5 and seen["recomputed"] > 0)
     assert seen["paused"] or not order.preemptive
-
-
-def test_texts_of_prompts_from_elsewhere(model: GPT2, expected: list[list[int]]) -> None:
-    """And each token is counted once, by the server that computes it, also with preemptions."""
-    asks, firsts = conversations(), conversations()
-    for each in firsts:
-        each.num_tokens, each.keys = 1, None
-    cached = engine(model, 80, 4)
-    serve(Dynamic(), HandoverGenerator(cached, cached.attention.cache, gives=True), firsts)
-    for each, first in zip(asks, firsts):
-        handed = replace(first.handed, arrived_at=-3.0)
-        begin(each, first.tokens[0], first.sampling.seed, handed, queue_s=1.0, now=-0.5)
-    scheduler = make_scheduler(DEMAND[0], n_blocks=22, max_batch_size=5)
-    scheduler.extensions.append(HandedOver())
-    cached = engine(model, 22, 4)
-    generator = HandoverGenerator(cached, cached.attention.cache, gives=False)
-    drive(scheduler, [(0.0, asks)], lambda _: 1.0, generator.generate)
-    assert [each.tokens for each in asks] == expected
-    assert scheduler.prompt_tokens == 0 and not any(each.handed.data for each in asks)
-    assert scheduler.completion_tokens == sum(len(text) - 1 for text in expected)
-    assert (asks[0].arrived_at, asks[0].admitted_at, asks[0].token_times[0]) == (-3.0, -2.0, -0.5)
-    assert sum(each.interruptions.preemptions for each in asks) > 2
-    assert any(each.interruptions.recomputed_tokens for each in asks)
 
 
 @pytest.mark.parametrize("rule", get_args(Rule))
