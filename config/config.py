@@ -21,7 +21,6 @@ from config.settings import SPARE_FILES, Settings
 from config.tables import flag
 from scheduling.drafts import read_draft, read_rates
 from scheduling.policies import MODES, ORDERS, chosen
-from scheduling.speculation import most_drafts
 from shapes import Shape, shape_of
 
 
@@ -107,7 +106,7 @@ class Config(Settings):
         if kind != "model":
             return None
         kv_cache = f"{self.max_batch_size * self.blocks_per_request}blocks"
-        ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": "0"}
+        ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": 0}
         ours |= {"lora": "", "lora_random": ""}
         return self.model_copy(update=ours)
 
@@ -215,15 +214,14 @@ def _contradictions(config: Config) -> Iterator[str]:
 
 def _unfit_drafts(config: Config) -> Iterator[str]:
     """Yield a sentence for each contradiction of speculative decoding."""
-    if config.speculate == "0":
+    if not config.speculate:
         if config.draft != "ngram":
             yield "--draft proposes tokens for --speculate; state --speculate 4, or leave it out"
         return
-    most = most_drafts(config.speculate)
-    if most >= min(config.max_model_len, config.token_budget):
+    if config.speculate >= min(config.max_model_len, config.token_budget):
         yield (
-            f"{most} draft tokens do not fit into max_model_len {config.max_model_len} and "
-            f"token_budget {config.token_budget}, which counts them; lower --speculate"
+            f"{config.speculate} draft tokens do not fit into max_model_len {config.max_model_len} "
+            f"and token_budget {config.token_budget}, which counts them; lower --speculate"
         )
     if (draft := config.draft_model) is None:
         return

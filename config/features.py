@@ -22,7 +22,7 @@ class Feature(NamedTuple):
 NAIVE = Feature("no KV cache", "--generator naive", lambda c: c.generator == "naive")
 PADDED = Feature("padded engine", "--generator padded", lambda c: c.generator == "padded")
 PREFIXES = Feature("prefix caching", "--prefix-caching", lambda c: c.prefix_caching)
-DRAFTS = Feature("speculative decoding", "--speculate", lambda c: c.speculate != "0")
+DRAFTS = Feature("speculative decoding", "--speculate", lambda c: c.speculate > 0)
 ADAPTERS = Feature("LoRA adapters", "--lora…", lambda c: c.lora_slots > 0)
 INT8_KV = Feature("int8 keys and values", "--kv-dtype", lambda c: c.kv_dtype == "int8")
 INT8 = Feature("int8 weights", "--linear int8", lambda c: c.linear == "int8")

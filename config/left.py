@@ -23,6 +23,11 @@ LEFT = {
 
 def used(settings: Mapping[str, Any]) -> str | None:
     """Return a sentence if a saved run cannot be served again, since it used what left."""
+    speculate = str(settings.get("speculate", 0))
     if settings.get("preemption") == "swap" or settings.get("host_blocks"):
-        return f"its server had --preemption swap, which left; use the code of commit {LAST}"
-    return None
+        what = "--preemption swap"
+    elif not speculate.isdecimal():
+        what = f"--speculate {speculate}"
+    else:
+        return None
+    return f"its server had {what}, which left; use the code of commit {LAST}"

@@ -25,7 +25,6 @@ from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
 from scheduling.policies.prefill import read_prefill
 from scheduling.policies.priority import read_queue_policies
-from scheduling.speculation import read_speculate
 from shapes import SHAPES
 
 ONLY_OVER_HTTP = (
@@ -50,7 +49,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 READERS: dict[str, Callable[[str], object]] = {  # of settings that stay texts
     "length_predictor": predictor, "prefill": read_prefill, "queue_policy": read_queue_policies,
     "user_weights": read_user_weights, "slo_classes": read_slo_classes,
-    "speculate": read_speculate, "draft": read_draft, "lora_random": read_lora_random,
+    "draft": read_draft, "lora_random": read_lora_random,
 }  # fmt: skip
 
 
@@ -76,9 +75,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     ahead: bool = setting(False,
         "plan an iteration while the engine computes the one before; for a GPU, since on a CPU "
         "both share the cores", "off")
-    speculate: str = setting("0",
-        "draft tokens that a row verifies in an iteration: a number; numbers with the most rows "
-        "for which each holds, as 4:8,2:16; or auto (those that raise the tokens a second)")
+    speculate: int = setting(0, "draft tokens that a row verifies in an iteration; 0: none")
     draft: str = setting("ngram",
         "draft tokens come from: ngram (what followed the same words before), model:FOLDER (a "
         "small GPT-2 of the same vocabulary, with KV blocks of its own beside kv_cache; for demo "
@@ -213,6 +210,16 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     def _rename(cls, settings: Any) -> Any:
         """Take the settings of an older run, too."""
         return in_todays_names(settings) if isinstance(settings, dict) else settings
+
+    @field_validator("speculate", mode="before")
+    @classmethod
+    def _check_speculate(cls, value: Any) -> Any:
+        if not str(value).isdecimal():
+            raise ValueError(
+                "must be a number of draft tokens, such as 4, or 0 for none; auto and numbers by "
+                "rows have left, so compare --speculate 2 and 4 at your load"
+            )
+        return value
 
     @field_validator("kv_cache")
     @classmethod

@@ -27,7 +27,7 @@ from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
 from scheduling.shedding import Shedding, SloClasses
-from scheduling.speculation import speculation_of
+from scheduling.speculation import Speculation
 from scheduling.unchanged import plans_repeat, same_rows
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
@@ -56,8 +56,7 @@ class Scheduler:
         adapters: Adapters | None = None,
         slo_classes: str = "",
         shed: bool = False,
-        speculate: str = "0",
-        draft: str = "ngram",
+        speculate: int = 0,
         preserve_ordering: bool = False,
     ):
         self.policy = policy
@@ -80,8 +79,8 @@ class Scheduler:
 
         self.pauses = PausedRows(order, self.queue)
         self.ledger = Ledger(order.weights) if order.by_user else None
-        self.past = Past() if policy.reads_past or shed or speculate == "auto" else None
-        self.speculation = speculation_of(speculate, draft, self.past)
+        self.past = Past() if policy.reads_past or shed else None
+        self.speculation = Speculation(speculate) if speculate else None
         self.plans_repeat = plans_repeat(policy, order, self.speculation)
         ordering = ResponseOrder()
         # finished inferences that are answered once earlier ones are

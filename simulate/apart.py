@@ -20,7 +20,7 @@ from simulate.time import instant, seconds
 
 # settings that are not simulated with it, and their values without effect
 WITHOUT = {
-    "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
+    "prefix_caching": False, "speculate": 0, "prefill": "mixed", "shed": False,
     "preserve_ordering": False, "ahead": False,
 }  # fmt: skip
 # fields of an inference that a prefill replica sets: of all, and of those that end there

@@ -48,12 +48,13 @@ SENTENCES = {
     "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
     "or none",
     **{
-        f"static --speculate {text}": f"--speculate '{text}': must be a number of draft tokens (4)"
-        for text in ("many", "-1", "4:0", "4:8,2:4", "4,2:16")
+        f"static --speculate {text}": f"--speculate '{text}': must be a number of draft tokens, "
+        "such as 4, or 0 for none; auto and numbers by rows have left"
+        for text in ("auto", "-1", "4:8,2:16")
     },
     "dynamic --draft acceptance:1.1 --speculate 1": "--draft 'acceptance:1.1': must be ngram, mod",
     "dynamic --draft acceptance:0.5": "state --speculate 4, or leave it out",
-    "dynamic --speculate 2:8,1024:32": "1024 draft tokens do not fit into max_model_len 1024 and "
+    "dynamic --speculate 1024": "1024 draft tokens do not fit into max_model_len 1024 and "
     "token_budget 256, which counts them; lower --speculate",
     "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
     "dynamic --batch-invariant": "a CPU, where our kernels add in one order already; leave it",

@@ -79,6 +79,8 @@ def test_an_earlier_run_is_shown_unless_it_used_what_left(simulated: Path, tmp_p
     shutil.copytree(simulated, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "dynamic.json"
     result = json.loads(path.read_text())
+    earlier = {"host_kv_gb": 1.0, "prefill_only": False, "prefill_url": None, "speculate": "0"}
+    result["config"] |= earlier
     for value, code in (("recompute", 0), ("swap", 1)):
         result["config"]["preemption"] = value
         path.write_text(json.dumps(result))
