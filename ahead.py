@@ -112,10 +112,6 @@ class AheadManager(BatchingManager):
                 raise
             return None
 
-    @property
-    def _is_computing(self) -> bool:
-        return bool(self._launched)
-
     def _wait(self, seconds: float | None) -> None:
         if self._launched:
             raise _Nothing
@@ -146,7 +142,7 @@ class AheadManager(BatchingManager):
         iteration, at, wait, tokens, _ = self._launched[0]
         try:
             over = self._filled(wait())
-            self._failed_in_a_row.clear()
+            self._failures.clear()
         except Exception as error:
             over = self._fail_launched(error)
         begun, self._ended_at = max(at, self._ended_at), self.clock()

@@ -35,16 +35,14 @@ class BatchingManager:
 
     `load` builds the generator in the handler thread, so that the server answers /health meanwhile.
 
-    The requests of a failed iteration are answered with GenerationFailed, and the loop goes on. A
-    policy or an order that raises, or plans nothing where there is work, fails like an engine: of a
-    plan that failed, the requests are all in flight. A failure to load, FAILURES failures in a row,
-    and any other end of the handler thread are for good: the error is kept in `failure`, all
-    requests in flight and later ones are answered with EngineFailed, and the calls given to
-    `on_failure` are made. A plan that hangs keeps the lock: `deciding` tells.
-
-    `drain()` takes no new requests and finishes those in flight; `close()` ends them with Draining
-    and joins the thread.
+    The requests of a failed iteration, or all in flight if no iteration could be planned, are
+    answered with GenerationFailed, and the loop goes on. A failure to load, FAILURES failures in a
+    row, and any other end of the handler thread are for good: the error is kept in `failure`, all
+    requests are answered with EngineFailed, and the calls given to `on_failure` are made. A plan
+    that hangs keeps the lock: `deciding` tells.
     """
+
+    _launched: Sequence[object] = ()  # iterations that are computed meanwhile (ahead.py)
 
     def __init__(
         self,
@@ -62,7 +60,7 @@ class BatchingManager:
         self._load = load
         self._observers: list[Observer] = []
         self._loop_interval_s = loop_interval_s
-        self._failed_in_a_row: list[str] = []  # why each did
+        self._failures: list[str] = []  # why each iteration in a row did
         self._failure_calls: list[Callable[[BaseException], None]] = []
         self._why_failed = ""
         self._loaded = threading.Event()
@@ -90,8 +88,7 @@ class BatchingManager:
     def enqueue(self, inferences: Sequence[Inference]) -> None:
         """Queue the inferences of a request, all or none.
 
-        Raises InvalidRequest, Overloaded, EngineFailed or Draining, and GenerationFailed if the
-        order cannot place them.
+        Raises InvalidRequest, Overloaded, Draining, EngineFailed or GenerationFailed.
         """
         with self._changed, self.deciding:
             if self._why_failed:
@@ -109,8 +106,7 @@ class BatchingManager:
                 queued = [inference for inference in inferences if inference.id >= 0]
                 ended = self._fail(queued, error, deciding=True)
                 self._answer([each for each in ended if each not in queued])
-                why = self._failed_in_a_row[-1]
-                raise GenerationFailed(f"Generation failed: {why}") from error
+                raise GenerationFailed(f"Generation failed: {self._failures[-1]}") from error
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
         """Give requests up: rows and blocks are free before the next iteration.
@@ -210,8 +206,8 @@ class BatchingManager:
             except Exception:  # a defect there must not keep requests, or the process, waiting
                 log.exception("not all requests in flight could be answered in order")
                 left = [i for i in self._scheduler.in_flight() if i.answered_at is None]
-                for inference in left:
-                    inference.error, inference.state = refusal, State.FAILED
+                for each in left:
+                    each.error, each.state = refusal, State.FAILED
                 self._answer(left)
         self._loaded.set()
         for call in calls:
@@ -231,7 +227,7 @@ class BatchingManager:
             self._iteration_started_at = started_at = self.clock()
             try:
                 answered = self._apply(iteration, generator.generate(iteration))
-                self._failed_in_a_row.clear()
+                self._failures.clear()
             except Exception as error:
                 answered = self._fail([row.inference for row in iteration.rows], error)
             self._iteration_started_at = None
@@ -255,10 +251,7 @@ class BatchingManager:
         if (speculation := self._scheduler.speculation) is None:
             return
         with self._changed, self.deciding:
-            try:
-                rows = rows_to_draft(self._scheduler, self.clock())
-            except Exception:  # the plan itself will raise it, too
-                return
+            rows = rows_to_draft(self._scheduler, self.clock())
         speculation.draft(rows, drafter)
 
     def _plan(self, generator: Generator) -> Iteration | None:
@@ -270,8 +263,8 @@ class BatchingManager:
             self._draft(generator.drafter)
         with self._changed:
             while not self._closed:
-                if len(self._failed_in_a_row) >= FAILURES:
-                    last = self._failed_in_a_row[-1]
+                if len(self._failures) >= FAILURES:
+                    last = self._failures[-1]
                     raise EngineFailed(
                         f"{FAILURES} iterations in a row failed, the last with {last}"
                     )
@@ -283,7 +276,7 @@ class BatchingManager:
                 try:
                     with self.deciding:
                         iteration, at = next_iteration(self._scheduler, now)
-                    if not iteration.rows and at is None and not self._is_computing:
+                    if not iteration.rows and at is None and not self._launched:
                         raise nothing_planned(self._scheduler)
                 # a defect of a policy must not end the only handler thread
                 except Exception as error:
@@ -293,11 +286,6 @@ class BatchingManager:
                     return iteration
                 self._wait(None if at is None else min(at - now, LONGEST_WAIT_S))
         return None
-
-    @property
-    def _is_computing(self) -> bool:
-        """True if an iteration is computed meanwhile, which may change what can be planned."""
-        return False
 
     def _wait(self, seconds: float | None) -> None:
         self._changed.wait(seconds)
@@ -309,17 +297,15 @@ class BatchingManager:
     def _fail(
         self, inferences: Iterable[Inference], error: Exception, deciding: bool = False
     ) -> list[Inference]:
-        """End the requests of a failed iteration; return those to answer. deciding: the policy or
-        the order failed, and not the engine. Raises EngineFailed if the scheduler cannot.
-        """
+        """End requests; return those to answer. deciding: the policy or the order failed, and not
+        the engine. Raises EngineFailed if the scheduler cannot."""
         log.error("generation failed; its requests are answered with an error", exc_info=error)
-        self._failed_in_a_row.append(why := self.deciding.in_words(error, deciding))
+        self._failures.append(why := self.deciding.in_words(error, deciding))
         with self._changed:
             try:
                 failure = GenerationFailed(f"Generation failed: {why}")
                 return self._scheduler.fail(inferences, failure, self.clock())
             except Exception:  # the scheduler cannot be relied on any more
-                log.exception("these requests could not be ended")
                 raise EngineFailed(why) from error
 
     def _answer(self, inferences: Iterable[Inference]) -> None:

@@ -27,7 +27,6 @@ from observers.request_log import RequestLog
 from observers.server_stats import ServerStats
 from scheduling.building import build_scheduler
 from scheduling.errors import InvalidRequest
-from scheduling.handover import HandedOver
 from scheduling.inference import Generator, Inference
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Scores
@@ -74,8 +73,6 @@ class Server:
         self.models = Models(config)
         if config.lora_slots:
             self.scheduler.extensions.append(self.models)
-        if config.prefill_url:
-            self.scheduler.extensions.append(HandedOver())
         self.generator: Generator | None = None  # once it is loaded
 
         def loaded() -> Generator:

@@ -318,8 +318,6 @@ DEFINITIONS = {
     "recomputed_tokens": "tokens computed once more, after a preemption",
     "cached_tokens": "prompt tokens found in the prefix cache, and not computed again",
     "cached_fraction": "cached_tokens / prompt tokens, of answered requests",
-    "swapped_out_blocks": "KV blocks of preempted requests that were copied to the host's memory",
-    "swapped_in_blocks": "those copied back, when their requests were admitted again",
     "preemptions": "times that a request gave its KV blocks up and waited again",
     "users": "measures of each `user`, under an empty name those of requests without one; of the "
     "first 32 names in a run, and of all later ones together as (others); completed, tokens and "

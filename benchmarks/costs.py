@@ -12,7 +12,6 @@ residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
 from __future__ import annotations
 
 import statistics
-import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,21 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.calibration import Rounds, Segment, TrafficServer, at_once, keep, kept, measure
 from benchmarks.fitting import Served, fit, observe, residuals
 from benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
-from benchmarks.offline import load
 from compare.machine import processor
 from compare.servers import server
-from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError
-from generate.cached import CachedGenerator
-from generate.swap import HostPool
+from config import ONLY_IN, ONLY_OVER_HTTP, ConfigError
 from simulate import PS
 from simulate.costs import FOLDER, HTTP, STATED, Costs, save
 
-COPIED = 256  # KV blocks, which are more than a processor's cache holds
 BENCHMARK = Benchmark(
     "costs",
     __doc__,
@@ -111,24 +105,6 @@ def _apart(bursts: Sequence[Sequence[float]]) -> float:
     return statistics.median(steps) if steps else 0.0
 
 
-def swap_block(config: Config) -> int:
-    """Median picoseconds to copy a KV block to or from the host; 0 where none is copied."""
-    if config.model == "fake" or config.generator != "cached":
-        return 0
-    engine = load(config)
-    assert isinstance(engine, CachedGenerator)
-    n = min(COPIED, config.n_blocks)
-    pool, blocks = HostPool(engine.attention.cache, n), [(block, block) for block in range(n)]
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        pool.copy(blocks, blocks)
-        if config.device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return round(statistics.median(times[1:]) / (2 * n) * PS)
-
-
 def main() -> None:
     options, [config] = BENCHMARK.configs()
     model = Path(config.model).name
@@ -141,7 +117,7 @@ def main() -> None:
         for segments in measure(traffic, options.seconds, options.seed + rounds.number):
             rounds.segments.extend(segments)
             rounds.number += 1
-    costs = replace(fitted(name, rounds), swap_block=swap_block(traffic.config))
+    costs = fitted(name, rounds)
     keep(name, rounds)
     for part, errors in costs.source["residuals"].items():
         print(f"{part}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))

@@ -93,8 +93,6 @@ KEYS = {key.name: key for key in (
     Key("cached_fraction", "point", "prompt tokens found cached, %", 100, rare=True),
     Key("acceptance", "point", "draft tokens accepted, %", 100),
     Key("adapter_loads", "point", "adapters loaded", rare=True),
-    Key("swapped_out_blocks", "point", "KV blocks swapped out", rare=True),
-    Key("swapped_in_blocks", "point", "KV blocks swapped in", rare=True),
     _of("preempted", "mean", "group", rare=True),
     _of("paused", "mean", "group", rare=True),
     Key("rate", "sweep", "requests/s", 1, "{:g}"),
@@ -105,7 +103,7 @@ KEYS = {key.name: key for key in (
 ENGINE = (  # as /stats of our own servers has them
     "useful_fraction", "occupancy", "largest_batch", "preemptions", "recomputed_tokens",
     "cached_tokens", "draft_tokens", "accepted_tokens", "adapter_loads",
-    "swapped_out_blocks", "swapped_in_blocks", *(f"{kind}_rows" for kind in ROW_KINDS),
+    *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
 # of our own servers alone, and what follows from them
 OURS = (*ENGINE, "cached_fraction", "acceptance", "expected_useful_fraction", "littles_law")

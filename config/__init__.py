@@ -1,5 +1,6 @@
 """One validated Config, and how it comes about, from the first that is read to the last:
 
+left       flags and settings that left, and what to use in their place
 tables     settings that are fields of modes and orders
 keys       API keys and their users
 adapters   LoRA adapters in folders, or random ones

@@ -21,7 +21,6 @@ from config.settings import SPARE_FILES, Settings
 from config.tables import flag
 from scheduling.drafts import read_draft, read_rates
 from scheduling.policies import MODES, ORDERS, chosen
-from scheduling.speculation import most_drafts
 from shapes import Shape, shape_of
 
 
@@ -90,12 +89,6 @@ class Config(Settings):
         return self.block_size * self.shape.kv_bytes_per_token(self.kept_as)
 
     @property
-    def host_blocks(self) -> int:
-        """KV blocks of preempted requests that the host holds; 0: they are recomputed."""
-        swaps = self.preemption == "swap"
-        return int(self.host_kv_gb * 1e9 / self.block_bytes) if swaps else 0
-
-    @property
     def forced_rates(self) -> list[float]:
         """Chances that draft tokens are accepted, where they are stated."""
         kind, rates = read_draft(self.draft)
@@ -113,8 +106,8 @@ class Config(Settings):
         if kind != "model":
             return None
         kv_cache = f"{self.max_batch_size * self.blocks_per_request}blocks"
-        ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": "0"}
-        ours |= {"lora": "", "lora_random": "", "preemption": "recompute"}
+        ours = {"model": model, "kv_cache": kv_cache, "draft": "ngram", "speculate": 0}
+        ours |= {"lora": "", "lora_random": ""}
         return self.model_copy(update=ours)
 
     @property
@@ -193,11 +186,6 @@ def _contradictions(config: Config) -> Iterator[str]:
         )
     yield from _unfit_parts(config)
     yield from features.contradictions(config)
-    if config.preemption == "swap" and not config.host_blocks:
-        yield (
-            f"host_kv_gb {config.host_kv_gb:g} does not hold one KV block of {config.block_bytes} "
-            "bytes; raise --host-kv-gb"
-        )
     yield from _unfit_drafts(config)
     yield from unfit_adapters(config)
     vocabulary = VOCABULARIES[config.tokenizer]
@@ -226,15 +214,14 @@ def _contradictions(config: Config) -> Iterator[str]:
 
 def _unfit_drafts(config: Config) -> Iterator[str]:
     """Yield a sentence for each contradiction of speculative decoding."""
-    if config.speculate == "0":
+    if not config.speculate:
         if config.draft != "ngram":
             yield "--draft proposes tokens for --speculate; state --speculate 4, or leave it out"
         return
-    most = most_drafts(config.speculate)
-    if most >= min(config.max_model_len, config.token_budget):
+    if config.speculate >= min(config.max_model_len, config.token_budget):
         yield (
-            f"{most} draft tokens do not fit into max_model_len {config.max_model_len} and "
-            f"token_budget {config.token_budget}, which counts them; lower --speculate"
+            f"{config.speculate} draft tokens do not fit into max_model_len {config.max_model_len} "
+            f"and token_budget {config.token_budget}, which counts them; lower --speculate"
         )
     if (draft := config.draft_model) is None:
         return
@@ -302,7 +289,7 @@ def _too_large(config: Config) -> Iterator[str]:
         )
     models = [each for each in (config, config.draft_model) if each is not None]
     weights = sum(each.shape.weight_bytes(each.dtype, each.multiplied_as) for each in models)
-    kv = sum((each.n_blocks + each.host_blocks) * each.block_bytes for each in models)
+    kv = sum(each.n_blocks * each.block_bytes for each in models)
     memory = psutil.virtual_memory().total
     # a GPU's free memory is known once the weights are there
     if config.device == "cpu" and weights + kv > memory:

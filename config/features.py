@@ -22,35 +22,24 @@ class Feature(NamedTuple):
 NAIVE = Feature("no KV cache", "--generator naive", lambda c: c.generator == "naive")
 PADDED = Feature("padded engine", "--generator padded", lambda c: c.generator == "padded")
 PREFIXES = Feature("prefix caching", "--prefix-caching", lambda c: c.prefix_caching)
-DRAFTS = Feature("speculative decoding", "--speculate", lambda c: c.speculate != "0")
+DRAFTS = Feature("speculative decoding", "--speculate", lambda c: c.speculate > 0)
 ADAPTERS = Feature("LoRA adapters", "--lora…", lambda c: c.lora_slots > 0)
-SWAP = Feature("preemption by swap", "--preemption", lambda c: c.preemption == "swap")
 INT8_KV = Feature("int8 keys and values", "--kv-dtype", lambda c: c.kv_dtype == "int8")
 INT8 = Feature("int8 weights", "--linear int8", lambda c: c.linear == "int8")
 SIZES = Feature(
     "decoder batch sizes", "--decoder-batch-sizes", lambda c: bool(c.decoder_batch_sizes)
 )
-SEPARATE = Feature(
-    "disaggregated prefill", "--prefill-only (--prefill-url)",
-    lambda c: c.prefill_only or c.prefill_url is not None,
-)  # fmt: skip
 AHEAD = Feature("planned ahead", "--ahead", lambda c: c.ahead)
-# settings that disaggregated prefill excludes, also in virtual time: values without effect
-WITHOUT = {
-    "prefix_caching": False, "speculate": "0", "prefill": "mixed", "shed": False,
-    "preserve_ordering": False, "ahead": False,
-}  # fmt: skip
-# the same of iterations planned ahead: a recording has none, and shedding and `prefill` go by the
-# time from an iteration's plan to its end, which another one shares
+# settings that iterations planned ahead exclude, and their values without effect: a recording has
+# none, and shedding and `prefill` go by the time from an iteration's plan to its end, which another
+# one shares
 AHEAD_WITHOUT = {"record": None, "shed": False, "prefill": "mixed"}
 ENGINES = (NAIVE, PADDED)  # of which a server has one
-FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, SWAP, INT8_KV, INT8, SIZES, SEPARATE, AHEAD)
+FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, INT8_KV, INT8, SIZES, AHEAD)
 _BY_CACHED_ENGINE = {
     PREFIXES: "KV blocks are shared", DRAFTS: "draft tokens are verified",
-    ADAPTERS: "adapters are added", SWAP: "KV blocks are swapped",
-    INT8_KV: "keys and values are rounded to 8 bits",
-    SIZES: "iterations are filled up to fixed sizes",
-    SEPARATE: "keys and values are handed over", AHEAD: "iterations are planned ahead",
+    ADAPTERS: "adapters are added", INT8_KV: "keys and values are rounded to 8 bits",
+    SIZES: "iterations are filled up to fixed sizes", AHEAD: "iterations are planned ahead",
 }  # fmt: skip
 # of each pair that does not go together, why
 APART = {
@@ -60,10 +49,7 @@ APART = {
         for feature, what in _BY_CACHED_ENGINE.items()
     },
     (NAIVE, INT8): "without a KV cache the linear layers are PyTorch's",
-    (PREFIXES, SEPARATE): "KV blocks are shared by requests computed whole on one server",
     (DRAFTS, AHEAD): "draft tokens follow from the ids of the iteration before",
-    (SEPARATE, AHEAD): "keys and values leave with the first id",
-    (DRAFTS, SEPARATE): "drafts are not offered where prefill is disaggregated",
 }
 
 
@@ -72,11 +58,6 @@ def contradictions(config: Config) -> Iterator[str]:
     for (one, other), why in APART.items():
         if one.chosen(config) and other.chosen(config):
             yield f"{why}; leave {other.flag} or {one.flag} out"
-    if config.prefill_only and config.prefill_url:
-        yield "--prefill-only computes prompts, and --prefill-url sends them away; leave one out"
-    for name, value in (WITHOUT | {"record": None}).items() if SEPARATE.chosen(config) else ():
-        if getattr(config, name) != value:
-            yield f"{SEPARATE.name} excludes {flag(name)}; leave it or {SEPARATE.flag} out"
     for name, value in AHEAD_WITHOUT.items() if config.ahead else ():
         if getattr(config, name) != value:
             yield f"iterations planned ahead exclude {flag(name)}; leave it or --ahead out"

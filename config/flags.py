@@ -235,7 +235,7 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
             if option.startswith("--") and action.help != argparse.SUPPRESS
         ]
         name = unknown[0].split("=")[0]
-        if instead := LEFT.get(name.removeprefix("--").replace("-", "_")):
+        if instead := LEFT.get(name.removeprefix("--").removeprefix("no-").replace("-", "_")):
             raise ConfigError(f"{name} is no longer a flag: {instead}")
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(

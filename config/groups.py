@@ -19,8 +19,7 @@ GROUPS = {
         "mlfq_quantum", "mlfq_levels", "slo_classes", "shed", "preserve_ordering",
     ),
     "Memory": (
-        "kv_cache", "kv_dtype", "kv_reservation", "victim", "watermark", "preemption",
-        "host_kv_gb", "prefix_caching",
+        "kv_cache", "kv_dtype", "kv_reservation", "victim", "watermark", "prefix_caching",
         "max_model_len", "block_size",
     ),
     "Model and engine": (
@@ -29,7 +28,6 @@ GROUPS = {
     ),
     "Speculative decoding": ("speculate", "draft"),
     "LoRA adapters": ("lora", "lora_random", "max_loras", "lora_policy"),
-    "Disaggregated prefill and decode": ("prefill_only", "prefill_url"),
     "HTTP and limits": (
         "host", "port", "api_key", "api_keys", "allowed_hosts", "max_waiting",
         "user_requests_per_minute", "user_tokens_per_minute", "request_timeout_s",

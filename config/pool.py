@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from config.left import LEFT
+
 UNITS = {"gb": "GB", "blocks": "blocks", "%": "%"}
 # earlier settings of the same, of which the first that is given holds, and the unit of each
 EARLIER = {"kv_blocks": "blocks", "kv_cache_gb": "GB", "gpu_memory_utilization": "%"}
-DELETED = {"sampling_seed"}
 
 
 class PoolSize(NamedTuple):
@@ -46,7 +47,7 @@ def as_size(earlier: str, value: Any) -> str:
 
 def in_todays_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings, among which may be those of an older run, in today's names."""
-    renamed = {name: value for name, value in settings.items() if name not in {*EARLIER, *DELETED}}
+    renamed = {name: value for name, value in settings.items() if name not in {*EARLIER, *LEFT}}
     given = [name for name in EARLIER if settings.get(name) not in (None, "")]
     if given and "kv_cache" not in renamed:
         renamed["kv_cache"] = as_size(given[0], settings[given[0]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -26,13 +25,12 @@ from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
 from scheduling.policies.prefill import read_prefill
 from scheduling.policies.priority import read_queue_policies
-from scheduling.speculation import read_speculate
 from shapes import SHAPES
 
 ONLY_OVER_HTTP = (
     "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log",
-    "record", "live", "live_prompts", "host", "port", "prefill_only", "prefill_url", "api_key",
-    "api_keys", "allowed_hosts", "log_level",
+    "record", "live", "live_prompts", "host", "port", "api_key", "api_keys", "allowed_hosts",
+    "log_level",
 )  # fmt: skip
 NOT_SIMULATED = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}  # in virtual time
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
@@ -51,7 +49,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 READERS: dict[str, Callable[[str], object]] = {  # of settings that stay texts
     "length_predictor": predictor, "prefill": read_prefill, "queue_policy": read_queue_policies,
     "user_weights": read_user_weights, "slo_classes": read_slo_classes,
-    "speculate": read_speculate, "draft": read_draft, "lora_random": read_lora_random,
+    "draft": read_draft, "lora_random": read_lora_random,
 }  # fmt: skip
 
 
@@ -77,9 +75,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     ahead: bool = setting(False,
         "plan an iteration while the engine computes the one before; for a GPU, since on a CPU "
         "both share the cores", "off")
-    speculate: str = setting("0",
-        "draft tokens that a row verifies in an iteration: a number; numbers with the most rows "
-        "for which each holds, as 4:8,2:16; or auto (those that raise the tokens a second)")
+    speculate: int = setting(0, "draft tokens that a row verifies in an iteration; 0: none")
     draft: str = setting("ngram",
         "draft tokens come from: ngram (what followed the same words before), model:FOLDER (a "
         "small GPT-2 of the same vocabulary, with KV blocks of its own beside kv_cache; for demo "
@@ -103,10 +99,6 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     kv_dtype: Literal["auto", "int8"] = setting("auto",
         "CPU: type of keys and values, auto (as --dtype) or int8 with a scale for each token and "
         "head: half of bfloat16's memory")
-    preemption: Literal["recompute", "swap"] = setting("recompute",
-        "dynamic: what a preempted request has computed is computed again (recompute), or copied "
-        "to the host's memory and back (swap; recompute where that is full)")
-    host_kv_gb: Positive = setting(1.0, "memory of the host for swapped KV blocks, in GB")
     block_size: Count = setting(16,
         "tokens in a KV block; if as many as max_model_len, each request has one block")
     max_model_len: int = setting(1024, "prompt + completion tokens of a request at most", ge=2)
@@ -174,11 +166,6 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
     port: int = setting(8500, "port to listen on", ge=1, le=65535)
-    prefill_only: bool = setting(False,
-        "compute prompts and first tokens alone, for servers with --prefill-url", "off")
-    prefill_url: str | None = setting(None,
-        "a server with --prefill-only, which computes prompts and first tokens for this one: "
-        "http://127.0.0.1:8501", "none")
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
     api_key: SecretStr | None = setting(None,
         "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none",
@@ -224,12 +211,15 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         """Take the settings of an older run, too."""
         return in_todays_names(settings) if isinstance(settings, dict) else settings
 
-    @field_validator("prefill_url")
+    @field_validator("speculate", mode="before")
     @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        if url is not None and not re.fullmatch("http://[^/]+", url):
-            raise ValueError("must be the address of a server, such as http://127.0.0.1:8501")
-        return url
+    def _check_speculate(cls, value: Any) -> Any:
+        if not str(value).isdecimal():
+            raise ValueError(
+                "must be a number of draft tokens, such as 4, or 0 for none; auto and numbers by "
+                "rows have left, so compare --speculate 2 and 4 at your load"
+            )
+        return value
 
     @field_validator("kv_cache")
     @classmethod

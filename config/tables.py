@@ -35,8 +35,6 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
         if each.metadata["needs"]
     },
     "fake_slowdown": ("model", ("fake",)),
-    "preemption": ("kv_reservation", ("demand",)),
-    "host_kv_gb": ("preemption", ("swap",)),
     **dict.fromkeys(("padded_prefill", "padded_compact"), ("generator", ("padded",))),
     **{name: ("order", orders) for name, orders in _having(ORDERS).items()},
 }

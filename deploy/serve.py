@@ -78,10 +78,6 @@ def read(argv: Sequence[str]) -> Fleet:
     for name in ("request_log", "record"):
         if getattr(config, name):
             raise ConfigError(f"{flag(name)} is a file of one server; leave it out")
-    if config.prefill_only or config.prefill_url:
-        raise ConfigError(
-            "Ray Serve does not run disaggregated prefill; start both servers by ./server.sh"
-        )
     return Fleet(config, known.replicas, known.router, rule)
 
 

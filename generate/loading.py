@@ -19,7 +19,6 @@ from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
 from generate.fused import FusedGPT2
 from generate.graphs import Capture
-from generate.handover import HandoverGenerator
 from generate.linear import pack, pad_head
 from generate.lora import AdaptedGenerator, Adapters, random_adapter, read_adapter
 from generate.naive import NaiveGenerator
@@ -27,7 +26,6 @@ from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
 from generate.padded import PaddedGenerator
 from generate.sampling import sample, sample_on_cpu
-from generate.swap import SwappingGenerator
 from model import GPT2, KVCache
 from scheduling.drafts import Drafter
 from scheduling.inference import Generator
@@ -58,13 +56,7 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
         cached = on_pool(
             config.n_blocks if config.pool_is_known else fitting_blocks(config, on_pool)
         )
-        served: Generator = LaunchingGenerator(cached, sampled) if sampled else cached
-        cache = cached.attention.cache
-        if config.prefill_only or config.prefill_url:
-            served = HandoverGenerator(served, cache, gives=config.prefill_only)
-        if config.host_blocks:  # its copies come first, so that none of nothing overwrites others
-            served = SwappingGenerator(served, cache, config.host_blocks)
-        return served
+        return LaunchingGenerator(cached, sampled) if sampled else cached
 
 
 def _load(config: Config, path: Path | None) -> GPT2:

@@ -27,14 +27,13 @@ class Ngram(Drafter):
             text = before.get(inference) or "".join(map(chr, inference.prompt_ids))
             new = inference.tokens[len(text) - len(inference.prompt_ids) :]
             self._texts[inference] = text + "".join(map(chr, new))
-        return [_after_the_last(self._texts[inference], inference, k) for inference, k in wanted]
+        return [_after_the_last(self._texts[inference], k) for inference, k in wanted]
 
 
-def _after_the_last(text: str, inference: Inference, k: int) -> list[int]:
+def _after_the_last(text: str, k: int) -> list[int]:
     """Return the k ids after the last place that ends like the whole; none where none does."""
     for n in LENGTHS:
         if (found := text.rfind(text[-n:], 0, -1)) >= 0:
-            inference.drafts.matched = n
             after = text[found + n :]
             return [ord(after[i % len(after)]) for i in range(k)]
     return []

@@ -12,6 +12,7 @@ from typing import Any
 from client.traces import Request, load_trace
 from compare.runs import Run, RunError, load
 from config import Config
+from config.left import used
 from live import vllm_recording
 from live.observer import RunObserver, about
 from scheduling.policies import own
@@ -109,6 +110,9 @@ def again(run: Run) -> dict[str, str]:
     given = [result.get("config") or {} for result in run.results[0].values()]
     if absent := own.absent(str(each.get(key)) for each in given for key in ("mode", "order")):
         raise RunError(f"{run.folder}: {absent}")
+    for name, each in zip(run.results[0], given):
+        if sentence := used(each):
+            raise RunError(f"{name} of {run.folder} cannot be served again: {sentence}")
     try:
         requests = load_trace(trace)
         configs = {name: Config(**each) for name, each in zip(run.results[0], given)}

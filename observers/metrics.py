@@ -24,7 +24,6 @@ from observers.run import Run
 from observers.tallies import ENDINGS, Tallies
 from scheduling.inference import Inference, Iteration, State
 from scheduling.records import IterationRecord, Snapshot
-from scheduling.speculation import most_drafts
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, times_of
 
 if TYPE_CHECKING:
@@ -90,8 +89,6 @@ OF_SERVER = (
              lambda seen: seen.now.prefix_queries if seen.caches else 0),
     Declared(COUNTER, "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache",
              lambda seen: seen.now.prefix_hits if seen.caches else 0),
-    Declared(GAUGE, "vllm:num_requests_swapped", "requests waiting whose KV blocks the host keeps",
-             lambda seen: seen.now.swapped),
     Declared(COUNTER, "vllm:num_preemptions", DEFINITIONS["preemptions"],
              lambda seen: seen.run.counts["preemptions"]),
     Declared(COUNTER, "batching_recomputed_tokens", DEFINITIONS["recomputed_tokens"],
@@ -157,7 +154,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._manager = manager
         self._max_batch_size = config.max_batch_size
-        self._caches, self._most_drafts = config.prefix_caching, most_drafts(config.speculate)
+        self._caches, self._most_drafts = config.prefix_caching, config.speculate
         self._declared = OF_SERVER + (OF_SPECULATION if self._most_drafts else ())
         self._max_lora = config.lora_slots
         self._labels = {"model_name": config.model_name, "mode": config.mode}

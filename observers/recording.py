@@ -114,11 +114,7 @@ class RecordingScheduler(Scheduler):
             entry["ids"] = _ids(inferences)
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
-        proposed = {
-            str(i.id): (len(i.drafts.ids), i.drafts.matched)
-            for i in self.running.values()
-            if i.drafts.ids
-        }
+        proposed = {str(i.id): len(i.drafts.ids) for i in self.running.values() if i.drafts.ids}
         with self._called("schedule", now=now, drafts=proposed) as entry:
             iteration, wake_at = super().schedule(now)
             size = self.limits.block_size

@@ -19,7 +19,7 @@ from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 Named = Mapping[str, tuple[Tally, np.ndarray]]  # by name, with the TIMES that are kept
 REPORTED = (  # counts, as /stats names them
     "preemptions", "recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens",
-    "adapter_loads", "swapped_out_blocks", "swapped_in_blocks",
+    "adapter_loads",
 )  # fmt: skip
 
 
@@ -49,8 +49,6 @@ class Run:
                 self.counts[f"{kind}_rows"] += n * record.n
         self.counts["preemptions"] += iteration.preempted
         self.counts["adapter_loads"] += len(iteration.loads)
-        self.counts["swapped_out_blocks"] += len(iteration.swap_out)
-        self.counts["swapped_in_blocks"] += len(iteration.swap_in)
         if rows["recomputed"]:
             self.counts["recomputed_tokens"] += sum([row.recomputed for row in iteration.rows])
         if drafts := record.drafts:

@@ -89,8 +89,7 @@ def settings() -> tuple[run.Settings, dict[str, Any]]:
         options = parse(["--costs", name, "--modes", "dynamic"])
         config = options.config("dynamic")
         values = config.model_dump(mode="json")
-        own = ("lora_slots", "host_blocks")
-        all_settings[name] = values | {each: getattr(config, each) for each in own}
+        all_settings[name] = values | {"lora_slots": config.lora_slots}
         full = run.served("dynamic", BURST | {"costs": name}, all_settings)
         last = max(ended_at for *_, ended_at in full["answers"])
         rate = 0.8 * len(full["answers"]) / last

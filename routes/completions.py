@@ -13,13 +13,12 @@ from itertools import chain
 
 from flask import Response, g, request
 
-from routes.handover import PrefillServer, packed
 from routes.streams import Stream, Streamer
 from routes.watcher import Watcher
 from scheduling.errors import Overloaded
 from scheduling.inference import Inference
 from serving import Exchange, Server
-from wire.messages import JSON, REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer
+from wire.messages import STREAM, STREAM_HEADERS, Answer, answer
 from wire.own import Call
 from wire.request import Request, RequestReader
 
@@ -29,8 +28,6 @@ class Completions:
 
     def __init__(self, server: Server, reader: RequestReader):
         self.server, self._reader = server, reader
-        url = server.config.prefill_url
-        self._prefill = PrefillServer(server, url) if url else None
         self._watcher = Watcher(server.manager)
         self._streamer = Streamer()
 
@@ -41,19 +38,14 @@ class Completions:
     def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
         """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""
         exchange = Exchange(self.server, read(call.body).named(g.user, g.request_id))
-        if self.server.config.prefill_only:
-            for member in exchange.group:
-                member.num_tokens = 1
-            self._wait_for(exchange.group, call)
-            return packed(self.server.config, exchange)
         if exchange.request.stream:
-            return self._stream(exchange, call)
-        self._wait_for(exchange.group, call)
+            return self._stream(exchange)
+        self._wait_for(exchange.group)
         return answer(exchange.whole())
 
-    def _wait_for(self, group: Sequence[Inference], call: Call) -> None:
+    def _wait_for(self, group: Sequence[Inference]) -> None:
         """Queue the group, and wait until all of it is answered."""
-        self._enqueue(group, call)
+        self._enqueue(group)
         try:
             with self._watcher.watching(request.environ.get("gunicorn.socket"), group):
                 for member in group:
@@ -64,18 +56,11 @@ class Completions:
             self.server.manager.cancel(group)  # the others' texts will not be read
             raise
 
-    def _enqueue(
-        self, group: Sequence[Inference], call: Call, stream: Stream | None = None
-    ) -> None:
+    def _enqueue(self, group: Sequence[Inference], stream: Stream | None = None) -> None:
         try:
             if stream is not None:
                 self._streamer.follow(stream, group)
-            if self._prefill is not None:
-                headers = {REQUEST_ID: g.request_id, "Content-Type": JSON}
-                headers["Authorization"] = request.headers.get("Authorization", "")
-                group = self._prefill.begin(group, request.path, call.body, headers)
-            if group:
-                self.server.manager.enqueue(group)
+            self.server.manager.enqueue(group)
         except Overloaded:
             self.server.refused(group)
             raise
@@ -87,7 +72,7 @@ class Completions:
         while not event.wait(self.server.seconds_until(deadline)):
             self.server.manager.expire()
 
-    def _stream(self, exchange: Exchange, call: Call) -> Response:
+    def _stream(self, exchange: Exchange) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
         Tokens that pile up while the reader is slow are sent as one event. Returns with the first
@@ -100,7 +85,7 @@ class Completions:
             and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
         )
         stream = Stream(exchange.events(), connection if chunked else None)
-        self._enqueue(group, call, stream)
+        self._enqueue(group, stream)
         with ExitStack() as stack:
             # without effect unless the client disconnects before the end
             stack.callback(self.server.manager.cancel, group)

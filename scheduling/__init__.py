@@ -13,7 +13,6 @@ extensions    features attached to the scheduler, called when something happens:
   admission   requests that are refused
   shedding    requests with limits on their latency
   adapters    LoRA adapters in the slots of the engine
-  swap        KV of preempted requests in a pool of the host
   ledger      service that each user has had
   past         iterations so far: how many without a prompt, and how long they took
   pauses      running rows that are not computed

@@ -33,7 +33,5 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         slo_classes=settings.slo_classes,
         shed=settings.shed,
         speculate=settings.speculate,
-        draft=settings.draft,
         preserve_ordering=settings.preserve_ordering,
-        host_blocks=settings.host_blocks,
     )

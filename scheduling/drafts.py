@@ -18,13 +18,9 @@ class Drafts:
     """Draft tokens of an inference, and how many were accepted so far."""
 
     ids: list[int] = field(default_factory=list)  # proposed for its next tokens
-    matched: int = 0  # tokens before them that stood before the same tokens elsewhere (ngram)
     blocks: int = 0  # KV blocks that it would have without those that are verified now
     verified: int = 0  # draft tokens so far
     accepted: int = 0  # of these
-    # rows whose first draft token was accepted, and all that had one; later ones count more
-    hits: float = 0.0
-    tries: float = 0.0
 
 
 class Drafter(Protocol):

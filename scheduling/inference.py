@@ -97,7 +97,6 @@ class Inference:
     leader: Inference | None = None
     scores: Scores | None = None  # log-probabilities, if wanted
     prompt_only: bool = False  # its one token is not shown, and needs no KV slot
-    handed: Any = None  # `handover.Handover`, of a prompt that one server computes for another
 
     # set by the scheduler
     id: int = -1  # in arrival order
@@ -111,7 +110,7 @@ class Inference:
 
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
-    computed: int = 0  # tokens whose keys and values are cached, come with it, or are swapped out
+    computed: int = 0  # tokens whose keys and values are cached, or come with it
     num_cached_blocks: int = 0  # its first blocks, full and known to the prefix cache: read-only
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     tokens: list[int] = field(default_factory=list)  # completion ids; below 0: not known yet
@@ -142,8 +141,7 @@ class Inference:
     def awaits_leader(self, block_size: int, joining: Iterable[Inference] = ()) -> bool:
         """Return whether its leader is about to compute full blocks that it will share.
 
-        joining: what this plan admits. A leader that neither runs nor joins is not waited for: it
-        may come later in the order, and need the row or the blocks of this one.
+        joining: what this plan admits. No leader is waited for that may need this one's row.
         """
         leader = self.leader
         if leader is None or leader.answered_at is not None:
@@ -229,8 +227,6 @@ class Iteration(NamedTuple):
     padding: int = 0  # tokens computed for no request, each like a row (scheduling/padding.py)
     preempted: int = 0  # inferences that gave their KV blocks up before it
     loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
-    swap_out: Sequence[tuple[int, int]] = ()  # KV blocks to copy to the host first: from, to
-    swap_in: Sequence[tuple[int, int]] = ()  # KV blocks to copy from there after that
 
 
 class Generator(Protocol):

@@ -51,24 +51,23 @@ class Past(Extension):
     def __init__(self) -> None:
         self.without_prompts = 0  # iterations since the last one that computed a prompt
         self._of_decodes, self._of_prompts = Line(), Line()
-        self.decoded = self._prompt_tokens = 0  # tokens in the iteration that is computed now
-        self.took_s = 0.0  # time of the last one
+        self._decoded = self._prompt_tokens = 0  # tokens in the iteration that is computed now
         self._begun_at = self._ended_at = 0.0
 
     def planned(self, rows: Sequence[Row], now: float) -> None:
         if not rows:
             return
-        self.decoded = sum(row.n_tokens for row in rows if row.decodes)
+        self._decoded = sum(row.n_tokens for row in rows if row.decodes)
         self._prompt_tokens = sum(row.n_tokens for row in rows if not row.decodes)
-        self._begun_at = self._ended_at if self.decoded else now
+        self._begun_at = self._ended_at if self._decoded else now
         self.without_prompts = 0 if self._prompt_tokens else self.without_prompts + 1
 
     def sampled(self, inferences: Sequence[Inference], now: float) -> None:
-        self._ended_at, self.took_s = now, now - self._begun_at
+        self._ended_at, took_s = now, now - self._begun_at
         if not self._prompt_tokens:
-            self._of_decodes.add(self.decoded, self.took_s)
+            self._of_decodes.add(self._decoded, took_s)
         elif self._of_decodes.n:
-            longer_s = self.took_s - self._of_decodes.at(self.decoded)
+            longer_s = took_s - self._of_decodes.at(self._decoded)
             self._of_prompts.add(self._prompt_tokens, longer_s)
 
     @property

@@ -1,6 +1,6 @@
 """When to plan, and for which rows to draft: what the server's thread and virtual time share.
 
-Functions of a scheduler. They raise what its policy raises.
+Functions of a scheduler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def next_iteration(scheduler: Scheduler, now: float) -> tuple[Iteration, float |
     nothing that is known now will lead to any.
 
     A plan without rows that preempted or admitted, or whose `wake_at` has come, is followed by
-    another one, once.
+    another one, once. Raises what the policy raises.
     """
     waited = len(scheduler.waiting)
     iteration, wake_at = scheduler.schedule(now)
@@ -43,8 +43,11 @@ def nothing_planned(scheduler: Scheduler) -> RuntimeError:
 
 def rows_to_draft(scheduler: Scheduler, now: float) -> list[Inference]:
     """Return the inferences of which the next iteration has rows, as far as is known now, and drop
-    earlier drafts of all that run.
+    earlier drafts of all that run. None if the policy fails, which the plan itself will show.
     """
     for inference in scheduler.running.values():
         inference.drafts.ids = []  # those that were not taken may be too many by now
-    return [inference for inference, _ in scheduler.policy.plan(scheduler.view(now)).run]
+    try:
+        return [inference for inference, _ in scheduler.policy.plan(scheduler.view(now)).run]
+    except Exception:
+        return []

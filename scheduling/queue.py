@@ -110,9 +110,7 @@ class WaitingQueue:
             extension.leave(inference)
 
     def put(self, inference: Inference) -> None:
-        """Put an inference at the place that its order gives it now. Raises what an order of a
-        user's own does; then the inference is nowhere.
-        """
+        """Put an inference at the place that its order gives it now; if that raises, nowhere."""
         inference.state = State.WAITING
         inference.standing.key = self._order.place(inference)
         self.queues[inference.standing.bin].add(inference, self._order.by_user)

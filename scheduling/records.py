@@ -55,7 +55,6 @@ class Snapshot(NamedTuple):
     completion_tokens: int
     prefix_queries: int  # prompt tokens that were looked up in the prefix cache
     prefix_hits: int  # those found
-    swapped: int  # waiting requests whose KV blocks the host keeps
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> Snapshot:
@@ -70,7 +69,6 @@ class Snapshot(NamedTuple):
             scheduler.completion_tokens,
             pool.queries,
             pool.hits,
-            len(scheduler.swap.kept),
         )
 
 

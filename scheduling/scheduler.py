@@ -22,13 +22,12 @@ from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import Fcfs, Limits, Order, Plan, Policy, View
 from scheduling.policies.lengths import predictor
-from scheduling.policies.own import SOURCES, check_plan
+from scheduling.policies.own import check_plan
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
 from scheduling.shedding import Shedding, SloClasses
-from scheduling.speculation import speculation_of
-from scheduling.swap import Swap, give_up
+from scheduling.speculation import Speculation
 from scheduling.unchanged import plans_repeat, same_rows
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
@@ -57,10 +56,8 @@ class Scheduler:
         adapters: Adapters | None = None,
         slo_classes: str = "",
         shed: bool = False,
-        speculate: str = "0",
-        draft: str = "ngram",
+        speculate: int = 0,
         preserve_ordering: bool = False,
-        host_blocks: int = 0,
     ):
         self.policy = policy
         self.order = order
@@ -82,13 +79,12 @@ class Scheduler:
 
         self.pauses = PausedRows(order, self.queue)
         self.ledger = Ledger(order.weights) if order.by_user else None
-        self.past = Past() if policy.reads_past or shed or speculate == "auto" else None
-        self.speculation = speculation_of(speculate, draft, self.past)
+        self.past = Past() if policy.reads_past or shed else None
+        self.speculation = Speculation(speculate) if speculate else None
         self.plans_repeat = plans_repeat(policy, order, self.speculation)
         ordering = ResponseOrder()
         # finished inferences that are answered once earlier ones are
         self.held: Mapping[int, Inference] = ordering.held
-        self.swap = Swap(host_blocks, limits.block_size)
         attached = (
             SloClasses(slo_classes),
             QueuePolicies(order.queue_policies, self.queue, order),
@@ -101,7 +97,6 @@ class Scheduler:
             self.pauses,
             self.speculation,
             adapters,
-            self.swap if host_blocks else None,
         )
         self.extensions += [extension for extension in attached if extension is not None]
 
@@ -146,8 +141,7 @@ class Scheduler:
         rows = same_rows(view) if self.plans_repeat else []
         if not rows:
             plan = self.policy.plan(view)
-            if type(self.policy) in SOURCES:
-                check_plan(plan)
+            check_plan(plan, self.policy)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
         for inference, _ in reserved:  # first, before reservations evict the blocks found
             if found := view.find(inference):
@@ -171,8 +165,6 @@ class Scheduler:
             padding=padding(rows, self.decoder_batch_sizes, self.padded),
             preempted=len(plan.preempt),
             loads=loads,
-            swap_out=self.swap.out,
-            swap_in=self.swap.back,
         )
         return iteration, plan.wake_at
 
@@ -211,11 +203,14 @@ class Scheduler:
         self.running[inference.id] = inference
 
     def _preempt(self, inference: Inference, now: float) -> None:
-        """Running → waiting: its blocks are free. When it is back the KV that the host does not
-        keep is computed again.
-        """
+        """Running → waiting: its blocks are free, and what they held is computed again later."""
         self._stop_running(inference, now)
-        give_up(inference, self.swap.keep(inference), now)
+        interrupted = inference.interruptions
+        interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
+        interrupted.preempted_at = now
+        interrupted.preemptions += 1
+        inference.computed = inference.num_cached_blocks = 0
+        inference.decodes = False  # for policies it joins like a prompt, if of one token
         self.pool.release(inference)
         self.queue.add(inference, now)
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from config import Config, ConfigError, flag
-from config.features import WITHOUT
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.ahead import AheadReplica
@@ -19,6 +18,11 @@ from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop
 from simulate.time import instant, seconds
 
+# settings that are not simulated with it, and their values without effect
+WITHOUT = {
+    "prefix_caching": False, "speculate": 0, "prefill": "mixed", "shed": False,
+    "preserve_ordering": False, "ahead": False,
+}  # fmt: skip
 # fields of an inference that a prefill replica sets: of all, and of those that end there
 COMPUTED = ("blocks", "computed", "tokens", "decodes")
 END = ("state", "error", "is_over")

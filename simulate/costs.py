@@ -110,7 +110,6 @@ class Costs:
     load: int = 0  # of each adapter that is loaded, before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
     least: int = 0  # of an iteration, beside what it attends: to read the weights
-    swap_block: int = 0  # to copy a KV block to the host, or from there
     beyond_few: int = 0  # more for an iteration of more than FEW tokens: a GPU's launches
     prompts: Line | None = None
 
@@ -124,7 +123,7 @@ class Costs:
         if self.load or self.adapter_token:
             tokens = sum([row.n_tokens for row in iteration.rows if row.inference.adapter])
             time += self.load * len(iteration.loads) + self.adapter_token * tokens
-        return time + self.swap_block * (len(iteration.swap_out) + len(iteration.swap_in))
+        return time
 
     def following(self, iteration: Iteration) -> tuple[int, int]:
         """Return the time that the next iteration takes, in which the same rows compute a token
@@ -146,7 +145,7 @@ class Costs:
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
-        others = ("load", "adapter_token", "least", "swap_block", "beyond_few")
+        others = ("load", "adapter_token", "least", "beyond_few")
         times = {name: round(factor * getattr(self, name)) for name in others}
         line, prompts = self.line.slower(factor), self.prompts and self.prompts.slower(factor)
         return replace(self, line=line, decode=decode, prompts=prompts, **times)
@@ -176,7 +175,7 @@ class Costs:
         return gap
 
     def of_work(self, amounts: Work) -> int:
-        """Return the time of these amounts, without adapters, swapped blocks and launches."""
+        """Return the time of these amounts, without adapters and launches."""
         if amounts.prefill and self.prompts:
             rows = amounts._replace(prefill=0, chunk_context=0)
             return self.of_work(rows) + self.prompts.of(amounts)

@@ -125,8 +125,7 @@ class Planner:
     def _never(self, seeds: Sequence[int], share: float) -> str:
         """Return why no number suffices in this share of the traces, if even ALONE does not."""
         trial, question = self._trial, self._trial.question
-        # a user's own policy may be faster beside others, and draft tokens for few rows slower
-        if ".py:" in trial.config.mode or not trial.config.speculate.isdecimal():
+        if ".py:" in trial.config.mode:  # a user's own policy may be faster beside others
             return ""
         results = self._serve(ALONE, seeds)
         met, _ = self._count(results)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from config import Config
+from config.left import used
 from observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
 from reading import parse
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
@@ -153,6 +154,8 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
         settings = entry["settings"]
         if absent := own.absent(str(settings.get(key)) for key in ("mode", "order")):
             raise ReplayError(f"{absent}.")
+        if sentence := used(settings):
+            raise ReplayError(f"{sentence}.")
         return _Server(settings, observe)
     except (AttributeError, KeyError) as error:
         unknown = error.name if isinstance(error, AttributeError) else error
@@ -169,7 +172,8 @@ class _Server:
         self._written: list[Entry] = []
         # settings that did not exist yet are at their defaults, as if they did not
         whole = {k: f.default for k, f in Config.model_fields.items()}
-        whole |= {"lora_slots": 0, "host_blocks": 0} | settings
+        whole |= {"lora_slots": 0} | settings
+        whole["speculate"] = int(whole["speculate"])  # a text in earlier recordings
         values = SimpleNamespace(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in whole.items()}
         )
@@ -195,8 +199,8 @@ class _Server:
         if not self._written:
             return "it changed something in the recording, and changes nothing in the replay"
         written = json.loads(line_of(self._written[0]))
-        if "keys" in entry:  # they came from the recording, and the replay computes none
-            written["keys"] = entry["keys"]
+        for name in {"keys", "drafts"} & entry.keys():  # the replay has them from the recording
+            written[name] = entry[name]
         return _difference({**entry}, written)
 
     def _call(self, entry: Entry) -> Iterable[Inference]:
@@ -210,8 +214,8 @@ class _Server:
             case "schedule":
                 drafts = entry.get("drafts", {})
                 for id_, inference in self._in_flight.items():
-                    n, inference.drafts.matched = drafts.get(str(id_), (0, 0))
-                    inference.drafts.ids = [WRONG] * n
+                    n = drafts.get(str(id_), 0)  # of earlier recordings a pair
+                    inference.drafts.ids = [WRONG] * (n[0] if isinstance(n, list) else n)
                 self._iteration, _ = scheduler.schedule(now)
                 self._begun = now
             case "apply":

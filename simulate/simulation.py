@@ -92,7 +92,7 @@ class Simulation(Options):
 
         mode = self.variants[name].mode
         config = build(mode, flags, from_environment(os.environ), fill_in)
-        if config.speculate != "0" and not config.forced_rates:
+        if config.speculate and not config.forced_rates:
             raise ConfigError(
                 f"--draft {config.draft} looks at texts, and virtual time has none; say how many "
                 "draft tokens are accepted, as --draft acceptance:0.7 does"

@@ -27,7 +27,7 @@ from studies.study import Cases, Study
 NAMES = (
     "orders", "batches", "fair", "urgent", "deadlines", "memory", "prefixes", "routers", "capacity",
     "fidelity", "vllm_schedule", "arena", "prefill", "speculation", "padded",
-    "adapters", "swap", "approximations", "apart", "ahead", "http", "peers",
+    "adapters", "approximations", "apart", "ahead", "http", "peers",
 )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ shares of it. Finished runs stay valid when the simulator or the costs change.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import multiprocessing
 from collections import Counter
@@ -26,7 +25,6 @@ from compare.report.tables import markdown
 from compare.servers import server
 from config import Config
 from simulate.costs import Costs, CostsError, load
-from simulate.fleet import Layout
 from simulate.run import SimulatedServer
 from studies import virtual
 from studies.runner import FinishedRuns
@@ -42,9 +40,7 @@ TIMEOUT_S = 600.0  # of a request
 MET, BY_SPREAD, MISSED, REPORTED = "met", "met by spread", "**missed**", "reported"
 TARGETS = {"capacity": 3.0, "p50": 5.0, "p99": 10.0}  # of the relative error, %
 LEAST = {"p99": 2000}  # real requests in all runs, with fewer of which it is not judged
-CACHING, APART = "dynamic, prefix caching", "dynamic, prefill apart"
-LAYOUTS = {APART: Layout(2, prefill_replicas=1, kv_gbps=10)}  # where it is not one server
-CAPACITY = {APART: "output_throughput"}  # where requests wait in two queues: of all of a burst
+CACHING = "dynamic, prefix caching"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nobatch": ("nobatch", {}),
     "static": ("static", {}),
@@ -54,7 +50,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic, demand": ("dynamic", {"kv_reservation": "demand", "kv_cache": "160blocks"}),
     CACHING: ("dynamic", {"prefix_caching": True}),
     "dynamic, sjf": ("dynamic", {"order": "sjf"}),
-    APART: ("dynamic", {}),
 }
 PLAIN, LONG_PROMPTS, PREFIXES = "plain", "long prompts", "shared prefixes"
 KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's fields, and arrivals
@@ -66,9 +61,8 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's field
 }
 Row = dict[str, Any]  # numbers of a trace on one side
 SOME = (0.85, 1.2)
-COSTS = {"fake": "fake-server", "slow": "fake-slow", "demo": "demo", "gpt2": "gpt2"}  # by part
+COSTS = {"fake": "fake-server", "demo": "demo", "gpt2": "gpt2"}  # by part
 MODELS: dict[str, dict[str, Any]] = {  # where the part's name does not say all
-    "slow": {"model": "fake", "fake_slowdown": 4.0},
     "gpt2": {"weights": "random", "tokenizer": "bytes"},
 }
 # by part and kind of trace: variants, and loads
@@ -80,8 +74,6 @@ PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
         PREFIXES: ([CACHING], SOME),
         LONG_PROMPTS: (["static", "dynamic", "dynamic, demand"], SOME),
     },
-    # the processor is nearly idle, also with two servers
-    "slow": {PLAIN: (["dynamic", APART], (0.5, 0.85))},
     "demo": {
         PLAIN: ([*VARIANTS], (0.5, 0.85, 1.2)),
         "other lengths": (["dynamic"], (0.85,)),
@@ -132,11 +124,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
     n_requests = ONE_BY_ONE if mode == "nobatch" else n
     first: tuple[Case, int, int] = ({**case, "repeat": 0}, n, 0)
     model = {"model": case["part"], **MODELS.get(case["part"], {})}
-    with contextlib.ExitStack() as stack:
-        if case["variant"] == APART:
-            prefill = server(mode, flags | model | {"prefill_only": True})
-            flags = flags | {"prefill_url": stack.enter_context(prefill)}
-        url = stack.enter_context(server(mode, flags | model, name=case["variant"]))
+    with server(mode, flags | model, name=case["variant"]) as url:
         target = Target(case["variant"], url, Plain())
         warm_up(target)
 
@@ -155,8 +143,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
 
 def simulated(case: Case, seed: int, row: Row, costs: Costs) -> Row:
     """Return the row of a simulated server, with the settings and the blocks of the real one."""
-    config, layout = Config(**row["config"]), LAYOUTS.get(case["variant"], Layout())
-    target = SimulatedServer(case["variant"], config, costs, layout)
+    target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
     return measured(target, trace(case["kind"], seed, len(row["e2e_s"]), row["rate"]))
 
 
@@ -170,7 +157,7 @@ def measured(target: Measurable, requests: Sequence[Request]) -> Row:
     return {
         "config": config | virtual.pool(engine.get("kv_blocks")),
         "failed": result["failed"],
-        "capacity": result[CAPACITY.get(target.name, "busy_throughput")] or 0.0,
+        "capacity": result["busy_throughput"] or 0.0,
         "e2e_s": [round(a.e2e_s, 6) for a in answers],
         "ttft_s": [round(a.ttft_s, 6) for a in answers],
         "tpot_s": [round(a.tpot_s, 7) for a in answers if a.completion_tokens > 1],

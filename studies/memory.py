@@ -27,7 +27,6 @@ POOLS, LOADS = (8, 16, 32), (0.5, 0.8, 1.0, 1.2)
 VARIANTS: dict[str, Settings] = {
     "whole": {},
     **{victim: {"kv_reservation": "demand", "victim": victim} for victim in VICTIMS},
-    "swap": {"kv_reservation": "demand", "preemption": "swap"},  # the newest; copies take no time
 }
 
 
@@ -103,8 +102,7 @@ A pool has the KV blocks of 8, 16 or 32 requests of mean length. Load is the rat
 
 - Before a request runs, `whole` reserves the blocks of all tokens that it may come to.
 - The others take blocks on demand. If none is free, they preempt a running request: the newest, the
-  one with the least computed tokens, or the one with the most. It is computed again later.
-- `swap` copies the blocks of the newest request to the host and back; copies take no time here.""",
+  one with the least computed tokens, or the one with the most. It is computed again later.""",
     tables=[
         Table(("pool", "load", "variant"), against=[Against({"variant": "whole"}, ["mean_s"]),
                                                     Against({"variant": "newest"}, ["tax"])])

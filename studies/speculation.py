@@ -18,7 +18,6 @@ import torch
 from client.load import Watch
 from client.traces import Request
 from client.wire import Plain
-from compare.analysis import Estimate
 from compare.machine import ROOT
 from compare.measure import Target, measure, warm_up
 from compare.report.tables import NONE, markdown
@@ -32,7 +31,7 @@ from scheduling.planning import rows_to_draft
 from scheduling.sampling import Sampling
 from serving import Server
 from studies.runner import FinishedRuns
-from studies.study import Against, Case, Cases, Panel, Study, Table, mean, only, ratio, values
+from studies.study import Against, Case, Cases, Panel, Study, Table, mean, only, values
 from weights import locate
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,7 +50,6 @@ QUOTED, PROSE, RANDOM = "quoted", "prose", "random ids"
 TEXTS, SOURCES = (QUOTED, PROSE, RANDOM), ("ngram", "model:demo-draft")
 LENGTH = 128  # completion tokens of a text
 LOADS = (0.2, 0.4, 0.6, 0.8, 1.1)
-RULES = ("0", "4", "auto")
 LIVE = {"model": "demo", "max_batch_size": 8}
 
 
@@ -60,22 +58,22 @@ def cases(n: int) -> list[dict[str, Any]]:
         {"table": "forced", "model": model, "rows": rows, "speculate": k, "rate": rate}
         for model in MODELS
         for rows in ROWS[model]
-        for k, rate in [("0", None), *itertools.product(map(str, DRAFTS), RATES)]
+        for k, rate in [(0, None), *itertools.product(DRAFTS, RATES)]
     ]
     texts = [
         {"table": "texts", "text": text, "rows": rows, "draft": source, "speculate": k}
         for text, rows in itertools.product(TEXTS, (1, 8, 32))
-        for source, k in [("none", "0"), *itertools.product(SOURCES, ("4", "auto"))]
+        for source, k in [("none", 0), *((source, 4) for source in SOURCES)]
     ]
     live = [
-        {"table": "live", "load": load, "speculate": rule}
-        for load, rule in itertools.product(LOADS, RULES)
+        {"table": "live", "load": load, "speculate": k}
+        for load, k in itertools.product(LOADS, (0, 4))
     ]
     return forced + texts + live
 
 
-def config_of(speculate: str, draft: str, **settings: Any) -> Config:
-    drafting = {"speculate": speculate, "draft": draft} if speculate != "0" else {}
+def config_of(speculate: int, draft: str, **settings: Any) -> Config:
+    drafting = {"speculate": speculate, "draft": draft} if speculate else {}
     return build("dynamic", settings | drafting, {})
 
 
@@ -85,7 +83,7 @@ def config_of(speculate: str, draft: str, **settings: Any) -> Config:
 @functools.cache
 def engine(model: str) -> tuple[Config, Generator]:
     own = MODELS[model][1]
-    config = config_of("0", "", **LIMITS, **own, **(SHARED if model != "demo" else {}))
+    config = config_of(0, "", **LIMITS, **own, **(SHARED if model != "demo" else {}))
     return config, load_generator(config, locate(config), 257)
 
 
@@ -94,7 +92,7 @@ def forced(case: Case, seed: int) -> dict[str, Any]:
     (config, plain), rates = engine(case["model"]), [case["rate"] or 0.0]
     torch.set_num_threads(config.threads)
     rows, accepting = case["rows"], ForcedAcceptance(plain.generate, rates)
-    most = 1 + int(case["speculate"])  # tokens of a row in an iteration
+    most = 1 + case["speculate"]  # tokens of a row in an iteration
     n = min(max(6, COMPUTED[case["model"]] // rows), LONGEST // most)
     scheduler = build_scheduler(config.model_copy(update={"speculate": case["speculate"]}))
     draw = random.Random(seed)
@@ -192,7 +190,7 @@ def capacity(n: int) -> float:
     return n / float(served(trace(n, 1, None))["wall_clock_s"])
 
 
-def served(requests: list[Request], **settings: str) -> dict[str, Any]:
+def served(requests: list[Request], **settings: int) -> dict[str, Any]:
     """Return the measures of a trace that a fresh server gets."""
     with server("dynamic", LIVE | settings) as url:
         target = Target("live", url, Plain())
@@ -219,11 +217,11 @@ def with_closed_form(cases: Cases) -> list[dict[str, Any]]:
     """
     result = []
     for case in cases:
-        if case["table"] == "forced" and case["speculate"] != "0":
+        if case["table"] == "forced" and case["speculate"]:
             keys = {key: case[key] for key in ("table", "model", "rows")}
-            [plain] = only(cases, keys | {"speculate": "0"})
+            [plain] = only(cases, keys | {"speculate": 0})
             [rejected] = only(cases, keys | {"speculate": case["speculate"], "rate": 0.0})
-            factor = expected(case["rate"], int(case["speculate"]))
+            factor = expected(case["rate"], case["speculate"])
             speeds = [values(each, "output_throughput") for each in (case, plain, rejected)]
             seeds = [
                 seed | {"gain": own / base, "closed_form": factor * none / base}
@@ -238,7 +236,7 @@ def break_even(cases: Cases, model: str, rate: float, k: int) -> str:
     """Return the rows up to which draft tokens raise the tokens a second, with the interval in
     which the gain's own reaches 1: on a straight line over the logarithm of rows.
     """
-    keys = {"table": "forced", "model": model, "rate": rate, "speculate": str(k)}
+    keys = {"table": "forced", "model": model, "rate": rate, "speculate": k}
     gains = [(case["rows"], mean(case, "gain")) for case in only(cases, keys)]
     if not gains:
         return NONE
@@ -260,22 +258,7 @@ def verdict(cases: Cases) -> str:
     return (
         "The number of rows up to which draft tokens raise throughput, by the share of them that "
         "is accepted (with its 95% interval):\n\n"
-        f"{markdown(rows, left=1)}\n\n{_worst(cases)}"
-    )
-
-
-def _worst(cases: Cases) -> str:
-    """Return how `auto` did at its worst load beside the better of the other two rules."""
-    found: list[tuple[float, Estimate]] = []
-    for load in LOADS:
-        rules = {c["speculate"]: c for c in only(cases, {"table": "live", "load": load})}
-        if len(rules) < len(RULES):
-            return ""
-        found += [(load, ratio(rules[k], rules["auto"], "mean_e2el_ms")) for k in ("0", "4")]
-    load, worst = max(found, key=lambda each: each[1].mean)
-    return (
-        f"Over HTTP, mean latency with `auto` is at most {worst.mean:.2f} ± {worst.half or 0:.2f} "
-        f"times that of the better one of 0 and 4 draft tokens (at a load of {load})."
+        f"{markdown(rows, left=1)}"
     )
 
 
@@ -297,12 +280,11 @@ def gain_panel(model: str, rate: float) -> Panel:
     )
 
 
-OF_PLAIN = {"speculate": "0"}
+OF_PLAIN = {"speculate": 0}
 STUDY = Study(
     name="speculation",
     title="Speculative decoding by the number of rows",
-    question="Up to how many rows do draft tokens raise throughput, and does `--speculate auto` "
-    "choose well?",
+    question="Up to how many rows do draft tokens raise throughput?",
     source="with K draft tokens, each accepted with probability a, a row has (1 − a^(K+1)) ÷ (1 − "
     "a) tokens per iteration (Leviathan et al., ICML 2023); a server is up to 2.8 times as fast at "
     "low load, and 1.4 to 1.8 times as slow at high load (vLLM, 2024)",
@@ -339,7 +321,7 @@ STUDY = Study(
         ),
         Table(
             ("model", "rows", "speculate", "rate"), ["gain", "closed_form"], [],
-            {"table": "forced", "speculate": tuple(map(str, DRAFTS))},
+            {"table": "forced", "speculate": DRAFTS},
             "Throughput where a set share of draft tokens is accepted",
             "Real iterations verify draft tokens, of which the share `rate` is accepted by force. "
             "Expected: the formula of the claim, with the measured times of iterations.",

@@ -56,7 +56,6 @@ LIMITS: dict[str, st.SearchStrategy[Any]] = {
     "rows": st.integers(1, 6),
     "budget": st.integers(1, 40),
     "spare_blocks": st.integers(0, 40),
-    "host_blocks": st.sampled_from([0, 6, 100]),
 }
 
 
@@ -72,7 +71,6 @@ def serve_within_limits(
     adapters: Adapters | None = options.get("adapters")
     loaded: dict[int, str] = {}  # by slot of the engine
     device: dict[int, dict[int, Any]] = defaultdict(dict)  # the tokens of each KV block, by place
-    host: dict[int, dict[int, Any]] = {}  # and of each block of the host
 
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         running, pool = scheduler.running, scheduler.pool
@@ -84,8 +82,6 @@ def serve_within_limits(
         for row in prefill:
             end = min(row.start + row.n_tokens, len(row.inference.prompt_ids))
             prompts_computed[row.inference.id] += max(0, end - row.start - row.recomputed)
-        host.update({to: {**device[block]} for block, to in iteration.swap_out})
-        device.update({to: {**host[block]} for block, to in iteration.swap_in})
         for row in iteration.rows:
             ids, end = row.inference.prompt_ids, row.start + row.n_tokens
             tokens = [(ids[0], min(p, len(ids) - 1), p, row.inference.adapter) for p in range(end)]

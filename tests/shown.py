@@ -34,7 +34,7 @@ CASES = {
         "windowed", "idle", "padding", batch_size_limit=3, decoder_batch_sizes="4"
     ),
     "multibin": case("multibin", "idle", bins=2), "dynamic": case("dynamic"),
-    "draft tokens": case("dynamic", "rejected", speculate="3", draft="acceptance:0.6"),
+    "draft tokens": case("dynamic", "rejected", speculate=3, draft="acceptance:0.6"),
     "demand, few blocks": case(
         "dynamic", "recomputed", kv_reservation="demand", kv_cache="8blocks", max_model_len=128
     ),

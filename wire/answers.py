@@ -213,8 +213,7 @@ class OfName(_Answer):
 COUNTS = _all(
     int, *ENDINGS, "invalid", "kv_blocks", "total_input_tokens", "total_output_tokens",
     "largest_batch", *(f"{kind}_rows" for kind in ROW_KINDS), "preemptions", "recomputed_tokens",
-    "cached_tokens", "draft_tokens", "accepted_tokens", "adapter_loads", "swapped_out_blocks",
-    "swapped_in_blocks",
+    "cached_tokens", "draft_tokens", "accepted_tokens", "adapter_loads",
 )  # fmt: skip
 NUMBERS = _all(
     float, "request_throughput", "output_throughput", "total_token_throughput", "throughput",

@@ -28,7 +28,6 @@ PROBLEMS = {
     "to first token is out of reach; try again after `Retry-After` seconds",
     431: "the headers are too large",
     500: "the engine failed in an iteration of this request",
-    502: "the server with --prefill-only failed",
     503: "the server is shutting down, its engine is broken, or unfinished bodies fill its memory",
     504: "the request's deadline passed, in the queue or later",
 }

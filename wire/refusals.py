@@ -72,7 +72,6 @@ STATUSES = {
     "invalid_http": 400, "adapters_are_fixed": 403, "host_not_allowed": 403, "needs_a_key": 403,
     "not_found": 404, "replica_not_found": 404, "method_not_allowed": 405, "request_timeout": 408,
     "request_entity_too_large": 413, "unsupported_media_type": 415, "headers_too_large": 431,
-    "no_prefill_server": 502, "prefill_server_differs": 502, "prefill_server_failed": 502,
     "overloaded": 503,
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ HEADLINES = keys(
     "output_throughput", "goodput", "mean_e2el_ms", "p99_e2el_ms", "p50_ttft_ms",
     "mean_tpot_ms", "mean_normalized_latency_ms", "useful_fraction", "occupancy", "largest_batch",
     "preemptions", "recomputed_tokens", "cached_tokens", "cached_fraction", "acceptance",
-    "adapter_loads", "swapped_out_blocks", "swapped_in_blocks",
+    "adapter_loads",
 )  # fmt: skip
 COMPARED = [*HEADLINES[:7], *keys("capacity", "goodput_rate")]  # of which differences are shown
 STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
@@ -37,8 +37,7 @@ POINTS = keys(
     "rate", "requests", "achieved_rate", "offered_throughput", "output_throughput",
     "p50_normalized_latency_ms", "p50_ttft_ms", "p99_e2el_ms", "goodput", "attainment",
     "occupancy", "preemptions", "recomputed_tokens", "cached_tokens", "cached_fraction",
-    "acceptance", "adapter_loads", "swapped_out_blocks", "swapped_in_blocks", "growth",
-    "growth_in_flight",
+    "acceptance", "adapter_loads", "growth", "growth_in_flight",
 )  # fmt: skip
 NONE = "–"
 MOST = 1000  # columns of a table, however wide the terminal is

@@ -67,7 +67,7 @@ def test_earlier_words_for_the_size_of_the_kv_cache_are_taken_with_a_warning(
 
 def test_the_settings_of_an_older_run_are_read() -> None:
     sizes: dict[str, Any] = {"kv_blocks": None, "kv_cache_gb": 4.0, "gpu_memory_utilization": 0.9}
-    sizes |= {"mode": "dynamic", "model": "demo", "sampling_seed": 0}
+    sizes |= {"mode": "dynamic", "model": "demo"} | dict.fromkeys(LEFT, "set")
     assert Config(**sizes).kv_cache == "4GB"
     assert Config(**sizes | {"kv_blocks": 70}).n_blocks == 70
 

@@ -47,14 +47,14 @@ SENTENCES = {
     "dynamic --decoder-batch-sizes 8,0": "--decoder-batch-sizes '8,0': 0 is no batch size",
     "dynamic --decoder-batch-sizes 8;4": "must be numbers separated by commas, such as 32,8,4,1, "
     "or none",
-    "dynamic --kv-reservation demand --preemption swap --host-kv-gb 1e-6": "hold one KV block",
     **{
-        f"static --speculate {text}": f"--speculate '{text}': must be a number of draft tokens (4)"
-        for text in ("many", "-1", "4:0", "4:8,2:4", "4,2:16")
+        f"static --speculate {text}": f"--speculate '{text}': must be a number of draft tokens, "
+        "such as 4, or 0 for none; auto and numbers by rows have left"
+        for text in ("auto", "-1", "4:8,2:16")
     },
     "dynamic --draft acceptance:1.1 --speculate 1": "--draft 'acceptance:1.1': must be ngram, mod",
     "dynamic --draft acceptance:0.5": "state --speculate 4, or leave it out",
-    "dynamic --speculate 2:8,1024:32": "1024 draft tokens do not fit into max_model_len 1024 and "
+    "dynamic --speculate 1024": "1024 draft tokens do not fit into max_model_len 1024 and "
     "token_budget 256, which counts them; lower --speculate",
     "dynamic --enforce-eager": "--enforce-eager has no meaning on a CPU; leave it out",
     "dynamic --batch-invariant": "a CPU, where our kernels add in one order already; leave it",
@@ -103,13 +103,6 @@ SENTENCES = {
     },
     "dynamic --max-loras 4": "--max-loras has no meaning without --lora or --lora-random; add one",
     "dynamic --lora-policy skip": "--lora-policy has no meaning without --lora or --lora-random;",
-    "dynamic --prefill-only --prefill-url http://a:1": "and --prefill-url sends them away; leave",
-    **{
-        f"dynamic --prefill-only {line}": f"disaggregated prefill excludes {line.split()[0]}"
-        "; leave it or --prefill-only (--prefill-url) out"
-        for line in ("--prefill first", "--shed", "--record x", "--preserve-ordering")
-    },
-    "dynamic --prefill-url http://a:1/x": "'http://a:1/x': must be the address of a server, ",
     "dynamic --port": "--port: expected one argument",
 }
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
@@ -288,8 +281,8 @@ def test_heads_too_large_for_a_kernel_make_auto_plain(monkeypatch: pytest.Monkey
 # of features whose flag needs a value, or others
 FLAGS = {
     features.DRAFTS: "--speculate 4", features.ADAPTERS: "--lora-random 2:8",
-    features.SWAP: "--kv-reservation demand --preemption swap", features.INT8_KV: "--kv-dtype int8",
-    features.SIZES: "--decoder-batch-sizes 8", features.SEPARATE: "--prefill-only",
+    features.INT8_KV: "--kv-dtype int8",
+    features.SIZES: "--decoder-batch-sizes 8",
 }  # fmt: skip
 PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != features.ENGINES]
 

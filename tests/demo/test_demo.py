@@ -58,7 +58,7 @@ def test_the_files_are_small_and_of_the_shape_stated(name: str, folder: Path, mo
 
 
 def test_its_draft_model_guesses_what_it_writes() -> None:
-    texts, drafts = [], {"speculate": "4", "draft": "model:demo-draft"}
+    texts, drafts = [], {"speculate": 4, "draft": "model:demo-draft"}
     for settings in ({}, drafts):
         server = Server(build("dynamic", {"model": "demo"} | settings, {}))
         group = [

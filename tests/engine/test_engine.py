@@ -232,7 +232,7 @@ HOW = {
 def test_a_model_accepts_all_that_it_proposed_itself(model: GPT2, how: str) -> None:
     asks, server = workload(12, HOW[how]), engine(model, 80, 4)
     server.drafter = DraftModel(engine(model, 5 * 15, 4), 5, 15, max_tokens=16)
-    serve(Dynamic(), server, asks, speculate="4")
+    serve(Dynamic(), server, asks, speculate=4)
     verified = sum(each.drafts.verified for each in asks)
     assert sum(each.drafts.accepted for each in asks) == verified > 60
 
@@ -278,7 +278,7 @@ def test_a_draft_model_is_found_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps(sizes))
     monkeypatch.chdir(tmp_path)
-    asked = {"model": "demo", "speculate": "4", "draft": "model:small", "max_model_len": "512"}
+    asked = {"model": "demo", "speculate": 4, "draft": "model:small", "max_model_len": "512"}
     config = build("dynamic", asked, {})
     draft = config.draft_model
     assert config.draft == f"model:{tmp_path / 'small'}" and draft is not None

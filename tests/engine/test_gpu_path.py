@@ -310,7 +310,7 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     settings = {"max_batch_size": 7, "token_budget": 93, "decoder_batch_sizes": "7,3,1"}
     settings |= {"block_size": 4, "dtype": "float32", "weights": "random", "tokenizer": "bytes"}
     settings |= {"linear": "plain"}  # since the interpreter needs much time for products
-    settings |= {"model": str(tmp_path), "draft": f"model:{tmp_path}", "speculate": "4"}
+    settings |= {"model": str(tmp_path), "draft": f"model:{tmp_path}", "speculate": 4}
     config = gpu_config(**settings)
     config = config.model_copy(update={"device": "cpu"})
     captures = [Replaying() for _ in range(3)]
@@ -328,13 +328,13 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
     limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
     asks, drafter = requests(), generator.drafter
-    for policy, limits["speculate"] in ((Static(), "0"), (Dynamic(), "0"), (Dynamic(), "2")):
+    for policy, limits["speculate"] in ((Static(), 0), (Dynamic(), 0), (Dynamic(), 2)):
         captures[2].replayed.clear()
         asked = requests()
         generator.drafter = Guesses(asked, expected)
         served = serve(policy, generator, asked, **limits, decoder_batch_sizes=[3, 1])
         assert served == expected
-        decodes = {1, 3, 7} if limits["speculate"] == "0" else {3, 7}
+        decodes = {1, 3, 7} if limits["speculate"] == 0 else {3, 7}
         assert {*captures[2].replayed} == decodes, "decodes of two sizes, and some with a prompt"
     assert drafter is not None
     for each, text in zip(asks, expected):

@@ -18,10 +18,8 @@ from config import build
 from demo.evaluate import bits_of_bytes, causal_logits
 from generate.attention import KernelAttention
 from generate.checkpoint import load_model
-from generate.handover import read, write
 from generate.linear import Int8Linear, KernelLinear, OneDNNLinear, pack
 from generate.norms import KernelAddNorm, fuse_norms
-from generate.swap import HostPool
 from model import GPT2, KVCache
 from shapes import SHAPES, Shape
 from tests.engine.conftest import FUSED, built_for
@@ -174,20 +172,6 @@ def test_kept_values_are_within_half_a_step_whatever_the_size_of_the_numbers() -
     cache.write(0, cache.slots(blocks, 0, 20), kv)
     errors = (cache.read(0, torch.tensor(blocks), 20).permute(2, 0, 1, 3) - kv).abs().amax(-1)
     assert (errors <= kv.abs().amax(-1) / 127 * 0.501).all()
-
-
-def test_the_host_keeps_steps_besides() -> None:
-    cache = KVCache(Shape(n_layer=2, n_head=3, n_embd=30), 4, 5, torch.int8, "cpu")
-    kept = [*cache.layers, *(cache.scales or ())]
-    for i, tensor in enumerate(kept):
-        tensor.copy_(torch.arange(tensor.numel()).view_as(tensor) % 101 + i)
-    first, second = ([tensor[block].clone() for tensor in kept] for block in (0, 2))
-    HostPool(cache, 2).copy([(0, 1), (2, 0)], [(1, 3), (0, 0)])
-    assert all(map(torch.equal, [tensor[3] for tensor in kept], first))
-    assert all(map(torch.equal, [tensor[0] for tensor in kept], second))
-    write(cache, [2, 1], read(cache, [3, 0]))
-    assert all(map(torch.equal, [tensor[2] for tensor in kept], first))
-    assert all(map(torch.equal, [tensor[1] for tensor in kept], second))
 
 
 def test_demo_predicts_as_well_with_int8_keys_and_values(demo: GPT2) -> None:

@@ -205,7 +205,7 @@ def test_a_folder_that_holds_anything_is_an_adapter_or_refused(tmp_path: Path) -
 def test_adapters_of_the_settings_can_be_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path / "mine", random_adapter("", 8, 1, SHAPES["demo"]))
     given = {"model": "demo", "lora": f"mine={folder}", "lora_random": "2:4", "max_loras": 2}
-    settings = {**given, "draft": "acceptance:0.5", "speculate": "4"}
+    settings = {**given, "draft": "acceptance:0.5", "speculate": 4}
     server = config.build("dynamic", settings, {})
     generator = load_generator(server, locate(server), 257)
     asked = [Inference([5], 9, adapter=name) for name in ("mine", "lora-1", "")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,21 @@ def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
     link = "[Every row, iteration by iteration](live.html)"
     assert link in (simulated / "report.md").read_text()
     assert '<a href="live.html">' in (simulated / "report.html").read_text()
+
+
+def test_an_earlier_run_is_shown_unless_it_used_what_left(simulated: Path, tmp_path: Path) -> None:
+    """Its rows would be those of other settings, without a word."""
+    shutil.copytree(simulated, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "dynamic.json"
+    result = json.loads(path.read_text())
+    earlier = {"host_kv_gb": 1.0, "prefill_only": False, "prefill_url": None, "speculate": "0"}
+    result["config"] |= earlier
+    for value, code in (("recompute", 0), ("swap", 1)):
+        result["config"]["preemption"] = value
+        path.write_text(json.dumps(result))
+        done = ran("live", str(tmp_path))
+        assert done.returncode == code, done.stderr
+    assert "dynamic of" in done.stderr and "swap, which left; use the code" in done.stderr
 
 
 def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:

@@ -146,7 +146,7 @@ def test_rows_and_occupancy_are_those_of_the_latest_iteration(client_of: ClientO
 
 
 def test_draft_tokens_are_counted_alike_by_all_four(client_of: ClientOf, tmp_path: Path) -> None:
-    client = client_of(speculate="3", request_log=str(tmp_path / "log"), max_batch_size=1)
+    client = client_of(speculate=3, request_log=str(tmp_path / "log"), max_batch_size=1)
     ask = {"prompt": "hi", "num_tokens": 400, "seed": 1}
     timings = client.post("/inference", json=ask).get_json()["timings"]
     stats, found = client.get("/stats").get_json(), metrics(client)

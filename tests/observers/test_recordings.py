@@ -175,6 +175,26 @@ def test_what_cannot_be_replayed_says_why(
         replay_file(str(path))
 
 
+def test_an_earlier_recording_is_replayed_unless_its_server_used_what_left(
+    lines: list[str],
+) -> None:
+    """One that did not, as nearly all are, has the same calls and results as of today."""
+    first = json.loads(lines[0])
+
+    def with_settings(**earlier: Any) -> list[str]:
+        return [json.dumps(first | {"settings": first["settings"] | earlier}), *lines[1:]]
+
+    result = replay(with_settings(host_blocks=0, speculate="0", draft="ngram"))
+    assert result.first_difference is None and result.equal == result.iterations > 5
+    used: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"host_blocks": 9}, "--preemption swap"), ({"speculate": "auto"}, "--speculate auto"),
+        ({"speculate": "4:8,2:16"}, "--speculate 4:8,2:16"),
+    )  # fmt: skip
+    for settings, what in used:
+        with pytest.raises(ReplayError, match=f"line 1: .* {what}, which left; use .* 7f5e74e\\.$"):
+            replay(with_settings(**settings))
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"), [("", "no recording"), ("\xff", "not text"), (None, "No such file")]
 )

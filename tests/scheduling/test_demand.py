@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from scheduling.errors import Cancelled, GenerationFailed
+from scheduling.errors import Cancelled
 from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference, Iteration, State
 from scheduling.pauses import PausedRows
@@ -50,36 +50,6 @@ def test_the_worked_example() -> None:
     again = [row for _, iteration in found.iterations for row in iteration.rows if row.recomputed]
     assert [(row.start, row.n_tokens, row.recomputed) for row in again] == [(0, 5, 4)]
     assert found.scheduler.snapshot().prompt_tokens == 8, "no prompt token is counted twice"
-
-
-def test_the_worked_example_with_swapping() -> None:
-    found = run(demand(), EXAMPLE, n_blocks=3, host_blocks=1)
-    assert " ".join(found.batches) == "AB A A A A B B B B"
-    b = found.inferences[1]
-    assert (b.interruptions.preempted_s, b.interruptions.recomputed_tokens) == (4.0, 0)
-    copies = [(now, each.swap_out, each.swap_in) for now, each in found.iterations]
-    assert [each for each in copies if any(each[1:])] == [(1.0, [(1, 0)], []), (5.0, [], [(0, 0)])]
-    again = next(each.rows[0] for now, each in found.iterations if now == 5.0)
-    assert (again.start, again.n_tokens) == (4, 1)
-
-
-@pytest.mark.parametrize("end", ["cancelled", "failed", "finished"])
-def test_what_the_host_keeps_is_free_again_however_it_ends(end: str) -> None:
-    """The newest of three is swapped out in an iteration; if that fails, perhaps without a copy."""
-    scheduler, rows = three([8, 8, 8], host_blocks=3)
-    iteration, _ = scheduler.schedule(1.0)
-    [again] = scheduler.swap.kept
-    assert again is rows[2] and iteration.swap_out == [(4, 0), (5, 1)]
-    assert scheduler.snapshot().swapped == 1
-    if end == "failed":
-        scheduler.fail([row.inference for row in iteration.rows], GenerationFailed(""), 2.0)
-    else:
-        scheduler.fail([again] if end == "cancelled" else [], Cancelled("gone"), 1.5)
-        scheduler.apply(iteration, [7] * len(iteration.rows), 2.0)
-    drive(scheduler, [], lambda _: 1.0)
-    assert again.state is (State.CANCELLED if end == "cancelled" else State.FINISHED)
-    assert again.interruptions.recomputed_tokens == (8 if end == "failed" else 0)
-    assert scheduler.swap._pool.free_blocks == 3 and not scheduler.swap.kept
 
 
 def three(tokens: list[int], **limits: int) -> tuple[Scheduler, list[Inference]]:

@@ -4,7 +4,6 @@ shows them. Texts of every policy and order are in test_texts.py.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -16,12 +15,10 @@ from hypothesis import strategies as st
 from config import build
 from generate.forced import ForcedAcceptance
 from generate.ngram import Ngram
-from scheduling.drafts import Drafter, Drafts
-from scheduling.inference import Inference, Iteration, Row
-from scheduling.past import Past
+from scheduling.drafts import Drafter
+from scheduling.inference import Inference, Iteration
 from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
-from scheduling.worth import Curve, Worth
 from serving import Exchange, Server
 from simulate import drive
 from simulate.replica import any_ids
@@ -52,12 +49,12 @@ def sizes(iterations: Sequence[Iteration]) -> list[list[int]]:
 
 def test_drafts_use_what_prompts_leave_of_the_budget_and_end_with_the_request() -> None:
     asks = [Ask(0.0, 1, 9), Ask(0.5, 7, 1)]
-    served, iterations = serve(asks, speculate="4", token_budget=6)
+    served, iterations = serve(asks, speculate=4, token_budget=6)
     # B's prompt takes the whole budget, then one token of it; A has 4 tokens left to draft, then 2
     assert sizes(iterations) == [[1], [1, 6], [5, 1], [2]]
     assert served[0].drafts.verified == served[0].drafts.accepted == 5
     # where decoded tokens count, too, they come before drafts
-    _, iterations = serve(asks, Dynamic(budget_counts="all"), speculate="4", token_budget=6)
+    _, iterations = serve(asks, Dynamic(budget_counts="all"), speculate=4, token_budget=6)
     assert sizes(iterations) == [[1], [1, 5], [4, 2], [3]]
 
 
@@ -66,7 +63,7 @@ def test_drafts_take_no_block_that_another_row_could_have() -> None:
     asks = [Ask(0.0, 4, 8), Ask(0.0, 4, 8)]
     policy = Dynamic("demand", watermark=0.0)
     _, plain = serve(asks, policy, n_blocks=5)
-    _, iterations = serve(asks, policy, [0.0], n_blocks=5, speculate="4")
+    _, iterations = serve(asks, policy, [0.0], n_blocks=5, speculate=4)
     assert any(row.drafts for iteration in iterations for row in iteration.rows)
     assert [i.preempted for i in iterations] == [i.preempted for i in plain]
     assert sum(i.preempted for i in plain) == 1
@@ -79,12 +76,12 @@ def test_drafts_take_no_block_that_another_row_could_have() -> None:
             content=st.none() | st.integers(1, 2), seed=st.integers(0, 99),
         ), min_size=1, max_size=8,
     ),
-    any_policy(), any_order(), st.sampled_from(["1", "3:1,1:2", "7", "auto"]),
+    any_policy(), any_order(), st.sampled_from([1, 3, 7]),
     st.lists(st.floats(0, 1), min_size=1, max_size=3), st.integers(12, 40),
 )  # fmt: skip
 @examples(200)
 def test_every_request_has_its_tokens_within_every_limit(
-    asks: list[Ask], policy: Policy, order: Order, speculate: str, rates: list[float], blocks: int
+    asks: list[Ask], policy: Policy, order: Order, speculate: int, rates: list[float], blocks: int
 ) -> None:
     if order.preemptive and not isinstance(policy, Dynamic):
         return
@@ -101,97 +98,13 @@ def test_every_request_has_its_tokens_within_every_limit(
         assert inference.token_times == sorted(inference.token_times)
 
 
-def test_a_table_goes_by_the_rows_that_decode() -> None:
-    asks = [Ask(0.0, 1, 9), Ask(2.5, 1, 5), Ask(4.5, 1, 2)]
-    _, iterations = serve(asks, rates=[0.0], speculate="4:1,2:2", max_batch_size=3)
-    assert [max(row) for row in sizes(iterations)] == [1, 5, 5, 5, 3, 3, 1, 2, 1]
-
-
-@pytest.mark.parametrize(("seconds", "rates", "least", "most"), [
-    (lambda rows: 1.0, [0.9], 3.0, 8.0),  # draft tokens cost nothing
-    (lambda rows: 1.0, [0.1], 0.0, 8.0),
-    (lambda rows: sum(row.n_tokens for row in rows), [0.9], 0.0, 0.2),  # as much as any other
-    (lambda rows: 4 + sum(row.n_tokens for row in rows), [0.0], 0.0, 0.2),
-    (lambda rows: 4 + sum(row.n_tokens for row in rows), [0.9, 0.0], 0.8, 1.3),
-])  # fmt: skip
-def test_auto_drafts_what_pays(seconds: Any, rates: list[float], least: float, most: float) -> None:
-    asks = [Ask(0.0, 1, 300, seed=seed) for seed in range(2)]
-    served, iterations = serve(asks, rates=rates, seconds=seconds, speculate="auto")
-    rows = sum(len(iteration.rows) for iteration in iterations)
-    assert least <= sum(inference.drafts.verified for inference in served) / rows <= most
-
-
-def test_auto_tells_a_short_match_that_goes_on_from_one_that_was_long_at_once() -> None:
-    worth = Worth(Past(), costly=False)
-    for _ in range(20):
-        for matched, accepted in ((2, 2), (4, 8)):
-            worth.planned()
-            worth.verified(Drafts(matched=matched), 8, accepted)
-    short, long = (worth.chances(Drafts(matched=matched), 8) for matched in (2, 4))
-    assert short[1] > 0.8 > 0.2 > short[2] and long[7] > 0.6
-
-
-def test_times_of_numbers_of_tokens_lie_on_lines_between_those_that_were_seen() -> None:
-    curve = Curve()
-    curve.add(8, 0.02)
-    curve.add(12, 0.06)
-    times = [curve.at(n) for n in (4, 8, 9, 12, 24)]  # beyond 12, each costs a quarter as much
-    assert times == pytest.approx([0.02, 0.02, 0.03, 0.06, 0.075])
-
-
-def test_auto_is_not_misled_by_iterations_that_something_delays() -> None:
-    """Three in a hundred take ten times as long as usual: eight drafts pay all the more."""
-
-    def took_s(speculate: str) -> float:
-        draw = random.Random(0)
-
-        def seconds(rows: Sequence[Row]) -> float:
-            return 1 + 0.1 * sum(row.n_tokens for row in rows) + 20 * (draw.random() < 0.03)
-
-        asks = [Ask(0.0, 1, 300, seed=seed) for seed in range(20)]
-        served, _ = serve(asks, rates=[0.9], seconds=seconds, speculate=speculate, max_batch_size=1)
-        return served[-1].token_times[-1]
-
-    assert took_s("auto") < 1.05 * took_s("8")
-
-
-class Costly(ForcedAcceptance):
-    """Proposals of a model: each token takes time."""
-
-    token_s, spent_s = 0.0, 0.0
-
-    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
-        self.spent_s += self.token_s * sum(k for _, k in wanted)
-        return super().propose(wanted)
-
-    def time(self, iteration: Iteration) -> float:
-        spent_s, self.spent_s = self.spent_s, 0.0
-        return 4 + 0.1 * sum(row.n_tokens for row in iteration.rows) + spent_s
-
-
-@pytest.mark.parametrize(
-    ("token_s", "least", "most"), [(0.0, 0.2, 0.35), (1.0, 0.5, 0.7), (20.0, 0.98, 1.03)]
-)
-def test_auto_asks_a_costly_drafter_if_that_pays(token_s: float, least: float, most: float) -> None:
-    took_s = []
-    for speculate in ("0", "auto"):
-        how = {"speculate": speculate, "draft": "model:small", "n_blocks": 999}
-        scheduler, engine = make_scheduler(Dynamic(), **how), Costly(any_ids, [0.8])
-        engine.token_s = token_s
-        group = Ask(0.0, 1, 3000).group(4)
-        took_s.append(
-            drive(scheduler, [(0.0, group)], engine.time, engine.generate, drafter=engine)
-        )
-    assert least < took_s[1] / took_s[0] < most
-
-
 class Broken(Drafter):
     def propose(self, wanted: object) -> list[list[int]]:
         raise RuntimeError("out of ideas")
 
 
 def test_a_drafter_that_raises_costs_speed_alone(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = make_scheduler(Dynamic(), speculate="4")
+    scheduler = make_scheduler(Dynamic(), speculate=4)
     group = Ask(0.0, 1, 3).group(4)
     drive(scheduler, [(0.0, group)], lambda _: 1.0, drafter=Broken())
     assert len(group[0].tokens) == 3
@@ -200,18 +113,20 @@ def test_a_drafter_that_raises_costs_speed_alone(caplog: pytest.LogCaptureFixtur
 
 def test_drafts_that_were_not_taken_are_none_later() -> None:
     """They may be more than the rows, or the tokens that are left, allow by then."""
-    scheduler = make_scheduler(Dynamic(), speculate="4:1", max_batch_size=2)
-    first, second = Ask(0.0, 1, 9).group(4)[0], Ask(0.0, 1, 9).group(4)[0]
+    scheduler = make_scheduler(Dynamic(), speculate=4, max_batch_size=2, token_budget=5)
+    first, second = Ask(0.0, 1, 9).group(4)[0], Ask(0.0, 5, 9).group(4)[0]
     engine, speculation = ForcedAcceptance(any_ids, [1.0]), scheduler.speculation
     assert speculation is not None
     scheduler.enqueue([first], 0.0)
     scheduler.apply(scheduler.schedule(0.0)[0], [0], 1.0)
     speculation.draft(rows_to_draft(scheduler, 1.0), engine)
-    assert len(first.drafts.ids) == 4
     scheduler.enqueue([second], 1.0)
-    scheduler.apply(scheduler.schedule(1.0)[0], [0, 0, 0, 0, 0, 0], 2.0)
-    speculation.draft(rows_to_draft(scheduler, 2.0), engine)
-    assert first.drafts.ids == second.drafts.ids == []
+    iteration, _ = scheduler.schedule(1.0)
+    assert sizes([iteration]) == [[1, 5]], "the prompt takes the whole budget"
+    scheduler.apply(iteration, [0, 0], 2.0)
+    assert len(first.drafts.ids) == 4
+    rows_to_draft(scheduler, 2.0)
+    assert first.drafts.ids == []
 
 
 @pytest.mark.parametrize(("policy", "order"), [
@@ -232,7 +147,7 @@ def test_only_rows_of_the_next_iteration_draft(policy: Policy, order: Order) -> 
         assert drafted[-1] <= {row.inference for row in iteration.rows}, "a draft in vain"
         drafted.append(set())
 
-    scheduler = make_scheduler(policy, order=order, speculate="2", token_budget=20)
+    scheduler = make_scheduler(policy, order=order, speculate=2, token_budget=20)
     arrivals = [(ask.at, group) for ask, group in zip(asks, groups)]
     drive(scheduler, arrivals, lambda _: 1.0, drafter=Notes(), planned=planned)
     assert max(map(len, drafted)) == 2
@@ -270,7 +185,7 @@ PYTORCHS = [{"kernels": "plain"}, {"linear": "onednn"}]
 def test_answers_are_the_same_with_stops_and_scores(settings: dict[str, Any], near: float) -> None:
     """To the bit with kernels of ours, whichever `auto` would choose on this processor."""
     answers, scores = list[Any](), list[list[float]]()
-    for speculate in ("0", "6"):
+    for speculate in (0, 6):
         given = {"model": "demo", "dtype": "float32", "speculate": speculate}
         server = Server(build("static", given | settings, {}))
         exchanges = [Exchange(server, request) for request in REQUESTS]

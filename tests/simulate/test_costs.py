@@ -57,11 +57,6 @@ def test_a_line_counts_what_an_iteration_computes() -> None:
     assert work(iteration([one_token])) == (1, 1, 0, 1, 1), "a prompt, too"
 
 
-def test_copies_of_kv_blocks_take_their_time() -> None:
-    copies = iteration([decode_row(10)])._replace(swap_out=[(1, 0), (2, 1)], swap_in=[(2, 3)])
-    assert replace(GRAPHS, swap_block=7).of(copies) == 100 + 50 + 3 * 7
-
-
 def test_the_fake_engine_sleeps_so_many_times_as_long() -> None:
     slept: list[float] = []
     FakeGenerator(slept.append, slowdown=50).generate(iteration([decode_row(2)]))
@@ -111,7 +106,7 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, 14, 15, LINE]
+    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, 14, LINE]
     costs = Costs("mine", LINE, *range(1, 11), *rest)
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))

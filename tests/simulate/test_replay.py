@@ -11,7 +11,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
@@ -62,22 +61,12 @@ class Witness:
         self.seen["idle"] += any(row.idle for row in rows)
         self.seen["padding"] += record.iteration.padding
         self.seen["loaded"] += len(record.iteration.loads)
-        self.seen["swapped"] += len(record.iteration.swap_in)
 
     def answered(self, inference: Inference) -> None:
         self.seen[inference.error.code if inference.error else inference.finish_reason] += 1
         self.seen["found" if inference.leader is None else "shared"] += inference.cached_tokens
         self.seen["verified"] += inference.drafts.verified
         self.seen["paused"] += inference.interruptions.paused_s > 0
-
-
-class Matching(ForcedAcceptance):
-    """As if some proposals came after a longer match than others."""
-
-    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
-        for inference, _ in wanted:
-            inference.drafts.matched = len(inference.tokens) % 5
-        return super().propose(wanted)
 
 
 def random_request(server: Server, draw: random.Random) -> list[Inference]:
@@ -121,7 +110,7 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
         for _ in range(CLIENTS):
             begun.acquire()
         fake = FakeGenerator(sleep=lambda _: time.sleep(1e-4))
-        return FaultyGenerator(Matching(fake.generate, [0.6], n_blocks), "raise", every=41)
+        return FaultyGenerator(ForcedAcceptance(fake.generate, [0.6], n_blocks), "raise", every=41)
 
     def client(seed: int) -> None:
         draw = random.Random(seed)
@@ -227,17 +216,13 @@ OTHERS = {
     "decoded tokens count": case("dynamic", "chunk", budget_counts="all"),
     "prompts apart": case("dynamic", "paused", prefill="every:2"),
     "prompts by a limit": case("dynamic", "chunk", prefill="adaptive", tbt_ms=0.5),
-    "draft tokens": case("dynamic", "verified", speculate="4:3,2:9", prefix_caching=True),
-    "draft tokens as they pay": case(
-        "dynamic", "verified", "preempted", speculate="auto", kv_reservation="demand",
+    "draft tokens": case("dynamic", "verified", speculate=4, prefix_caching=True),
+    "draft tokens and blocks on demand": case(
+        "dynamic", "verified", "preempted", speculate=4, kv_reservation="demand",
     ),
     "many adapters": case(
         "dynamic", "loaded", "preempted", lora_random="4:1", max_loras=2, lora_policy="drain",
         max_wait_s=0.003, kv_reservation="demand", prefix_caching=True,
-    ),
-    "swapping": case(
-        "dynamic", "swapped", order="srpt", kv_reservation="demand", preemption="swap",
-        host_kv_gb=6e-5, prefix_caching=True,
     ),
     "padding rows": case("dynamic", "padding", decoder_batch_sizes="4,2"),
     "preferred sizes": case("windowed", preferred_batch_sizes="3,4"),
@@ -252,6 +237,19 @@ def test_so_they_do_with_every_other_setting_that_they_depend_on(name: str, tmp_
     witness = serve(tmp_path / "recording.jsonl", mode, settings, n_blocks)
     assert_replayed(tmp_path / "recording.jsonl", witness)
     assert ways <= {*witness.seen}
+
+
+def test_so_they_do_of_an_earlier_recording_with_draft_tokens(tmp_path: Path) -> None:
+    """It has `speculate` as a text, and beside each number of drafts how many tokens matched."""
+    witness = serve(path := tmp_path / "recording.jsonl", "dynamic", {"speculate": 4})
+    first, *rest = lines_of(path)
+    first["settings"] |= {"speculate": "4", "draft": "ngram", "host_blocks": 0}
+    for line in rest:
+        if "drafts" in line:
+            line["drafts"] = {id_: [n, 3] for id_, n in line["drafts"].items()}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *rest)))
+    assert_replayed(path, witness)
+    assert witness.seen["verified"] > 5
 
 
 def test_so_they_do_over_http(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_request_alone_takes_what_its_iterations_take() -> None:
 def test_draft_tokens_are_useful_as_often_as_they_are_accepted(rate: str, useful: float) -> None:
     """Before the last two tokens there are fewer: one, and none."""
     draft = f"acceptance:{rate}"
-    result, _ = served([ask(0, tokens=400)], "dynamic", speculate="2", draft=draft)
+    result, _ = served([ask(0, tokens=400)], "dynamic", speculate=2, draft=draft)
     assert result["acceptance"] == float(rate) and result["live_rows"] == 400
     assert result["useful_fraction"] == pytest.approx(useful)
     assert result["occupancy"] == pytest.approx(1 / 32)
@@ -281,7 +281,7 @@ def test_every_setting_is_honoured_or_refused() -> None:
         given: dict[str, Any] = {"model": "demo", "kv_cache": "1GB", "request_timeout_s": 9}
         given |= {"mode": mode, "lora_random": "1:1"}
         if mode == "dynamic":
-            given |= {"kv_reservation": "demand", "preemption": "swap"}
+            given |= {"kv_reservation": "demand"}
         for order in ORDERS:
             config = Read(order=order, **given)
             read.clear()  # all that was validated

@@ -81,7 +81,7 @@ def test_scores_are_log_softmaxes(model: GPT2, path: str, monkeypatch: pytest.Mo
         check(model, asked)
         drafted = scored(12, SAMPLED)
         cached.drafter = Guesses(drafted, expected)
-        assert serve(policy, cached, drafted, n_blocks=n_blocks, speculate="3") == expected
+        assert serve(policy, cached, drafted, n_blocks=n_blocks, speculate=3) == expected
         check(model, drafted)
         preempted += sum(inference.interruptions.preemptions for inference in asked)
     assert preempted > 3, "what is computed again is not scored again"
@@ -136,7 +136,7 @@ def test_penalties_and_min_tokens_are_each_rows_own_in_every_mode(model: GPT2) -
     ends = [len(found) < i.num_tokens for found, i in zip(expected, asked)]
     assert any(ends) and sum(a != b[: len(a)] for a, b in zip(expected, plain)) > 4
     for policy in [*POLICIES, DEMAND]:
-        for speculate in ("0", "3"):
+        for speculate in (0, 3):
             cached, again = engine(model, 80, 4), [fresh(each) for each in asked]
             cached.drafter = Guesses(again, expected)
             assert serve(policy, cached, again, speculate=speculate) == expected
@@ -245,7 +245,7 @@ FULL: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"kernels": "plain", "ahead": True}),
     ("dynamic", {"generator": "padded"}),
     ("dynamic", {"generator": "naive"}),
-    ("dynamic", {"kv_reservation": "demand", "speculate": "3"}),
+    ("dynamic", {"kv_reservation": "demand", "speculate": 3}),
     ("dynamic", {"order": "srpt", "kv_reservation": "demand"}),
     ("static", {}),
     ("windowed", {}),
