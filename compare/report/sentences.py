@@ -109,13 +109,13 @@ def simulated(run: Run) -> str | None:
     """Return a remark that the run was simulated, and where its times come from."""
     if not (facts := run.first.get("simulated")):
         return None
-    costs = f"what the costs {code(facts['costs'])} say"
+    costs, held = f"what the costs {code(facts['costs'])} say", ""
     if hardware := facts["hardware"]:
         engine = escape(processor(hardware, facts["engine"]))
         costs += f", fitted on {engine} (commit {facts['commit']}, {facts['date'][:10]})"
+        held = " These costs were not held against real servers."
     elif estimate := facts.get("estimate"):
         costs += f": no machine was measured, and these are {escape(estimate)}"
-    held = " These costs were not held against real servers."
     if errors := facts.get("fidelity"):
         off = ", ".join(f"{name} by {errors[k]:g}%" for k, name in ERRORS.items() if k in errors)
         held = f" Beside real servers these costs were off on average: {off} ({errors['page']})."
