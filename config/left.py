@@ -1,4 +1,4 @@
-"""Flags and settings that left, and what to use instead."""
+"""Flags, settings and routes that left, and what to use instead."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ LEFT = {
     "ray": "--jobs N shares simulations among N processes of this machine",
     "noise": "reports of simulated runs say how far costs were off beside real servers; leave it "
     "out",
+    "timeline": "python -m live RUN shows a run's rows as a page, and GET /stats?iterations=1 has "
+    "each iteration; use these",
 }
 
 

@@ -8,7 +8,6 @@ python -m live VLLM.jsonl      the same of a recording of vLLM; --vllm shows it 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from client.calls import ServerError
 from client.draws import WorkloadError
 from compare.report import report
 from compare.runs import LIVE, RunError, load, refuse_overwriting
-from config import ConfigError
+from config import ConfigError, Parser, refuse_unknown
 from live import page, vllm_recording
 from live.saved import chosen, histories
 
@@ -26,7 +25,7 @@ MOST_BYTES = 30_000_000  # of a page that a browser still opens quickly
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m live",
         description="The rows of a saved run, iteration by iteration, as one page.",
     )
@@ -36,9 +35,10 @@ def main() -> None:
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
     add("--out", type=Path, help="the page (default: in the run)")
     add("--overwrite", action="store_true", help="replace the file that --out names (else refused)")
-    arguments = parser.parse_args()
-    run: Path = arguments.run
     try:
+        arguments, unknown = parser.parse_known_args()
+        refuse_unknown(parser, unknown)
+        run: Path = arguments.run
         texts, seed = histories(run)
         names = arguments.of and arguments.of.split(",")
         if arguments.vllm:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from config import MAX_BODY_BYTES
 from config.keys import digest
+from config.left import LEFT
 from scheduling.errors import ServingError, Unauthorized
 from wire.messages import JSON
 from wire.routes import OPEN, offered
@@ -89,6 +90,8 @@ class Refused(ServingError):
 
 
 def no_such_route(method: str, path: str, has_page: bool) -> Refused:
+    if instead := LEFT.get(path.strip("/")):
+        return Refused("not_found", f"{path} is no longer a route: {instead}.")
     routes = ", ".join(offered(has_page))
     return Refused("not_found", f"There is no {method} {path} here; routes: {routes}.")
 

@@ -69,6 +69,11 @@ def test_live_off_leaves_nothing_of_it(client_of: ClientOf) -> None:
     assert "/live" not in client.get("/openapi.json").get_data(as_text=True)
 
 
+def test_a_route_that_left_names_what_to_use(client_of: ClientOf) -> None:
+    message = client_of().get("/timeline").get_json()["error"]["message"]
+    assert message.startswith("/timeline is no longer a route: python -m live RUN shows")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_rows_of_a_page_are_those_of_stats(
     name: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch

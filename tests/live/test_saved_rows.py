@@ -169,6 +169,11 @@ def test_a_run_that_cannot_be_shown_is_refused(
     assert not (tmp_path / "live.html").exists()
 
 
+def test_a_flag_that_left_names_what_to_use(simulated: Path) -> None:
+    done = ran("live", "--timeline", str(simulated))
+    assert done.returncode == 1 and "--timeline is no longer a flag: python -m live" in done.stderr
+
+
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
     done = ran("live", str(tmp_path / "notes.txt"))
