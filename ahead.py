@@ -107,10 +107,13 @@ class AheadManager(BatchingManager):
             self._failed = []
         try:
             return self._plan(generator)
-        except (_Nothing, EngineFailed):
-            if not self._launched:
-                raise
+        except _Nothing:
             return None
+        except EngineFailed:  # what was launched before is answered
+            self._forget_failed()
+            while self._launched:
+                self._land()
+            raise
 
     def _wait(self, seconds: float | None) -> None:
         if self._launched:
@@ -142,7 +145,6 @@ class AheadManager(BatchingManager):
         iteration, at, wait, tokens, _ = self._launched[0]
         try:
             over = self._filled(wait())
-            self._failures.clear()
         except Exception as error:
             over = self._fail_launched(error)
         begun, self._ended_at = max(at, self._ended_at), self.clock()
@@ -167,6 +169,7 @@ class AheadManager(BatchingManager):
                 inference.answered_at = now
             for following in self._launched:
                 following.answered[:] = [each for each in following.answered if each not in over]
+            self._failures.clear()
             return over
 
     def _fail_launched(self, error: Exception) -> list[Inference]:

@@ -27,6 +27,7 @@ from wire.own import Call
 from wire.request import RequestReader
 from wire.routes import Route, offered
 
+PROBED_S = 10.0  # for which /ready says why before the process ends
 log = logging.getLogger("effective_batching")
 
 
@@ -164,6 +165,7 @@ def end_hanging(server: Server) -> None:
     """
     while (why := server.manager.deciding.hangs_because()) is None:
         time.sleep(1.0)
+    time.sleep(PROBED_S)
     log.error("the server ends: %s", why)
     server.close_files()
     os._exit(BOOT_ERROR)

@@ -39,7 +39,7 @@ class BatchingManager:
     answered with GenerationFailed, and the loop goes on. A failure to load, FAILURES failures in a
     row, and any other end of the handler thread are for good: the error is kept in `failure`, all
     requests are answered with EngineFailed, and the calls given to `on_failure` are made. A plan
-    that hangs keeps the lock: `deciding` tells.
+    that hangs keeps the lock; `deciding.hangs_because` reports it without.
     """
 
     _launched: Sequence[object] = ()  # iterations that are computed meanwhile (ahead.py)
@@ -60,7 +60,7 @@ class BatchingManager:
         self._load = load
         self._observers: list[Observer] = []
         self._loop_interval_s = loop_interval_s
-        self._failures: list[str] = []  # why each iteration in a row did
+        self._failures: list[str] = []  # reasons of those in a row, the last one last
         self._failure_calls: list[Callable[[BaseException], None]] = []
         self._why_failed = ""
         self._loaded = threading.Event()
@@ -104,8 +104,7 @@ class BatchingManager:
                 raise
             except Exception as error:
                 queued = [inference for inference in inferences if inference.id >= 0]
-                ended = self._fail(queued, error, deciding=True)
-                self._answer([each for each in ended if each not in queued])
+                self._answer(self._fail(queued, error, deciding=True))
                 raise GenerationFailed(f"Generation failed: {self._failures[-1]}") from error
 
     def cancel(self, inferences: Sequence[Inference]) -> None:
@@ -227,7 +226,8 @@ class BatchingManager:
             self._iteration_started_at = started_at = self.clock()
             try:
                 answered = self._apply(iteration, generator.generate(iteration))
-                self._failures.clear()
+                with self._changed:
+                    self._failures.clear()
             except Exception as error:
                 answered = self._fail([row.inference for row in iteration.rows], error)
             self._iteration_started_at = None
@@ -306,6 +306,7 @@ class BatchingManager:
                 failure = GenerationFailed(f"Generation failed: {why}")
                 return self._scheduler.fail(inferences, failure, self.clock())
             except Exception:  # the scheduler cannot be relied on any more
+                self._failures += FAILURES * [why]
                 raise EngineFailed(why) from error
 
     def _answer(self, inferences: Iterable[Inference]) -> None:

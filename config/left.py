@@ -7,11 +7,14 @@ from typing import Any
 
 LAST = "7f5e74e"  # the last commit that has all of them
 
+ROUTES = {
+    "/timeline": "GET /stats?iterations=1 has each iteration, and python -m live RUN shows a run's",
+}
 LEFT = {
     "autoscale": "the number of simulated replicas is --replicas N, or what --plan finds; "
     "./deploy/serve.sh --autoscale hands its values to Ray Serve",
     "deploy": "./compare.sh --replicas N starts each variant as N replicas on Ray Serve, and "
-    "./simulate.sh --replicas N simulates them; leave it out",
+    "./simulate.sh --replicas N simulates them; leave --deploy out",
     "sampling_seed": "every request has a seed of its own, the field `seed`; leave it out",
     "preemption": "what a preempted request has computed is computed again; leave it out",
     "host_kv_gb": "KV blocks are no longer copied to the host's memory; raise --kv-cache instead",
@@ -23,8 +26,7 @@ LEFT = {
     "ray": "--jobs N shares simulations among N processes of this machine",
     "noise": "reports of simulated runs say how far costs were off beside real servers; leave it "
     "out",
-    "timeline": "python -m live RUN shows a run's rows as a page, and GET /stats?iterations=1 has "
-    "each iteration; use these",
+    "timeline": "python -m live RUN shows a run's rows as a page; leave it out",
 }
 
 

@@ -136,7 +136,7 @@ def problem(name: str, of: Policy | Order) -> str | None:
     text = (ROOT / "docs" / "examples" / f"{exercise.trace}.jsonl").read_text()
     asks = [
         Ask(each["at"], len(each["prompt_ids"]), each["num_tokens"], user=each.get("user"))
-        for each in map(json.loads, text.splitlines())
+        for each in map(json.loads, text.rstrip("\n").split("\n"))
     ]
     try:
         drive(scheduler, [(ask.at, ask.group(4)) for ask in asks], lambda _: 1.0, planned=planned)

@@ -33,8 +33,12 @@ def main() -> None:
     add("run", type=Path, help="a folder of simulate.sh or compare.sh --record, or a recording")
     add("--vllm", type=Path, metavar="FILE", help="show this recording of vLLM beside one server")
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
-    add("--out", type=Path, help="the page (default: in the run)")
-    add("--overwrite", action="store_true", help="replace the file that --out names (else refused)")
+    add("--out", type=Path, help="the page (default: in a run's folder, or beside a recording)")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace a page that is there (else refused, unless in a run)",
+    )
     try:
         arguments, unknown = parser.parse_known_args()
         refuse_unknown(parser, unknown)
@@ -43,8 +47,9 @@ def main() -> None:
         names = arguments.of and arguments.of.split(",")
         if arguments.vllm:
             texts, names = beside(texts, names, arguments.vllm), None
-        # what is made in a run is made anew
-        refuse_overwriting([out] if (out := arguments.out) else [], arguments.overwrite)
+        out = arguments.out or (run.with_suffix(".html") if run.is_file() else None)
+        # what is made in a run's folder is made anew
+        refuse_overwriting([out] if out else [], arguments.overwrite)
         write_page(run, chosen(texts, names), out)
     except (ConfigError, RunError, ServerError, WorkloadError) as error:
         sys.exit(f"error: {error}")
@@ -71,7 +76,7 @@ def write_page(run: Path, texts: list[str], out: Path | None) -> None:
             f"the page of {run} would have {size / 1e6:.0f} MB, too much for a browser; take a "
             f"shorter run, or one server with --of"
         )
-    out = out or (run.with_suffix(".html") if run.is_file() else run / LIVE)
+    out = out or run / LIVE
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page.saved(texts))

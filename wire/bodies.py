@@ -217,7 +217,9 @@ class _Lenient(BaseModel):
 @with_fields({"include_obfuscation": _only(False)})
 class _StreamOptions(_Lenient):
     include_usage: bool = Field(False, description="the last event has the usage")
-    continuous_usage_stats: bool = Field(False, description="each event has its choice's so far")
+    continuous_usage_stats: bool = Field(
+        False, description="each event has the usage of its choice so far"
+    )
 
 
 class _OpenAIRequest(_Lenient, Common):

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from config import MAX_BODY_BYTES
 from config.keys import digest
-from config.left import LEFT
+from config.left import ROUTES
 from scheduling.errors import ServingError, Unauthorized
 from wire.messages import JSON
 from wire.routes import OPEN, offered
@@ -90,7 +90,7 @@ class Refused(ServingError):
 
 
 def no_such_route(method: str, path: str, has_page: bool) -> Refused:
-    if instead := LEFT.get(path.strip("/")):
+    if instead := ROUTES.get(path):
         return Refused("not_found", f"{path} is no longer a route: {instead}.")
     routes = ", ".join(offered(has_page))
     return Refused("not_found", f"There is no {method} {path} here; routes: {routes}.")

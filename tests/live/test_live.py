@@ -71,7 +71,7 @@ def test_live_off_leaves_nothing_of_it(client_of: ClientOf) -> None:
 
 def test_a_route_that_left_names_what_to_use(client_of: ClientOf) -> None:
     message = client_of().get("/timeline").get_json()["error"]["message"]
-    assert message.startswith("/timeline is no longer a route: python -m live RUN shows")
+    assert message.startswith("/timeline is no longer a route: GET /stats?iterations=1 has")
 
 
 @pytest.mark.parametrize("name", CASES)

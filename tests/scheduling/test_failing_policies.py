@@ -24,11 +24,12 @@ from config import BOOT_ERROR
 from generate.fake import FakeGenerator
 from scheduling.deciding import LONGEST_S
 from scheduling.errors import EngineFailed, GenerationFailed, ServingError
-from scheduling.inference import Inference
+from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
 from scheduling.policies import own as own_files
+from scheduling.records import IterationRecord
 from tests.counts import examples
-from tests.servers import PATIENCE_S, started
+from tests.servers import PATIENCE_S, Spelling, started
 from tests.virtual import Ask, make_scheduler, run
 
 FAULTS = """
@@ -179,6 +180,33 @@ def test_its_requests_get_the_sentence_and_after_three_failures_the_server_ends(
     manager.close()
 
 
+def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_computes(
+    own: Any,
+) -> None:
+    """One iteration ahead, the end was forgotten when the iteration before succeeded."""
+    policy, order = own("NoKey")
+    gate, states, ended = Spelling([1], gated=True), list[State](), threading.Event()
+    manager = AheadManager(make_scheduler(policy, order=order), lambda: gate)
+    manager.on_failure(lambda error: ended.set())
+
+    class Notes:
+        def iteration(self, record: IterationRecord) -> None: ...
+
+        def answered(self, inference: Inference) -> None:
+            states.append(inference.state)
+
+    manager.observe(Notes())
+    manager.enqueue([runs := Inference([0] * 10, 9)])
+    assert gate.started.acquire(timeout=PATIENCE_S)
+    for _ in range(FAILURES):
+        assert isinstance(*asked(manager), GenerationFailed)
+    assert states == FAILURES * [State.FAILED]
+    gate.go.release(9)
+    assert ended.wait(PATIENCE_S) and runs.done.is_set()
+    assert "NoKey failed: IndexError" in (manager.not_ready_because() or "")
+    manager.close()
+
+
 @pytest.mark.parametrize("name", ["Nothing", "WakesAtOnce", "Alternates"])
 def test_virtual_time_finds_the_same(name: str, own: Any) -> None:
     with pytest.raises(RuntimeError, match="the plan computes none of them and has no wake_at"):
@@ -279,6 +307,7 @@ def test_a_plan_that_hangs_is_named_without_the_lock_and_ends_the_process(
 
     server, codes = Server(), list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(app, "PROBED_S", 0.0)
     app.end_hanging(server)  # type: ignore[arg-type]
     assert codes == [BOOT_ERROR] and server.closed == 1
     assert f"the server ends: {why}" in caplog.text
