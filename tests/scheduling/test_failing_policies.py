@@ -199,7 +199,7 @@ def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_com
     manager.enqueue([runs := Inference([0] * 10, 9)])
     assert gate.started.acquire(timeout=PATIENCE_S)
     for _ in range(FAILURES):
-        assert isinstance(*asked(manager), GenerationFailed)
+        assert isinstance(asked(manager)[0], GenerationFailed)
     assert states == FAILURES * [State.FAILED]
     gate.go.release(9)
     assert ended.wait(PATIENCE_S) and runs.done.is_set()
