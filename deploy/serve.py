@@ -85,7 +85,8 @@ def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
     """Return the AutoscalingConfig that ["max_replicas=8", …] describes, which begins with so many
     replicas. Raises ConfigError.
     """
-    from ray.serve.config import AutoscalingConfig
+    with warnings.catch_warnings(action="ignore"):  # Ray's own, about pydantic
+        from ray.serve.config import AutoscalingConfig
 
     given = {name: value for name, _, value in (text.partition("=") for text in texts)}
     names = AutoscalingConfig.model_fields
