@@ -27,7 +27,7 @@ class UnloadAdapterRequest(BaseModel):
 class LoadAdapterRequest(UnloadAdapterRequest):
     """The body of POST /v1/load_lora_adapter."""
 
-    lora_path: str = Field(min_length=1, description="whole path of its folder")
+    lora_path: str = Field(min_length=1, max_length=4096, description="whole path of its folder")
 
 
 class Models(Extension):

@@ -71,7 +71,7 @@ def test_vllm_s_gauge_tells_adapters_that_run_and_that_wait(client_of: ClientOf)
     (WITH_KEY, LOAD, {"lora_name": "a b"}, 400, "'a b' is no name; use 1 … 128 letters"),
     (WITH_KEY, LOAD, {"lora_path": "/nowhere"}, 404, "there is no folder /nowhere; give its"),
     (WITH_KEY, LOAD, {"lora_path": "tests"}, 404, "there is no folder tests; give its whole"),
-    (WITH_KEY, LOAD, {"lora_path": "/" + "x" * 5000}, 404, "there is no folder /xxx"),
+    (WITH_KEY, LOAD, {"lora_path": "/" + "x" * 5000}, 400, "lora_path: String should have at m"),
     (WITH_KEY, LOAD, {"lora_path": "/\0"}, 404, "there is no folder /"),
     (WITH_KEY, LOAD, {"lora_path": "~nobody/x"}, 404, "there is no folder ~nobody/x; give its"),
     (WITH_KEY, UNLOAD, {"lora_name": "fake"}, 404, "there is no adapter 'fake'; GET /v1/mod"),
