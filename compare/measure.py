@@ -220,7 +220,8 @@ def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[lis
 def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
     page = get(f"{url}/stats?iterations=1&since={since}", 120, key)
     try:
-        Stats.model_validate(page, extra="ignore")
+        # as JSON, whose arrays are tuples though it is strict
+        Stats.model_validate_json(json.dumps(page), strict=True, extra="ignore")
     except ValidationError as error:
         first = error.errors()[0]
         raise ServerError(
