@@ -43,8 +43,7 @@ def nothing_planned(scheduler: Scheduler) -> RuntimeError:
 
 def rows_to_draft(scheduler: Scheduler, now: float) -> list[Inference]:
     """Return the inferences of which the next iteration has rows, as far as is known now, and drop
-    earlier drafts of all that run. No inference if the policy
-    fails: the plan itself then shows it.
+    earlier drafts of all that run. None has rows if the policy fails, which its next plan reports.
     """
     for inference in scheduler.running.values():
         inference.drafts.ids = []  # those that were not taken may be too many by now
