@@ -1,4 +1,4 @@
-"""The HTTP server: a Flask app around a `Server`. `launch.py` starts it."""
+"""The HTTP server: a Flask app around a `Server`. `server.launch` starts it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from config import BOOT_ERROR, HANDOFF, MAX_BODY_BYTES, Config
 from generate import OutOfMemory, load_generator
-from kernels import KernelUnavailable
-from routes import server as about_server
-from routes.adapters import Adapters
-from routes.completions import Completions
+from generate.kernels import KernelUnavailable
+from generate.weights import WeightsUnavailable
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
-from serving import Load, Server
-from weights import WeightsUnavailable
-from wire import own, refusals
-from wire.messages import REQUEST_ID, Answer, failure, request_id
-from wire.own import Call
-from wire.request import RequestReader
-from wire.routes import Route, offered
+from server.api import own, refusals
+from server.api import server as about_server
+from server.api.adapters import Adapters
+from server.api.completions import Completions
+from server.api.messages import REQUEST_ID, Answer, failure, request_id
+from server.api.own import Call
+from server.api.request import RequestReader
+from server.api.routes import Route, offered
+from server.serving import Load, Server
 
 PROBED_S = 10.0  # for which /ready says why before the process ends
 log = logging.getLogger("effective_batching")
@@ -153,7 +153,7 @@ def serve(load: Load = load_generator) -> Flask:
         trace = None if isinstance(error, known) else error
         log.error("the server ends: %s", server.manager.not_ready_because(), exc_info=trace)
 
-    server.manager.on_failure(say_why)  # gunicorn_conf.py then ends it
+    server.manager.on_failure(say_why)  # server/gunicorn_conf.py then ends it
     for task in (_announce, end_hanging):
         threading.Thread(target=task, args=[server], daemon=True).start()
     return create_app(config, server)

@@ -42,7 +42,7 @@ class BatchingManager:
     that hangs keeps the lock; `deciding.hangs_because` reports it without.
     """
 
-    _launched: Sequence[object] = ()  # iterations that are computed meanwhile (ahead.py)
+    _launched: Sequence[object] = ()  # iterations that are computed meanwhile (server/ahead.py)
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-from shapes import Shape
+from config.shapes import Shape
 
 Attend = Callable[[int, Tensor], Tensor]
 

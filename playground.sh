@@ -3,4 +3,4 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$ROOT/setup.sh" client/requirements.txt
-PYTHONPATH="$ROOT" exec "$PYTHON" -m playground.build --serve "$@"
+PYTHONPATH="$ROOT" exec "$PYTHON" -m simulate.playground.build --serve "$@"

@@ -3,4 +3,4 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$ROOT/setup.sh" requirements.txt
-exec "$PYTHON" "$ROOT/launch.py" "$@"
+PYTHONPATH="$ROOT" exec "$PYTHON" -m server.launch "$@"

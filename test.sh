@@ -2,7 +2,7 @@
 # Style, types and tests:  ./test.sh [--all] [pytest arguments]
 # --all: also the tests that are marked nightly or extra, and all examples of properties, as CI does.
 # --policy FILE.py[:NAME]: only hold your own policies and orders to the contract of all policies.
-# course [-k NAME]: only check the exercises of docs/course, which you write in course/mine.
+# course [-k NAME]: only check the exercises of docs/course, which you write in docs/course/mine.
 # Tests run in four processes, since they wait more than they compute; -n 0: in one, which --pdb needs.
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
@@ -14,7 +14,8 @@ if [ "${1:-}" = --policy ]; then  # no tests, but the contract for a file of one
 fi
 cd "$ROOT"
 if [ "${1:-}" = course ]; then  # whatever their style and types
-    exec "$PYTHON" -m pytest -o addopts=-q -rN "$@"
+    shift
+    exec "$PYTHON" -m pytest -o addopts=-q -rN docs/course/test_mine.py "$@"
 fi
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .

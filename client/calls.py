@@ -9,7 +9,7 @@ from typing import Any
 import requests
 
 from client.wire import DONE, Unreadable, cut_off, data_of, event_of, refusal, utf8
-from reading import parse
+from config.reading import parse
 
 
 class ServerError(Exception):

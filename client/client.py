@@ -18,26 +18,25 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # as a script it would start in client/, where `client` is this file
 
-import environment  # noqa: E402, F401 - where a package is missing
+from config import environment  # noqa: E402, F401 - where a package is missing
 
 # isort: split
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from client import workloads  # noqa: E402
+from client import runs, workloads  # noqa: E402
+from client.addresses import api_key, server_url, target_of  # noqa: E402
 from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
+from client.groups import describe, described  # noqa: E402
+from client.machine import command_line  # noqa: E402
+from client.measure import Target, measure, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Progress  # noqa: E402
+from client.summary import latency_line  # noqa: E402
 from client.traces import Request, replayed, save_trace  # noqa: E402
 from client.wire import APIS  # noqa: E402
-from compare import runs  # noqa: E402
-from compare.addresses import api_key, server_url, target_of  # noqa: E402
-from compare.groups import describe, described  # noqa: E402
-from compare.machine import command_line  # noqa: E402
-from compare.measure import Target, measure, with_requests  # noqa: E402
 from compare.options import OVERWRITE, check_numbers, file, folder, parse_goodput  # noqa: E402
-from compare.summary import latency_line  # noqa: E402
 from config import ConfigError, Parser  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
 
@@ -204,7 +203,8 @@ def load(url: str, arguments: argparse.Namespace, console: Console) -> dict[str,
                 "latencies are suspect."
             )
         with progress.step("drawing figures"):
-            from compare.report import drawing, figures, report  # matplotlib takes 0.6 s to load
+            from client import drawing
+            from compare.report import figures, report
 
             if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
                 tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]

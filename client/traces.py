@@ -22,8 +22,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client.draws import Arrivals, TokenIds, WorkloadError, arrivals
+from config.reading import parse, read_lines
 from config.settings import Count, NotNegative
-from reading import parse, read_lines
 
 ANONYMOUS = ""  # the user of requests that name none; no user has an empty name
 MOST_SAVED = 100_000  # requests of a trace that is saved

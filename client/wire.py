@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from client.outcomes import Answer
 from client.traces import Request
-from reading import parse
+from config.reading import parse
 from stats import times_from
 
 APIS = ("inference", "openai")

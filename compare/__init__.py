@@ -1,1 +1,1 @@
-import environment  # noqa: F401 - where a package is missing
+from config import environment  # noqa: F401 - where a package is missing

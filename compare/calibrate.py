@@ -19,14 +19,14 @@ from typing import Any
 from rich.console import Console
 
 from client.calls import ServerError
+from client.machine import cache, commit, cpu, save_json
+from client.measure import Target, judged, warm_up
 from client.progress import Progress
+from client.summary import CLIENT_LIMITED_MS
 from client.wire import wire
 from client.workloads import Workload
-from compare.machine import cache, commit, cpu, save_json
-from compare.measure import Target, judged, warm_up
 from compare.servers import server
-from compare.summary import CLIENT_LIMITED_MS
-from reading import read_json
+from config.reading import read_json
 
 TOKENS = 16
 SECONDS = 4.0  # of sending at each rate

@@ -18,19 +18,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from client import traces
+from client import runs, traces
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.outcomes import Outcome
-from client.progress import Progress
-from client.traces import Request, replayed, save_trace
-from client.wire import wire
-from client.workloads import Workload
-from compare import calibrate, runs, sweep
-from compare.deployments import Deployed, names_of
-from compare.groups import describe, described
-from compare.machine import command_line
-from compare.measure import (
+from client.groups import describe, described
+from client.machine import command_line
+from client.measure import (
     Measurable,
     Target,
     burst_size,
@@ -39,7 +32,14 @@ from compare.measure import (
     openai_model,
     warm_up,
     with_requests,
-)  # fmt: skip
+)
+from client.outcomes import Outcome
+from client.progress import Progress
+from client.traces import Request, replayed, save_trace
+from client.wire import wire
+from client.workloads import Workload
+from compare import calibrate, sweep
+from compare.deployments import Deployed, names_of
 from compare.options import LOAD, Options, parse, parse_runs
 from compare.report import sentences, tables
 from compare.servers import ALONE, server

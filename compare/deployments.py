@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from client.calls import ServerError, get
+from client.measure import BINS, ServerReport, Target, stats_of
 from compare.analysis import occupancy_over_time
-from compare.measure import BINS, ServerReport, Target, stats_of
 from config import ConfigError
-from deploy.routers import ON_RAY
+from scheduling.routers import ON_RAY
 from stats import ROW_KINDS
 
 OF_EACH = {  # of each replica: heading in a report, form, and what it is multiplied with
@@ -43,7 +43,7 @@ class Deployment:
     def start(self) -> list[str]:
         """Python's arguments that start it, before the mode and its settings."""
         replicas = str(self.replicas)
-        return ["-m", "deploy.serve", "--replicas", replicas, "--router", self.router]
+        return ["-m", "server.replicas.serve", "--replicas", replicas, "--router", self.router]
 
 
 def names_of(url: str, key: str | None = None) -> list[str]:

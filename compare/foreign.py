@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compare.runs import RunError
-from reading import parse, read_json, read_lines
+from client.runs import RunError
+from config.reading import parse, read_json, read_lines
 
 Json = Mapping[str, Any]
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "normalized_latency")  # of which tools have p50 and p99

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from client.draws import ARRIVALS
+from client.runs import files, refuse_overwriting
 from client.workloads import add_workload, contradiction, given_workload, seconds_say_how_many
 from compare import variants
 from compare.deployments import Deployment, add_deployment, deployment_of
-from compare.runs import files, refuse_overwriting
 from compare.servers import ROOT
 from compare.variants import BASIC, Variant
 from config import (

@@ -21,7 +21,7 @@ from config.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
-ALONE: Sequence[str] = (str(ROOT / "launch.py"),)  # Python's arguments to start a single server
+ALONE: Sequence[str] = ("-m", "server.launch")  # Python's arguments to start a single server
 
 
 @contextlib.contextmanager

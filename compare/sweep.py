@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from client.draws import at_rate
+from client.results import of_point
+from client.summary import CLIENT_LIMITED_MS
 from client.traces import Request
 from client.workloads import Workload
 from compare.analysis import ATTAINMENT, queue_grows
-from compare.results import of_point
-from compare.summary import CLIENT_LIMITED_MS
 
 OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
 STEP = 2 ** (1 / OCTAVE) - 1  # by which a rate of the lattice is below the next
@@ -53,7 +53,7 @@ def sweep(
 ) -> None:
     """Measure one server at the rates of a sweep, and call `measured` with each point.
 
-    replay: measures a trace under a title, and returns the result of `compare.measure.judged`.
+    replay: measures a trace under a title, and returns the result of `client.measure.judged`.
     burst: requests that come at once, and more than the server has rows for. seconds: of sending at
     a rate, if not as long as its numbers need.
     """

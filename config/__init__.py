@@ -16,7 +16,7 @@ flags      command line, environment and .env
 ports      whether the address is free
 """
 
-import environment  # noqa: F401 - where a package is missing
+from config import environment  # noqa: F401 - where a package is missing
 from config.config import Config
 from config.flags import add_settings, build, from_environment, parse, refuse_unknown
 from config.help import Parser

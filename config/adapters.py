@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernels import LARGEST_RANK
+from generate.kernels import LARGEST_RANK
 
 if TYPE_CHECKING:
     from config.config import Config

@@ -11,17 +11,17 @@ from pathlib import Path
 import psutil
 from pydantic import model_validator
 
-import kernels
 from config import features
 from config.adapters import Source, read_lora, read_lora_random, unfit_adapters
 from config.keys import digest
 from config.pool import PoolSize, read_size
 from config.resolve import VOCABULARIES, onednn_multiplies_bfloat16
 from config.settings import SPARE_FILES, Settings
+from config.shapes import Shape, shape_of
 from config.tables import flag
+from generate import kernels
 from scheduling.drafts import read_draft, read_rates
 from scheduling.policies import MODES, ORDERS, chosen
-from shapes import Shape, shape_of
 
 
 class Config(Settings):

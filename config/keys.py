@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from reading import read_lines
+from config.reading import read_lines
 
 MOST_KEYS = 500  # all are handed on in one variable, which Linux limits to 128 KiB
 SHORTEST_KEY = 16

@@ -8,7 +8,8 @@ from typing import Any
 LAST = "7f5e74e"  # the last commit that has all of them
 
 ROUTES = {
-    "/timeline": "GET /stats?iterations=1 has each iteration, and python -m live RUN shows a run's",
+    "/timeline": "GET /stats?iterations=1 has each iteration, and python -m "
+    "simulate.saved_page RUN shows a run's",
 }
 LEFT = {
     "autoscale": "the number of simulated replicas is --replicas N, or what --plan finds; "
@@ -26,7 +27,7 @@ LEFT = {
     "ray": "--jobs N shares simulations among N processes of this machine",
     "noise": "reports of simulated runs say how far costs were off beside real servers; leave it "
     "out",
-    "timeline": "python -m live RUN shows a run's rows as a page; leave it out",
+    "timeline": "python -m simulate.saved_page RUN shows a run's rows as a page; leave it out",
 }
 
 

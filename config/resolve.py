@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-import kernels
+from config.shapes import SHAPES, shape_of
 from config.tables import flag
-from shapes import SHAPES, shape_of
+from generate import kernels
 
 OPERATIONS = ("attention", "linear", "sampler", "norms")  # parts of the engine
 # settings of which `auto` is a value

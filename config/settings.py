@@ -18,6 +18,7 @@ from pydantic import (
 from config.adapters import read_lora, read_lora_random
 from config.keys import read_key, read_keys
 from config.pool import in_todays_names, read_size
+from config.shapes import SHAPES
 from config.tables import of_tables, setting
 from scheduling.drafts import read_draft
 from scheduling.policies.deadlines import EXAMPLE, read_slo_classes
@@ -25,7 +26,6 @@ from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
 from scheduling.policies.prefill import read_prefill
 from scheduling.policies.priority import read_queue_policies
-from shapes import SHAPES
 
 ONLY_OVER_HTTP = (
     "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log",

@@ -3,4 +3,4 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 . "$ROOT/setup.sh" requirements-ray.txt
-PYTHONPATH="$ROOT" exec "$PYTHON" -m deploy.serve "$@"
+PYTHONPATH="$ROOT" exec "$PYTHON" -m server.replicas.serve "$@"

@@ -4,7 +4,7 @@ Three ways, one result but for rounding:
 
     PlainAttention     PyTorch's scaled_dot_product_attention, called once a row; any device
     KernelAttention    kernels/attention.cpp, called once for all rows; CPU
-    TritonAttention    kernels/paged_attention.py, called once for all rows; GPU
+    TritonAttention    generate/kernels/paged_attention.py, called once for all rows; GPU
 
 `prepare(rows)`, called once an iteration, returns the `attend` that the model calls once a layer.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
+from generate import kernels
 from generate.buffers import Buffer
 from model import Attend, KVCache
 from scheduling.inference import Row
@@ -161,7 +161,7 @@ class TritonAttention:
     """
 
     def __init__(self, cache: KVCache, max_tokens: int, longest: int):
-        from kernels import paged_attention  # the package triton is there on a GPU
+        from generate.kernels import paged_attention
 
         self._kernel = paged_attention
         self.cache = cache

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from config.shapes import Shape
+from generate.weights import LARGEST_WEIGHT, WeightsUnavailable, check
 from model import GPT2, Block
-from shapes import Shape
-from weights import LARGEST_WEIGHT, WeightsUnavailable, check
 
 
 def load_model(shape: Shape, path: Path | None, seed: int, dtype: torch.dtype, device: str) -> GPT2:

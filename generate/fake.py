@@ -2,7 +2,7 @@
 
 It serves tests, virtual time and `--model fake`, where everything but the engine is real. Its cost
 is linear in rows and prompt tokens, fitted by eye to `demo` on two CPU cores. `FaultyGenerator`
-breaks it, or any other, in stated ways (benchmarks/faulty.py).
+breaks it, or any other, in stated ways (lab/benchmarks/faulty.py).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kernels
 from config import Config
+from generate import kernels
 from generate.attention import KernelAttention
 from generate.cached import Known, flat
 from generate.linear import INPUTS, PackedLinear

@@ -1,4 +1,4 @@
-"""The model in five launches a layer, by kernels/products.py. GPU.
+"""The model in five launches a layer, by generate/kernels/products.py. GPU.
 
     norm and c_attn · attention · c_proj and addition · norm, c_fc and gelu · c_proj and addition
 
@@ -21,7 +21,7 @@ class FusedGPT2(GPT2):
     """
 
     def __init__(self, model: GPT2, most: float):
-        from kernels.products import product  # the package triton is there on a GPU
+        from generate.kernels.products import product
 
         nn.Module.__init__(self)
         self.__dict__.update(model.__dict__)  # shared, not copied

@@ -5,7 +5,7 @@
     onednn    PyTorch's own library: bfloat16 where the processor has AMX, and on Arm
 
 Weights of the plain layers (model.Linear) are put into such an order again at every call: at 8 to
-64 tokens that takes as long as the product (benchmarks/README.md).
+64 tokens that takes as long as the product (lab/benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
+from generate import kernels
 from model import GPT2, Block, Linear, Module
 
 INPUTS = 32  # the kernel takes a multiple of them

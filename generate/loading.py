@@ -26,10 +26,10 @@ from generate.ngram import Ngram
 from generate.norms import NORMS, fuse_norms
 from generate.padded import PaddedGenerator
 from generate.sampling import sample, sample_on_cpu
+from generate.weights import locate
 from model import GPT2, KVCache
 from scheduling.drafts import Drafter
 from scheduling.inference import Generator
-from weights import locate
 
 
 def load(config: Config, path: Path | None, n_vocab: int) -> Generator:

@@ -5,8 +5,8 @@ A linear layer is computed for the tokens of all rows together; each token then 
 of its row's adapter. Three ways, one result but for rounding:
 
     plain     PyTorch's products, once for tokens of one adapter that lie side by side; any device
-    C++       kernels/lora.h, inside the layers of kernels/linear.cpp; CPU
-    Triton    kernels/lora.py, called once a layer; GPU
+    C++       generate/kernels/lora.h, inside the layers of kernels/linear.cpp; CPU
+    Triton    generate/kernels/lora.py, called once a layer; GPU
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
+from config.shapes import Shape
+from generate import kernels
 from generate.buffers import Buffer
 from generate.cached import CachedGenerator
+from generate.kernels import LARGEST_RANK
 from generate.linear import INPUTS, PackedLinear
-from kernels import LARGEST_RANK
+from generate.weights import LARGEST_WEIGHT, WeightsUnavailable, expected_tensors
 from model import GPT2, Module
 from scheduling.inference import Iteration, Row
-from shapes import Shape
-from weights import LARGEST_WEIGHT, WeightsUnavailable, expected_tensors
 
 
 class AdapterError(WeightsUnavailable, ValueError):
@@ -164,7 +164,7 @@ class Adapters:
         self._low = torch.empty(max_tokens if self._packed else 0, LARGEST_RANK)
         add = self._add
         if triton:
-            import kernels.lora as on_gpu  # the package triton is there on a GPU
+            import generate.kernels.lora as on_gpu
 
             self._longest, add = on_gpu.TOKENS, partial(self._launch, on_gpu.add)
         self.place([])

@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-import kernels
+from generate import kernels
 from model import GPT2, AddNorm, Block, Module
 
 
@@ -39,10 +39,10 @@ class KernelAddNorm(Module):
 
 
 class TritonAddNorm(Module):
-    """The same by kernels/add_norm.py, on a GPU."""
+    """The same by generate/kernels/add_norm.py, on a GPU."""
 
     def __init__(self, norm: AddNorm):
-        from kernels.add_norm import add_norm  # the package triton is there on a GPU
+        from generate.kernels.add_norm import add_norm
 
         super().__init__()
         self._add_norm = add_norm

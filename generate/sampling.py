@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
+from generate import kernels
 from generate.buffers import to_device
 from scheduling.inference import Inference
 from scheduling.sampling import Sampling

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import environment  # noqa: F401 - where a package is missing
+from config import environment  # noqa: F401 - where a package is missing
 from scheduling.drafts import Drafter
 from scheduling.inference import Iteration
 from scheduling.scheduler import Scheduler

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deploy import routers
-from deploy.routers import Gateway, RoutedRequest
+from scheduling import routers
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference
+from scheduling.routers import Gateway, RoutedRequest
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.loop import ARRIVE, Arrival, Group, Loop
@@ -35,7 +35,7 @@ class Layout:
     replicas: int = 1
     router: str = "power_of_two"
     stale_s: float = 0.0  # age that the router's reports of the replicas may have
-    counts_own: bool = True  # the router adds what it sent since (`deploy.routers.Gateway`)
+    counts_own: bool = True  # the router adds what it sent since (`scheduling.routers.Gateway`)
     start_s: float = 0.0  # from a failure until another replica takes requests
     slow: Mapping[int, float] = field(default_factory=dict)  # by replica, times as long
     failures: Sequence[Failure] = ()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from config import ConfigError, flag
-from deploy.routers import ROUTERS
+from scheduling.routers import ROUTERS
 from simulate.fleet import Failure, Layout
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from client.draws import WorkloadError
+from client.measure import burst_size
 from client.progress import Progress
-from compare.measure import burst_size
 from compare.sweep import enough_requests
 from simulate.fleet import Layout
 from simulate.trial import Trial, TrialResult

@@ -11,9 +11,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from compare.machine import save_json
-from compare.report import drawing
-from compare.report.drawing import looks, new_figure, styled
+from client import drawing
+from client.drawing import looks, new_figure, styled
+from client.machine import save_json
 from compare.report.tables import markdown
 from simulate.plan import SURE, PlanAnswer, coverage
 from simulate.trial import Question

@@ -1,5 +1,5 @@
 """Replay of a server's recording: its calls are made once more, at the recorded times, on a
-scheduler of the same settings, and must have the same results (`observers.recording`).
+scheduler of the same settings, and must have the same results (`server.observers.recording`).
 
 A file may hold several recordings, each of a server that was started with it.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 from config import Config
 from config.left import used
-from observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
-from reading import parse
+from config.reading import parse
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import own
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from server.observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
 
 WRONG = 1  # a draft token in the place of one that was not recorded; texts are zeros
 ENDINGS = {kind.code: kind for kind in (Cancelled, DeadlinePassed)}  # all others are failures

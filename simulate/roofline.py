@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from config.shapes import SHAPES
 from generate import FEW
-from shapes import SHAPES
 from simulate.time import PS
 
 PREFIX = "roofline:"

@@ -17,12 +17,12 @@ import numpy as np
 from client.calls import ServerError
 from client.draws import WorkloadError
 from client.load import TICK_S, UNSENT, Interrupted, Watch
+from client.measure import ServerReport
 from client.outcomes import Answer, Outcome, Outcomes
 from client.traces import Request, Trace
-from compare.measure import ServerReport
 from config import Config
 from generate.forced import ForcedAcceptance
-from observers.server_stats import ServerStats
+from generate.tokenizer import load_tokenizer
 from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.inference import Inference, Iteration
@@ -32,6 +32,7 @@ from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from server.observers.server_stats import ServerStats
 from simulate.apart import fleet_of
 from simulate.costs import Costs
 from simulate.fleet import Layout
@@ -40,7 +41,6 @@ from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
 from simulate.time import PS, instant, seconds
 from stats import times_of, timings_of
-from tokenizer import load_tokenizer
 
 
 class SimulatedServer:

@@ -23,15 +23,16 @@ from rich.console import Console
 
 from client.calls import ServerError
 from client.draws import WorkloadError
+from client.machine import command_line, commit, stamp
+from client.measure import Measurable
 from client.progress import Progress
+from client.runs import refuse_overwriting
 from compare import comparison as compare
 from compare.comparison import Measured
-from compare.machine import command_line, commit, stamp
-from compare.measure import Measurable
 from compare.options import Options, check, chosen, parser_of, read
-from compare.runs import refuse_overwriting
 from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
+from generate.tokenizer import TokenizerUnavailable
 from simulate import plan
 from simulate.apart import refuse
 from simulate.costs import FAKE, Costs, CostsError, load
@@ -41,7 +42,6 @@ from simulate.layouts import add_replicas, described, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.run import SimulatedServer
 from simulate.trial import ATTAINMENT, SEEDS, Question, Traffic, Trial, question_of
-from tokenizer import TokenizerUnavailable
 
 # settings of an engine, which belong to its costs
 ENGINE = (

@@ -21,14 +21,13 @@ from flask.testing import FlaskClient
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-import kernels
 from app import create_app
 from batching import BatchingManager
+from client import drawing
 from client.calls import post
-from compare.report import drawing
 from config import build
-from generate import load_generator
-from serving import Server
+from generate import kernels, load_generator
+from server.serving import Server
 from tests.servers import ClientOf, Serve, server, wait_until_free
 
 # on a busy machine drawing an example may take long, which says nothing of what is tested
@@ -38,8 +37,8 @@ RAY = re.compile(r"test_ray\.py|\[ray\b|on_ray_serve")  # tests that start Ray's
 REAPED = pytest.StashKey[subprocess.Popen[bytes]]()
 for name in [name for name in os.environ if name.startswith("EB_")]:
     del os.environ[name]  # a developer's own settings have no business in the tests
-# the same tests everywhere: a GPU has benchmarks/gpu.sh, and its attention kernel runs in Triton's
-# interpreter here
+# the same tests everywhere: a GPU has lab/benchmarks/gpu.sh, and its attention kernel runs in
+# Triton's interpreter here
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 # torch's threads otherwise wait by spinning, and take the cores from the other workers and their
 # servers: twice the CPU

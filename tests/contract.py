@@ -30,10 +30,10 @@ from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority, own
 from scheduling.policies.own import reason
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
-from serving import Exchange, Server
+from server.api.request import Request
+from server.serving import Exchange, Server
 from simulate.replay import replay_file
 from tests.virtual import Ask, any_of, run
-from wire.request import Request
 
 LONGEST = -(-(30 + 12) // 4)  # blocks of the longest request below
 ASKS = st.lists(

@@ -28,13 +28,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = {  # what is broken, and the tests that must notice
     "scheduling": (["scheduling", "batching.py"], ["tests/scheduling", "tests/simulate"]),
-    "engine": (["generate", "model.py", "shapes.py", "weights.py"],
-               ["tests/engine", "tests/wire/test_logprobs.py", "tests/simulate/test_costs.py"]),
-    "wire": (["wire"], ["tests/wire", "tests/routes"]),
+    "engine": (["generate", "model.py", "config/shapes.py", "generate/weights.py"],
+               ["tests/generate", "tests/server/api/test_logprobs.py",
+                "tests/simulate/test_costs.py"]),
+    "api": (["server/api"], ["tests/server/api"]),
     "comparison": (["compare", "stats.py"], ["tests/compare", "tests/client"]),
 }  # fmt: skip
 # where things are drawn, which no test looks at by the pixel; elsewhere `draws` says where
-SKIPPED = {"compare/report/drawing.py", "compare/report/figures.py"}
+SKIPPED = {"client/drawing.py", "compare/report/figures.py"}
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,

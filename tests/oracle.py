@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from config.shapes import Shape
 from generate.ahead import SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
@@ -30,7 +31,6 @@ from scheduling.drafts import Drafter
 from scheduling.inference import Generator, Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 from scheduling.sampling import Sampling
-from shapes import Shape
 from simulate import drive
 from tests.virtual import make_scheduler
 

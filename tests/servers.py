@@ -101,7 +101,8 @@ def launched(*command: str) -> Iterator[subprocess.Popen[str]]:
 def started(*flags: str, mode: str = "dynamic") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL and the process of a ready server of the fake model, with its output."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "launch.py", mode, "--model", "fake", "--port", str(port), *flags]
+    words = f"-m server.launch {mode} --model fake --port {port}"
+    command = [sys.executable, *words.split(), *flags]
     with launched(*command) as process:
         wait_until_ready(process, url)
         yield url, process

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from live.history import iterations
+from server.live.history import iterations
 from stats import ROW_KINDS
 
 # kinds of rows by the page's letters

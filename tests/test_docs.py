@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from course import test_mine as course
+from docs.course import test_mine as course
 from docs.site.__main__ import BUILT, LINK, ROOT, Pages, make_html, tracked
 from docs.site.__main__ import PAGES as COPIED
-from live.history import Cell, iterations
-from live.saved import histories
 from scheduling.policies import Dynamic, Fair, NoBatching, Order, Policy, Sjf, Static, Windowed, own
+from server.live.history import Cell, iterations
+from simulate.saved import histories
 from tests.counts import nightly_but
 from tests.programs import output
 from tests.test_readme import BLOCKS, PAGES, TEXT, of
@@ -74,7 +74,7 @@ SHOWN = [
 @pytest.mark.parametrize("name", course.EXERCISES)
 def test_a_stub_fails_and_our_own_policy_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert course.problem(name, SOLUTIONS[name]) is None
-    file = course.ROOT / "course" / "mine" / f"{name}.py"
+    file = course.ROOT / "docs" / "course" / "mine" / f"{name}.py"
     if "NotImplementedError" not in file.read_text():
         pytest.skip("a reader has solved it")
     monkeypatch.setenv(own.HANDED_ON, "{}")
@@ -87,7 +87,7 @@ def test_a_stub_fails_and_our_own_policy_passes(name: str, monkeypatch: pytest.M
 
 def test_the_first_difference_is_a_sentence() -> None:
     said = course.problem("static", Static(compact_batches=True))
-    assert f"course/mine/static.py: {said}\n" in TEXT[course.ROOT / "docs/course/README.md"]
+    assert f"docs/course/mine/static.py: {said}\n" in TEXT[course.ROOT / "docs/course/README.md"]
     said = course.problem("windowed", Static())
     assert said and "1, at: expected its beginning at 2 s; got its beginning at 0 s." in said
 
@@ -140,7 +140,7 @@ def test_examples_are_shown(arguments: list[str], shows: list[list[str]], tmp_pa
         assert any(is_on_a_page(name, lines) for lines in drawings), (name, drawings)
     assert shows, f"nothing shows {out}"
     for show in shows:
-        output("live", "", *[str(run) if each == out else each for each in show])
+        output("simulate.saved_page", "", *[str(run) if each == out else each for each in show])
         [data] = re.findall(r'id="runs">(.*?)</script>', (run / "live.html").read_text())
         for history in json.loads(data):
             assert history["iterations"] == shown[history["about"]["name"]]["iterations"]

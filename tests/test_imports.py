@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import environment
+from config import environment
 from tests.servers import ROOT
 
 
@@ -90,13 +90,13 @@ HEAVY = "torch flask gunicorn safetensors app"
 ABSENT = {  # modules, and what they load without
     "scheduling.scheduler, scheduling.policies, simulate.costs": "torch flask pydantic numpy",
     "batching, stats, generate.fake": "torch flask aiohttp matplotlib pydantic numpy",
-    "playground.run": "client config numpy pydantic rich aiohttp torch",
+    "simulate.playground.run": "client config numpy pydantic rich aiohttp torch",
     "client.client, compare.comparison": f"{HEAVY} matplotlib scipy tiktoken "
-    "sortedcontainers ray fastapi deploy.serve",
+    "sortedcontainers ray fastapi server.replicas.serve",
     "simulate.simulation, simulate.run": f"{HEAVY} matplotlib scipy serving batching",
     "serving": "flask gunicorn",
-    "deploy.replica, deploy.serve": "flask ray torch",
-    "wire.own, wire.refusals": "flask werkzeug torch",
+    "server.replicas.replica, server.replicas.serve": "flask ray torch",
+    "server.api.own, server.api.refusals": "flask werkzeug torch",
     "app": "torch aiohttp matplotlib",
     "launch": "torch aiohttp matplotlib flask app serving numpy",
     "model": "pydantic",
@@ -114,11 +114,14 @@ def test_a_module_loads_without_what_it_must_not_know(modules: str) -> None:
 
 # what needs more than requirements.txt, and the module that it lacks without
 EXTRAS = {
-    "deploy.handles": "ray", "deploy.ray_routers": "ray", "deploy.ingress": "fastapi",
-    "deploy.ray_serve": "fastapi", "live.vllm_recorder": "vllm",
-}  # fmt: skip
+    "server.replicas.handles": "ray",
+    "server.replicas.ray_routers": "ray",
+    "server.replicas.ingress": "fastapi",
+    "server.replicas.ray_serve": "fastapi",
+    "lab.vllm_recorder": "vllm",
+}
 for kernel in ("add_norm", "launches", "lora", "paged_attention", "products"):
-    EXTRAS[f"kernels.{kernel}"] = "triton"
+    EXTRAS[f"generate.kernels.{kernel}"] = "triton"
 # imports each of the modules where others, installed by hand or for the tests, cannot be found
 IMPORTING = """
 import importlib, json, sys
@@ -177,10 +180,10 @@ def test_every_module_imports_with_the_base_requirements_or_is_named_as_an_extra
 
 # each file that is one, as it is called; docs/ and benchmarks/peers need no package at first
 PROGRAMS = [
-    ["client/client.py"], ["launch.py"],
+    ["client/client.py"],
     *(
         ["-m", module_of(file).removesuffix(".__main__")]
-        for name, files in rooms() if name not in ("client", "launch", "docs")
+        for name, files in rooms() if name not in ("client", "docs")
         for file in files
         if "__name__ == \"__main__\"" in file.read_text() and file.parent.name != "peers"
     ),
@@ -198,7 +201,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_outside_the_environment_says_which_python_runs_it(
     words: list[str], bare: Path
 ) -> None:
-    """`python -m benchmarks.engine` ended with a traceback that names matplotlib, and
+    """`python -m lab.benchmarks.engine` ended with a traceback that names matplotlib, and
     `tests.mutations` counted each test that it could not run as one that failed.
     """
     done = subprocess.run([bare, *words, "--qq"], cwd=ROOT, capture_output=True, text=True)
@@ -208,7 +211,7 @@ def test_a_program_outside_the_environment_says_which_python_runs_it(
 
 
 def test_what_the_environment_itself_lacks_is_installed_there(tmp_path: Path) -> None:
-    """After ./simulate.sh alone `python -m benchmarks.engine` lacks torch in .venv itself."""
+    """After ./simulate.sh alone `python -m lab.benchmarks.engine` lacks torch in .venv itself."""
     said = missing("torch.nn", environment.VENV)
     assert said == "error: none; .venv/bin/python -m pip install -r requirements.txt"
     assert missing("no_such_package", tmp_path) is None

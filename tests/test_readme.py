@@ -19,7 +19,7 @@ from compare.servers import wait_until_ready
 from config import NOT_SIMULATED, ConfigError, flag
 from config import parse as parse_server
 from config.config import Config
-from deploy import serve
+from server.replicas import serve
 from simulate.simulation import ENGINE
 from simulate.simulation import parse as parse_simulation
 from tests.programs import output, ran
@@ -29,7 +29,7 @@ from tests.stub import stub
 PAGES = [
     ROOT / "README.md", ROOT / "results" / "README.md", ROOT / "CONTRIBUTING.md",
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "site"),
-    ROOT / "benchmarks" / "README.md",
+    ROOT / "lab" / "benchmarks" / "README.md",
 ]  # fmt: skip
 TEXT = {page: page.read_text() for page in PAGES}
 BLOCKS = [
@@ -98,7 +98,7 @@ def test_benchmark_commands() -> None:
     commands = [each for each in of_python if each[0].startswith(("benchmarks", "studies"))]
     assert commands
     for module, *arguments in commands:
-        if module == "benchmarks.faults":  # a package
+        if module == "lab.benchmarks.faults":  # a package
             module += ".__main__"
         # it knows all of its arguments if it complains of one more alone
         try:

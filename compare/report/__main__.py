@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from client.runs import RunError, load
 from compare.report.report import show, write
-from compare.runs import RunError, load
 
 
 def main() -> None:

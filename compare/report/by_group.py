@@ -1,7 +1,7 @@
 """Section "Latency by group": effect of each variant on short and long requests, users, priorities
 and classes.
 
-Groups are those of compare.groups; of many users or levels those with the most requests are shown.
+Groups are those of client.groups; of many users or levels those with the most requests are shown.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from compare.quoting import escape
+from client.drawing import INK, legend_below, looks, new_figure, plain_log, styled
+from client.quoting import escape
+from client.results import Key, keys
 from compare.report import tables
-from compare.report.drawing import INK, legend_below, looks, new_figure, plain_log, styled
 from compare.report.tables import Result, Results
-from compare.results import Key, keys
 
 LATENCIES = keys("mean_e2el_ms", "p50_e2el_ms", "p99_e2el_ms")
 SET_ASIDE = keys("mean_preempted_ms", "mean_paused_ms")

@@ -10,16 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from compare.report.drawing import (
-    INK,
-    Look,
-    legend_below,
-    looks,
-    new_figure,
-    patches,
-    plain_log,
-    styled,
-)  # fmt: skip
+from client.drawing import INK, Look, legend_below, looks, new_figure, patches, plain_log, styled
 from compare.report.tables import line_text
 from stats import LIMITED
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from markdown_it import MarkdownIt
 
-from compare.quoting import unescape
-from compare.runs import LIVE
+from client.quoting import unescape
+from client.runs import LIVE
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1300px; margin: 2rem auto }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from client.quoting import escape
+from client.runs import Run
 from compare.deployments import OF_EACH
-from compare.quoting import escape
 from compare.report.tables import markdown
-from compare.runs import Run
 
 SUMS = (
     "Rows, tokens and KV blocks of a variant are sums over its replicas, and its largest batch is "

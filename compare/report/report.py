@@ -15,15 +15,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from client import drawing
+from client.groups import described
+from client.machine import processor, save_json
+from client.quoting import code, escape
+from client.runs import FIGURES, LIVE, Run, differing
+from client.summary import latency_line
 from compare import calibrate, sweep
 from compare.analysis import ATTAINMENT, GROWTH, Estimate
-from compare.groups import described
-from compare.machine import processor, save_json
-from compare.quoting import code, escape
-from compare.report import by_group, drawing, figures, replicas, sentences, tables
+from compare.report import by_group, figures, replicas, sentences, tables
 from compare.report.page import as_page
-from compare.runs import FIGURES, LIVE, Run, differing
-from compare.summary import latency_line
 from config import NOT_SIMULATED
 from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from compare.machine import processor
-from compare.quoting import code, escape, unescape
+from client.machine import processor
+from client.quoting import code, escape, unescape
+from client.results import KEYS
+from client.runs import Run
+from client.summary import CLIENT_LIMITED_MS
 from compare.report.tables import cell_of
-from compare.results import KEYS
-from compare.runs import Run
-from compare.summary import CLIENT_LIMITED_MS
 from config import MODES
 
 STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error

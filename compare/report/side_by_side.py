@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from client.quoting import code, escape
+from client.results import Key
+from client.runs import FIGURES, Run, RunError, is_run, load
 from compare import calibrate, foreign
 from compare.analysis import BLOCKS, difference
 from compare.foreign import Measured
-from compare.quoting import code, escape
 from compare.report import figures, sentences, tables
 from compare.report.report import distributions, document, latencies, marked, write_files
-from compare.results import Key
-from compare.runs import FIGURES, Run, RunError, is_run, load
 from stats import LIMITED
 
 LINES = ("-", "--", ":", "-.")  # of runs, in figures
@@ -171,7 +171,7 @@ def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
             warnings.append(
                 f"**{name} has another machine's costs**: they were fitted on "
                 f"{escape(fitted['cpu'])}, and {', '.join(others)} ran on "
-                f"{escape(cpus[others[0]])}; fit them there with `python -m benchmarks.costs`."
+                f"{escape(cpus[others[0]])}; fit them there with `python -m lab.benchmarks.costs`."
             )
     return warnings
 

@@ -16,10 +16,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from client.quoting import escape
+from client.results import KEYS, Key, keys
 from compare import sweep
 from compare.analysis import Estimate, difference, estimate
-from compare.quoting import escape
-from compare.results import KEYS, Key, keys
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Sequence[Result]]  # of each server, a result a seed

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from playground.serve import serve
+from simulate.playground.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE, OUT = Path(__file__).parent, ROOT / "runs" / "site"
@@ -125,9 +125,9 @@ def build() -> None:
     shutil.copy(HERE / "try.md", PAGES)
     trace = ["--arrival", "poisson:45", "--numsamples", "120", "--max-batch-size", "16"]
     _run("simulate", "--modes", "static,dynamic", *trace, "--out", str(OUT / "run"))
-    _run("live", str(OUT / "run"), "--out", str(PAGES / "assets" / "live.html"))
-    _run("playground.build")  # it keeps what it got from npm there
-    shutil.copytree(ROOT / "playground" / "site", PAGES / "playground")
+    _run("simulate.saved_page", str(OUT / "run"), "--out", str(PAGES / "assets" / "live.html"))
+    _run("simulate.playground.build")  # it keeps what it got from npm there
+    shutil.copytree(ROOT / "simulate" / "playground" / "site", PAGES / "playground")
     shutil.copy(HERE / "mkdocs.yml", OUT)
     make_html()
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from client import addresses
 from client.draws import WorkloadError, arrivals, at_rate, count
 from client.traces import Trace, load_trace, save_trace
 from client.workloads import Workload
-from compare import addresses
 from compare.variants import parse_also
 from config import ConfigError
 from tests.programs import output, ran

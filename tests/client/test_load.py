@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from client.load import Interrupted, Watch, replay
+from client.measure import Target, measure, with_requests
+from client.summary import summarise
 from client.traces import Request
 from client.wire import wire
 from client.workloads import Workload
 from compare.comparison import sigterm_is_ctrl_c
-from compare.measure import Target, measure, with_requests
-from compare.summary import summarise
 from tests.programs import output, ran
 from tests.servers import assert_all_answered
 from tests.stub import stub

@@ -14,17 +14,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from app import create_app
-from client import calls, client
+from client import calls, client, runs
+from client import measure as measuring
 from client.load import Watch, replay
+from client.measure import Target, judged, measure, with_requests
 from client.outcomes import Outcome
 from client.traces import Request, Trace, save_trace
 from client.wire import OpenAI, Plain, Reply, Streaming, Unreadable, message
-from compare import measure as measuring
-from compare import runs
-from compare.measure import Target, judged, measure, with_requests
 from config import build
 from generate import load_generator
-from serving import Server
+from server.serving import Server
 from tests.counts import examples
 from tests.stub import Handler, Stub, stub
 

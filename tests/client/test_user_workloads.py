@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from client.draws import WorkloadError
+from client.groups import describe, described
 from client.progress import Progress
 from client.traces import Request
 from client.wire import wire
 from client.workloads import Workload
 from compare.comparison import Comparison
-from compare.groups import describe, described
 from compare.options import parse
 
 GREEDY, MODEST = "greedy,20,uniform:50:200", "modest,2,choice:1,25,100,10-40"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from client.outcomes import Answer
+from client.summary import latency_line, summarise
 from compare.analysis import (
     batch_sizes,
     difference,
@@ -16,7 +17,6 @@ from compare.analysis import (
     growth,
     occupancy_over_time,
 )
-from compare.summary import latency_line, summarise
 from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
 
 

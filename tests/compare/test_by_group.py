@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from client import drawing
+from client.groups import quartiles
+from client.measure import judged, with_requests
 from client.outcomes import Answer, Outcome
+from client.results import keys
 from client.traces import Request
-from compare.groups import quartiles
-from compare.measure import judged, with_requests
-from compare.report import by_group, drawing, tables
-from compare.results import keys
+from compare.report import by_group, tables
 from stats import DEFINITIONS
 
 

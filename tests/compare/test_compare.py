@@ -17,10 +17,10 @@ import pytest
 
 from client.calls import ServerError, get
 from client.progress import Progress
+from client.runs import Run, clear
 from compare.analysis import identical_outputs
 from compare.options import Options, parse, parse_goodput
 from compare.report.sentences import client_limited, identity, littles_law
-from compare.runs import Run, clear
 from compare.variants import Variant, parse_also
 from config import ConfigError
 from tests.programs import output, ran

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from compare import foreign, runs
+from client import runs
+from compare import foreign
 from compare.report import side_by_side
 from compare.servers import ROOT
 from tests.programs import output, ran

@@ -8,7 +8,7 @@ from shlex import split
 
 import pytest
 
-from compare.quoting import named
+from client.quoting import named
 from compare.variants import taken
 from tests.programs import output, ran
 from tests.servers import ROOT
@@ -86,9 +86,9 @@ def test_a_page_of_rows_is_made_anew_in_its_run_and_writes_over_no_other_file(
     output("simulate", f"{SIMULATE} {tmp_path / 'run'}")
     page = tmp_path / "rows.html"
     for words in (f"{tmp_path}/run", f"{tmp_path}/run --out {page}", f"{tmp_path}/run"):
-        output("live", words)
+        output("simulate.saved_page", words)
     refused("live", f"{tmp_path}/run --out {page}", tmp_path, str(page))
-    output("live", f"{tmp_path}/run --out {page} --overwrite")
+    output("simulate.saved_page", f"{tmp_path}/run --out {page} --overwrite")
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,15 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from client import client
+from client import client, runs
+from client.quoting import code, escape, named, unescape
 from client.users import NAME
-from compare import runs
 from compare.deployments import OF_EACH
-from compare.quoting import code, escape, named, unescape
-from compare.report import quotes, report
+from compare.report import report
 from compare.report.page import as_page
 from compare.report.replicas import measured_part
 from compare.report.tables import markdown
+from docs import quotes
 from tests.programs import ran
 from tests.servers import ROOT
 from tests.stub import Handler, Stub, stub
@@ -85,7 +85,7 @@ def test_a_report_of_users_levels_and_replicas_is_what_it_was(tmp_path: Path) ->
 @pytest.mark.parametrize("page", quotes.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_says_what_its_files_do(page: Path) -> None:
     text, differing = quotes.renewed(page.read_text())
-    assert differing == [], "python -m compare.report.quotes --write"
+    assert differing == [], "python -m docs.quotes --write"
     assert " ± " not in quotes.QUOTE.sub("", text), "an interval without the file it comes from"
 
 

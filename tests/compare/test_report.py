@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from client import drawing, runs
 from client.progress import Progress
-from compare import calibrate, runs
-from compare.report import drawing, figures, report, side_by_side, tables
+from compare import calibrate
+from compare.report import figures, report, side_by_side, tables
 from stats import ROW_KINDS
 from tests.compare.test_pages import Page
 from tests.conftest import undraw

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-import launch
 from compare.options import parse as parse_comparison
 from config import HANDOFF, Config, ConfigError, flag, from_environment, has_effect, parse, resolve
 from config.groups import GROUPS
 from config.left import LEFT
+from generate import kernels
 from scheduling.building import build_scheduler as scheduler_of
 from scheduling.extensions import ResponseOrder
 from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
+from server import launch
 from simulate.simulation import parse as parse_simulation
 from tests.config.test_sentences import EXAMPLE, refused
 from tests.servers import free_port
@@ -211,7 +211,7 @@ def test_auto_means_demo_on_a_cpu_and_gpt2_medium_on_a_gpu(gpu: None) -> None:
 
 
 def test_help_shows_every_setting_once_with_its_default_in_a_group() -> None:
-    command = [sys.executable, "launch.py", "--help", "all"]
+    command = [sys.executable, "-m", "server.launch", "--help", "all"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     grouped = [name for names in GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(Config.model_fields)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from benchmarks.harness import Benchmark
 from client import client
 from compare import options
 from config import ConfigError, parse
+from lab.benchmarks.harness import Benchmark
+from lab.studies import __main__ as studies
 from simulate import simulation
-from studies import __main__ as studies
 
 
 def benchmark(argv: Sequence[str]) -> None:

@@ -6,10 +6,10 @@ from itertools import combinations
 
 import pytest
 
-import kernels
 from config import Config, ConfigError, features, parse, resolve
 from config.features import APART, FEATURES, Feature
-from shapes import Shape
+from config.shapes import Shape
+from generate import kernels
 
 
 def refused(line: str) -> str:

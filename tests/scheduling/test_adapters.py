@@ -11,9 +11,9 @@ from scheduling.errors import GenerationFailed
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, Plan, Srpt, Static, View
 from scheduling.prefix_cache import block_keys
-from serving import Exchange, Server
+from server.api.request import Request
+from server.serving import Exchange, Server
 from tests.virtual import Ask, make_scheduler, run
-from wire.request import Request
 
 # The worked example of docs/policies.md: two slots, three rows, an iteration a second
 EXAMPLE = [

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ahead import AheadManager
 from batching import BatchingManager
 from generate.ahead import LaunchingGenerator, SampledIds
 from model import GPT2
@@ -22,6 +21,7 @@ from scheduling.policies import ORDERS, Dynamic, NoBatching, Policy, Static, Win
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling, Scores
+from server.ahead import AheadManager
 from simulate import PS, Loop
 from simulate.ahead import AheadReplica
 from simulate.costs import Costs, Line

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import app
-from ahead import AheadManager
 from batching import FAILURES, BatchingManager
 from client.calls import ServerError, post
 from config import BOOT_ERROR
@@ -28,6 +27,7 @@ from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
 from scheduling.policies import own as own_files
 from scheduling.records import IterationRecord
+from server.ahead import AheadManager
 from tests.counts import examples
 from tests.servers import PATIENCE_S, Spelling, started
 from tests.virtual import Ask, make_scheduler, run

@@ -55,9 +55,9 @@ def python(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
-    shown = python(f"{ROOT}/launch.py mine.py:Bunches --help all", mine.parent).stdout
+    shown = python("-m server.launch mine.py:Bunches --help all", mine.parent).stdout
     assert "--bunch-size X" in shown and "mine.py:Bunches: rows in a batch at most" in shown
-    refused = python(f"{ROOT}/launch.py mine.py:Bunches --bunch-size 0", mine.parent)
+    refused = python("-m server.launch mine.py:Bunches --bunch-size 0", mine.parent)
     assert refused.returncode == 2 and "--bunch-size '0'" in refused.stderr
     with started("--bunch-size", "3", mode=f"{mine}:Bunches") as (url, _):
         assert get(url)["config"]["bunch_size"] == 3
@@ -79,7 +79,7 @@ def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
     done = python(words, mine.parent)
     assert done.returncode == 0, done.stderr
     assert json.loads((mine.parent / "out" / "bunches.json").read_text())["largest_batch"] == 2
-    refused = ran("live", str(mine.parent / "out"))
+    refused = ran("simulate.saved_page", str(mine.parent / "out"))
     assert refused.returncode == 1
     assert "mine.py:Bunches is not loaded; set EB_MODE=mine.py:Bunches" in refused.stderr
     report = (mine.parent / "out" / "report.md").read_text()
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine
         "taken": f"{order}victim: str = setting('x', 'y')",
     }.items():
         (mine.parent / f"{name}.py").write_text(text)
-    refused = python(f"{ROOT}/launch.py dynamic --order {word}", mine.parent)
+    refused = python(f"-m server.launch dynamic --order {word}", mine.parent)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
     assert re.search(f"error: {word} cannot be used: .*{sentence}", refused.stderr)
 
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine
 # ---- the proposals of proposals/: the contract of policies, and an example that shows each rule
 
 KINDS: dict[str, type[Any]] = {}
-for file in sorted((ROOT / "proposals").glob("*.py")):
+for file in sorted((ROOT / "lab" / "proposals").glob("*.py")):
     name = file.stem.title().replace("_", "")
     KINDS[file.stem] = getattr(importlib.import_module(f"proposals.{file.stem}"), name)
 EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

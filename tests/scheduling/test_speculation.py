@@ -19,12 +19,12 @@ from scheduling.drafts import Drafter
 from scheduling.inference import Inference, Iteration
 from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
-from serving import Exchange, Server
+from server.api.request import Request
+from server.serving import Exchange, Server
 from simulate import drive
 from simulate.replica import any_ids
 from tests.counts import examples
 from tests.virtual import Ask, any_order, any_policy, make_scheduler
-from wire.request import Request
 
 
 def serve(

@@ -165,7 +165,7 @@ def test_an_estimate_is_the_roofline(device: str, some: Iteration, padding: int)
 
 
 def test_the_error_of_estimates_for_this_machine_is_the_documented_one() -> None:
-    """In percent of the fitted costs, by what benchmarks.engine found of bandwidth and peak."""
+    """In percent of the fitted costs, by what lab.benchmarks.engine found of bandwidth and peak."""
     rows = (1, 4, 8, 16, 32)
     some = [*(iteration([decode_row(256)] * n) for n in rows), iteration([chunk(0, 256)])]
     table = [["costs", "1 row", *(f"{n} rows" for n in rows[1:]), "a prompt of 256"]]

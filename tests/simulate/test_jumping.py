@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from client.load import Watch
+from client.measure import measure
 from client.traces import Request
-from compare.measure import measure
 from config import build
 from scheduling.adapters import Adapters, Rule
 from scheduling.inference import Inference, Iteration

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from client import machine
 from client.traces import save_trace
 from client.workloads import Workload
-from compare import machine
 from config import build
 from simulate import plan, simulation
 from simulate.costs import FAKE, save

@@ -28,11 +28,11 @@ from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
-from serving import Exchange, Server
+from server.api.request import Request
+from server.serving import Exchange, Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
 from tests.servers import asks, assert_all_answered, server, wait_until_free
-from wire.request import Request
 
 SMALL = {
     "model": "fake",
@@ -89,7 +89,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         adapter = draw.choice(["", *server.config.adapters])
         for member in group:
             member.adapter = adapter
-    if draw.random() < 0.3:  # as routes.streams.Streamer.follow has it
+    if draw.random() < 0.3:  # as server.api.streams.Streamer.follow has it
         for member in group:
             member.listener, member.streamed = lambda event: None, True
     return group

@@ -20,16 +20,15 @@ import pytest
 from matplotlib.patches import StepPatch
 from rich.console import Console
 
-from client import outcomes, traces
+from client import outcomes, results, runs, traces
 from client.draws import WorkloadError
 from client.load import Watch
+from client.machine import cpu
+from client.measure import measure, with_requests
 from client.outcomes import Outcome
 from client.progress import Progress, Replayed
 from client.traces import Request
 from client.workloads import Workload
-from compare import results, runs
-from compare.machine import cpu
-from compare.measure import measure, with_requests
 from compare.report import replicas, report, side_by_side, tables
 from config import NOT_SIMULATED, Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS

@@ -1,0 +1,303 @@
+"""Measuring one server: warm it up, replay a trace, and join the client's measures with the
+server's statistics.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+import numpy as np
+from pydantic import ValidationError
+
+from client.calls import ServerError, get, post
+from client.groups import by_groups, describe
+from client.load import Interrupted, Watch, replay
+from client.outcomes import Answer, Answers, Outcome, Outcomes
+from client.results import ENGINE, OURS
+from client.summary import summarise
+from client.traces import Request, Trace
+from client.wire import Wire, utf8
+from compare import analysis
+from config import Config
+from scheduling.policies import MODES, chosen
+from server.api.answers import Stats
+from stats import DEFINITIONS
+
+LEAST_BURST = 16
+BINS = 400  # of rows over time
+ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
+# /stats, rows over time, and config
+ServerReport = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+class Measurable(Protocol):
+    """A server that serves a trace, real or simulated. ours: it reports what it did, besides what a
+    client sees. are_several: servers that share the load.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ours(self) -> bool: ...
+    @property
+    def are_several(self) -> bool: ...
+
+    def begin(self) -> None:
+        """Reset all counts, and empty the prefix cache. Raises ServerError."""
+
+    def replay(
+        self, requests: Sequence[Request], timeout_s: float, watch: Watch
+    ) -> Outcomes | list[Outcome]:
+        """Serve a trace. Raises Interrupted on Ctrl-C."""
+
+    def report(self) -> ServerReport:
+        """/stats since it began, the rows over time, and the config. Raises ServerError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server to measure. ours: of any other one only the client's measures are known."""
+
+    name: str
+    url: str
+    wire: Wire
+    ours: bool = True
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def are_several(self) -> bool:
+        return False
+
+    @property
+    def servers(self) -> Sequence[str]:
+        return (self.url,)
+
+    def begin(self) -> None:
+        for url in self.servers:
+            post(f"{url}/reset_prefix_cache", key=self.key)
+            post(f"{url}/stats/reset", key=self.key)
+
+    def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
+        return replay(self.url, requests, self.wire, timeout_s, watch, self.key)
+
+    def report(self) -> ServerReport:
+        engine, iterations = stats_of(self.url, self.key)
+        config = get(self.url, key=self.key)["config"]
+        return engine, analysis.occupancy_over_time(iterations, BINS), config
+
+
+def openai_model(url: str, key: str | None = None) -> str:
+    """The first model that a server lists. Raises ServerError."""
+    models = get(f"{url}/v1/models", key=key)
+    try:
+        return str(models["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise ServerError(f"{url}/v1/models lists no model to ask for") from None
+
+
+def warm_up(target: Target, by_ids: bool = False) -> None:
+    """Send each server two short requests, as text or ids. Raises ServerError if one fails."""
+    text = "warm up"
+    prompt: dict[str, Any] = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
+    for url in target.servers:
+        for seed in range(2):
+            request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)
+            [outcome] = replay(url, [request], target.wire, key=target.key)
+            if why := outcome.error:
+                raise ServerError(f"{target.name} at {url} failed its first request: {why}")
+
+
+class _Counting(Watch):
+    """Counts requests in flight at every tick, and notifies another watch of all events."""
+
+    def __init__(self, other: Watch):
+        self._other = other
+        self._now = 0
+        self.counts: list[int] = []
+
+    def sent(self) -> None:
+        self._now += 1
+        self._other.sent()
+
+    def ended(self, outcome: Outcome) -> None:
+        self._now -= 1
+        self._other.ended(outcome)
+
+    def tick(self) -> None:
+        self.counts.append(self._now)
+        self._other.tick()
+
+
+def measure(
+    target: Measurable,
+    requests: Sequence[Request],
+    goodput: dict[str, float],
+    timeout_s: float,
+    watch: Watch,
+) -> tuple[dict[str, Any], list[Outcome]]:
+    """Replay a trace; return NAME.json without its requests, and the outcomes. An interrupted
+    result is `partial`, and has the requests that ended.
+
+    A server of ours begins with all counts at zero and an empty prefix cache, so that no earlier
+    trace helps.
+    """
+    if target.ours:
+        target.begin()
+    interrupted, counting = False, _Counting(watch)
+    try:
+        outcomes = target.replay(requests, timeout_s, counting)
+    except Interrupted as stopped:
+        interrupted, outcomes = True, stopped.outcomes
+    trace = Trace.of(requests)
+    ended = Outcomes.of(trace, outcomes)
+    result = {"variant": target.name} | judged(trace, ended, goodput) | {"partial": interrupted}
+    if counting.counts:
+        result["mean_in_flight"] = float(np.mean(counting.counts))
+    if target.are_several:
+        result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
+    if target.ours:
+        try:
+            by_server = _engine(target, trace, ended.answers)
+            by_server["littles_law"] = analysis.littles_law(result | by_server)
+            json.dumps(by_server, ensure_ascii=False, allow_nan=False).encode()  # it can be saved
+            result |= by_server
+        except KeyboardInterrupt:
+            result["partial"] = True
+        except Exception as error:  # what this client measured is kept, whatever a server reports
+            why = error if isinstance(error, ServerError) else repr(error)
+            result["errors"][utf8(f"the server's /stats are missing: {why}")] = 1
+    return result, list(ended)
+
+
+def judged(
+    requests: Sequence[Request],
+    outcomes: Outcomes | Iterable[Outcome],
+    goodput: Mapping[str, float],
+) -> dict[str, Any]:
+    """The measures that follow from outcomes alone, whichever server served; the rest is None."""
+    trace = Trace.of(requests)
+    outcomes = Outcomes.of(trace, outcomes)
+    answers, rows = outcomes.answers, outcomes.ended
+    sent = rows[rows["sent"]]
+    sends = np.stack([sent[name] for name in ("scheduled_at", "sent_at", "ended_at")], axis=1)
+    limits = trace.limits_ms(np.flatnonzero(outcomes.rows["answered"]), goodput)
+    result = summarise(answers, sends, limits, unsent=len(rows) - len(sent))
+    workload = describe(trace)
+    rate, mean = workload["requested_rate"], workload["mean_num_tokens"]
+    # once no more conversations begin, the load only falls, and a queue with it
+    until = outcomes.rows["sent_at"][trace.firsts].max()
+    sent = sent[sent["sent_at"] <= until]
+    fill_s = analysis.slowest_row_s(answers)
+    tokens, busy_s = analysis.always_waiting(answers)
+    other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
+    return result | {
+        "partial": False, "sample": outcomes.sample, "mean_in_flight": None,
+        **dict.fromkeys(OURS),
+        "requested_rate": rate, "mean_num_tokens": mean, "offered_throughput": rate and rate * mean,
+        "growth": analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
+        "slowest_row_s": fill_s,
+        "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
+        "busy_s": busy_s, "busy_throughput": tokens / busy_s if busy_s else None,
+        **by_groups(trace, outcomes, result["wall_clock_s"], goodput),
+        "other_length": int((other_length & outcomes.rows["answered"]).sum()),
+        "errors": dict(outcomes.errors.most_common()),
+    }  # fmt: skip
+
+
+def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:
+    """/stats of a server of ours, and a row for each of its iterations. Raises ServerError."""
+    engine = _stats_page(url, 0, key)
+    iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
+    while following is not None:
+        page = _stats_page(url, following, key)
+        iterations, following = iterations + page["iterations"], page["next_iteration"]
+    return engine, iterations
+
+
+def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
+    page = get(f"{url}/stats?iterations=1&since={since}", 120, key)
+    try:
+        # as JSON, whose arrays are tuples though it is strict
+        Stats.model_validate_json(json.dumps(page), strict=True, extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ServerError(
+            f"{url}/stats has another form than this client reads ({first['loc'][0]}: "
+            f"{first['msg']}); use server and client of one commit"
+        ) from None
+    following = page["next_iteration"]
+    if following is not None and following <= since:
+        raise ServerError(f"{url}/stats names page {following} after page {since}")
+    return page
+
+
+def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
+    """Return the measures that a server of ours reports of the run. Raises ServerError."""
+    engine, over_time, config = target.report()
+    engine.pop("definitions")
+    prompt_tokens, drafts = engine["total_input_tokens"], engine["draft_tokens"]
+    measures = {key: engine[key] for key in ENGINE} | {
+        "server": engine,
+        "config": config,
+        "cached_fraction": engine["cached_tokens"] / prompt_tokens if prompt_tokens else None,
+        "acceptance": engine["accepted_tokens"] / drafts if drafts else None,
+        "occupancy_over_time": over_time,
+    }
+    policy = MODES.get(config["mode"])  # none: of a file that this client has not loaded
+    # of several servers two batches that begin at one instant would seem to be one
+    by_chance = config["order"] == "fcfs" and not target.are_several
+    whole = policy and policy.request_level and not config["compact_batches"]
+    if policy and policy.in_order and by_chance and whole:
+        expected = analysis.expected_useful_fraction(
+            trace.num_tokens, analysis.batch_sizes(answers)
+        )
+        measures["expected_useful_fraction"] = expected
+    return measures
+
+
+def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return NAME.json: a measurement with every request."""
+    return result | {"definitions": DEFINITIONS, "requests": list(map(_record, outcomes))}
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    """Return one request of NAME.json, without the gaps between tokens."""
+    record: dict[str, Any] = outcome.request.model_dump(
+        include={"id", "num_tokens", "user", "priority", "slo_class"}, exclude_none=True
+    )
+    if outcome.sent:
+        stamps = ("scheduled_at", "sent_at", "ended_at")
+        record |= {name: getattr(outcome, name) for name in stamps}
+    if (answer := outcome.answer) is None:
+        return record | {"error": outcome.error}
+    record |= {name: getattr(answer, name) for name in ANSWERED}
+    timings = answer.timings and {k: v for k, v in answer.timings.items() if k != "itl_s"}
+    return record | {"timings": timings, "text": outcome.text}
+
+
+def burst_size(config: Config) -> int:
+    """Return three requests a row, LEAST_BURST at least, as far as the server takes them."""
+    rows = chosen(MODES, config.mode, config).max_rows(config.max_batch_size)
+    return min(max(3 * rows, LEAST_BURST), config.max_in_flight)
+
+
+def measure_capacity(
+    target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
+) -> dict[str, Any]:
+    """Measure the tokens a second of busy rows. Raises ServerError and KeyboardInterrupt."""
+    result, outcomes = measure(target, burst, {}, timeout_s, watch)
+    if result["partial"]:
+        raise KeyboardInterrupt
+    answers = (outcome.answer for outcome in outcomes if outcome.answer)
+    tokens, seconds = analysis.always_waiting(answers)
+    wrong = None if seconds else "fits into one batch"
+    if result["failed"]:
+        wrong = f"failed ({next(iter(result['errors']))})"
+    if wrong:
+        raise ServerError(
+            f"the burst that measures capacity {wrong}; name a rate with --arrival poisson:RATE"
+        )
+    return {"output_throughput": tokens / seconds, "requests": len(burst)}

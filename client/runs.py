@@ -1,0 +1,260 @@
+"""Runs on disk: a folder with the trace, NAME.json of each server, and summary.json; of several
+seeds, a folder each. NAME.json may be compressed (NAME.json.gz).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from client.groups import describe
+from client.machine import commit, hardware, save_json
+from client.results import of_summary
+from client.traces import Request
+from client.users import NAME
+from compare import calibrate
+from compare.analysis import identical_outputs
+from compare.sweep import outcome
+from config import ConfigError, has_effect, reading
+from stats import DEFINITIONS
+
+FIGURES = {  # {file name without its ending: title}
+    "latency_vs_tokens": "Latency against completion tokens, and the fitted line of each variant",
+    "by_group": "Mean and p99 of latency by length, and by user and priority where a trace has "
+    "them, of each variant",
+    "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
+    "goodput": "Goodput against the rate of requests",
+    "occupancy": "Rows over time: live, idle, padding, recomputed, empty",
+    "rows": "Computed rows by kind",
+    "replicas": "Replicas over time",
+    "distributions": "Distributions of time to first token, time per output token and end-to-end "
+    "latency",
+}
+# settings that always differ between servers, or have no effect on measures
+NOT_SHOWN = ("mode", "port", "host", "log_level")
+LIVE = "live.html"  # the page of its rows, which `python -m simulate.saved_page` makes
+REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
+
+
+class RunError(Exception):
+    """A folder that holds no run, or one that cannot be read; the message names the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A saved comparison: of each seed its summary, and each server's NAME.json."""
+
+    folder: Path
+    summaries: list[dict[str, Any]]
+    results: list[dict[str, dict[str, Any]]]
+    folders: list[Path]  # of the seeds
+
+    @property
+    def first(self) -> dict[str, Any]:
+        return self.summaries[0]
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.missing_seeds) or any(summary["partial"] for summary in self.summaries)
+
+    @property
+    def missing_seeds(self) -> list[int]:
+        """Seeds of the command line that are missing, since they were interrupted."""
+        seeds = [summary["seed"] for summary in self.summaries]
+        return [seed for seed in self.first["asked"]["seeds"] if seed not in seeds]
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for s in self.summaries for name in s["variants"]))
+
+    @property
+    def baseline(self) -> str:
+        """The server with which the others are compared in pairs."""
+        name = self.first.get("baseline")  # client.py has none
+        return name if name in self.names else self.names[0]
+
+    @property
+    def variants(self) -> dict[str, list[dict[str, Any]]]:
+        """Headlines of each server, one result for each seed."""
+        return {
+            name: [s["variants"][name] for s in self.summaries if name in s["variants"]]
+            for name in self.names
+        }
+
+    @property
+    def points(self) -> dict[str, list[list[dict[str, Any]]]]:
+        """Points of each server's sweep, a list for each seed; empty without a sweep."""
+        sweeps = [summary["sweep"] for summary in self.summaries if summary.get("sweep")]
+        return {
+            name: [s[name] for s in sweeps if name in s]
+            for name in self.names
+            if any(name in s for s in sweeps)
+        }
+
+    def answered(self, name: str) -> list[dict[str, Any]]:
+        """Return the answered requests of a server, of all seeds."""
+        results = [result[name] for result in self.results if name in result]
+        return [r for result in results for r in result["requests"] if "text" in r]
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run of ours."""
+    return any(folder.glob("seed-*/summary.json")) or (folder / "summary.json").exists()
+
+
+def load(folder: Path, requests: bool = True) -> Run:
+    """Read a run from its folder, or from the folders of its seeds. Raises RunError.
+
+    An interrupted seed is left out if another one is complete: its few requests would weigh as much
+    as all of the other's. requests: read each NAME.json, too.
+    """
+    try:
+        summaries = _summaries(folder)
+        whole = {path: s for path, s in summaries.items() if not s["partial"]} or summaries
+        names = {path: list(summary["variants"]) for path, summary in whole.items()}
+        if strange := [n for each in names.values() for n in each if not NAME.fullmatch(n)]:
+            raise RunError(
+                f"{folder} has a server named {strange[0][:100]!r}; rename it to letters, digits "
+                f"and -_. alone"
+            )
+        results = [
+            {name: read_json(path / f"{name}.json") for name in each}
+            for path, each in names.items()
+            if requests
+        ]
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read the run in {folder}: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{folder} was written by another version of compare.sh ({error!r}); measure it again"
+        ) from None
+    return Run(folder, list(whole.values()), results, list(whole))
+
+
+def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return each seed's summary by its folder, in the order of seeds."""
+    summaries = {path.parent: read_json(path) for path in folder.glob("seed-*/summary.json")}
+    if (own := folder / "summary.json").exists() and "workload" in (summary := read_json(own)):
+        summaries = {folder: summary}  # a run of one seed, whatever lies beside it
+    if not summaries:
+        raise RunError(
+            f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote"
+        )
+    return dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file, or if it is missing its compressed form, which ends in .gz. Raises OSError and
+    ValueError.
+    """
+    if path.exists() or not (packed := path.with_name(f"{path.name}.gz")).exists():
+        value = reading.read_json(path)
+    else:
+        try:
+            value = reading.parse(gzip.decompress(packed.read_bytes()))
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"{packed.name}: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return value
+
+
+def facts() -> dict[str, Any]:
+    """Return the facts of a run that are known before it: machine and code."""
+    return {"hardware": hardware(), "calibration": calibrate.known(), "commit": commit()}
+
+
+def save(
+    folder: Path,
+    requests: Sequence[Request],
+    results: Mapping[str, Mapping[str, Any]],
+    workload: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    points: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    swept: Sequence[str] = (),
+) -> None:
+    """Write the measurements of one seed, summary.json and each NAME.json, beside its trace.
+
+    facts: seed, asked, stopped, and the facts that all seeds share. points: of each server's sweep,
+    by rate. swept: servers whose sweep is complete.
+    """
+    for name, result in results.items():
+        save_json(folder / f"{name}.json", result)
+    variants = {name: of_summary(result) for name, result in results.items()}
+    for name in swept:
+        swept_to = outcome((points or {})[name])
+        variants[name] |= {key: swept_to[key] for key in ("capacity", "goodput_rate")}
+    compared = {name: result for name, result in results.items() if name not in facts["also"]}
+    summary = {
+        "variants": variants,  # simulated ones have no texts
+        "identical_outputs": identical_outputs({} if facts.get("simulated") else compared),
+        "config": _config(results), "workload": describe(requests) | dict(workload),
+        "partial": facts["stopped"] is not None, "sweep": points, "swept": list(swept),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "definitions": DEFINITIONS,
+    }  # fmt: skip
+    save_json(folder / "summary.json", {**summary, **facts})
+
+
+def _configs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each variant of ours that have an effect in it, and are shown."""
+    return {
+        name: {k: v for k, v in config.items() if k not in NOT_SHOWN and has_effect(k, config)}
+        for name, result in results.items()
+        if (config := result.get("config"))
+    }
+
+
+def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of the variants, each as the first variant that uses it has it."""
+    configs = _configs(results)
+    merged: dict[str, Any] = {}
+    for config in reversed(configs.values()):
+        merged |= config
+    order = results[next(iter(configs))]["config"] if configs else ()
+    return {name: merged[name] for name in order if name in merged}
+
+
+def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return each variant's mode, and its settings with an effect that are not the same in all."""
+    configs = _configs(results)
+    values: dict[str, set[str]] = {}
+    for config in configs.values():
+        for name, value in config.items():
+            values.setdefault(name, set()).add(str(value))
+    return {
+        name: {"mode": results[name]["config"]["mode"]}
+        | {k: v for k, v in config.items() if len(values[k]) > 1}
+        for name, config in configs.items()
+    }
+
+
+def refuse_overwriting(files: Iterable[Path], overwrite: bool) -> None:
+    """Raise ConfigError if one of the files is there, unless they are to be overwritten."""
+    if not overwrite and (there := next((path for path in files if path.is_file()), None)):
+        raise ConfigError(f"{there} is there already; name another, or add --overwrite")
+
+
+def files(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
+    """Yield paths that the files of a run have: an earlier one's in the folder, and of `names`."""
+    for folder in (*out.glob("seed-*"), out):
+        named = set(names)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            named |= {*filter(NAME.fullmatch, read_json(folder / "summary.json")["variants"])}
+        written = [f"{name}.json{packed}" for name in sorted(named) for packed in ("", ".gz")]
+        yield from (folder / name for name in ("summary.json", "trace.jsonl", *written, *REPORT))
+
+
+def clear(out: Path) -> None:
+    """Make the folder of a run; delete files of an earlier run in it, and no others."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in [*files(out)]:
+        file.unlink(missing_ok=True)
+    for folder in out.glob("seed-*"):
+        with contextlib.suppress(OSError):  # a user's files are in it
+            folder.rmdir()

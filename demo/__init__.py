@@ -1,1 +1,0 @@
-import environment  # noqa: F401 - where a package is missing

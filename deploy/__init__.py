@@ -1,3 +1,0 @@
-"""More than one server: replicas on Ray Serve behind one ingress."""
-
-import environment  # noqa: F401 - where a package is missing

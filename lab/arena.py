@@ -1,0 +1,62 @@
+"""The arena: every order and every proposal for vLLM's scheduler on the same traces.
+
+    python -m lab.arena [--policy FILE.py:NAME …] [--trace NAME …] [--load SHARE …]
+
+Each policy is compared with vLLM's own default, which serves the same requests. A policy is an
+order or a mode, ours or of a file, with settings where it needs some: --policy 'sjf --aging 30'.
+"all" stands for our orders and all classes of proposals/, which is the default. Other options are
+those of python -m lab.studies arena, such as --seeds, --out and --from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+from config.help import Formatter
+from lab.benchmarks import HELP
+
+PROPOSALS = Path(__file__).resolve().parent / "proposals"
+
+
+def proposals() -> list[str]:
+    """Return FILE.py:NAME of each class in proposals/."""
+    files = sorted(PROPOSALS.glob("*.py"))
+    parts = [(file, part) for file in files for part in ast.parse(file.read_text()).body]
+    return [
+        f"proposals/{file.name}:{part.name}"
+        for file, part in parts
+        if isinstance(part, ast.ClassDef)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, **HELP | {"formatter_class": Formatter})
+    add = parser.add_argument
+    add("--policy", action="append", help="compare this policy (repeat for several)")
+    add("--trace", action="append", default=[], help="compare on this trace (repeat for several)")
+    add("--load", action="append", default=[], help="compare at this load (repeat for several)")
+    known, others = parser.parse_known_args()
+    every = ",".join(["ours", *proposals()])
+    policies = [every if policy == "all" else policy for policy in known.policy or ["all"]]
+    only = [f"trace={trace}" for trace in known.trace] + [f"load={load}" for load in known.load]
+    conditions = [word for condition in only for word in ("--only", condition)]
+    words = ["arena", *conditions, *others]
+    kept = any(word.startswith("--from") for word in others)
+    if kept and known.policy:
+        parser.error("--from measures nothing anew; leave out --policy")
+    if not kept:
+        words += ["--policies", ",".join(policies)]
+    given, sys.argv = sys.argv, [*sys.argv, *words]
+    from lab.studies import __main__, arena
+
+    sys.argv = given
+    if unknown := set(known.trace) - set(arena.TRACES):
+        parser.error(f"unknown trace {min(unknown)}; name one of {', '.join(arena.TRACES)}")
+    __main__.main(words, "lab.arena")
+
+
+if __name__ == "__main__":
+    main()

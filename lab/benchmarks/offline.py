@@ -1,0 +1,47 @@
+"""The engine without a server, and requests of the burst."""
+
+from __future__ import annotations
+
+from config import Config, ConfigError
+from generate import load_generator
+from generate.weights import locate
+from lab.benchmarks.workload import LARGEST, Prompted, draw
+from scheduling.inference import Generator, Inference, Row
+from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Sampling
+
+
+def load(config: Config) -> Generator:
+    """The engine alone, without a scheduler."""
+    return load_generator(config, locate(config), config.shape.vocab_size)
+
+
+def inference(config: Config, prompt: list[int], tokens: int, sampling: Sampling) -> Inference:
+    """A request as a server of this config queues it."""
+    keys = block_keys(prompt, config.block_size) if config.prefix_caching else None
+    return Inference(prompt, tokens, sampling, keys=keys)
+
+
+def burst(config: Config, n: int) -> list[Prompted]:
+    """The burst's first n requests, with ids that the model has. Raises ConfigError if there
+    are not so many.
+    """
+    if not 1 <= n <= LARGEST:
+        raise ConfigError(f"--n must be from 1 to {LARGEST}")
+    n_vocab = config.shape.vocab_size
+    return [([token % n_vocab for token in prompt], tokens) for prompt, tokens in draw(n)]
+
+
+def block_tables(n: int, tokens: int, block_size: int) -> list[list[int]]:
+    """KV blocks of n rows of so many tokens, each in blocks of its own."""
+    size = -(-tokens // block_size)
+    return [list(range(i * size, (i + 1) * size)) for i in range(n)]
+
+
+def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
+    """n rows about to compute their token number `context`."""
+    prompt = [i % 256 for i in range(context)]
+    return [
+        Row(Inference(prompt, 1), context - 1, 1, blocks, samples=True, idle=False)
+        for blocks in block_tables(n, context, block_size)
+    ]

@@ -1,0 +1,226 @@
+"""The arena: orders and proposals for vLLM's scheduler on the same traces, beside vLLM's default.
+
+Virtual time, at the costs of a real engine. A trace mixes kinds of requests, each drawn by a
+`Workload`; a load is a share of what vLLM's default completes of that trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from client import traces
+from client.outcomes import Outcomes
+from client.summary import meet
+from client.traces import Request
+from client.workloads import Workload
+from compare.variants import parse_variants
+from config import build, flag, meaningful
+from lab.studies import league
+from lab.studies.study import Case, Study
+from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings, while_waiting
+from scheduling.policies import MODES
+from scheduling.policies.own import SOURCES
+from simulate.costs import load
+from simulate.run import SimulatedServer
+
+LOADS = (0.6, 0.85, 1.1)
+BURST, FAST = 240, 1e5  # requests that show a capacity, and their rate: kinds stay mixed
+ROWS = 8
+VLLM: Settings = {  # vLLM's default is `fcfs` with these
+    "kv_reservation": "demand",
+    "watermark": 0,
+    "budget_counts": "all",
+    "token_budget": 2048,
+    "prefix_caching": "",
+    "max_batch_size": ROWS,
+    "kv_cache": f"{ROWS * 64}blocks",  # the longest request in every row
+}
+OURS = (
+    "sjf", "srpt", "hrrn", "prefix", "fair", "mlfq", "edf", "priority --priority-levels 2",
+    "dynamic --budget-counts prefill", "dynamic --prefill first",
+)  # fmt: skip
+
+
+LIMITS = {"slo_ttft_ms": 1000.0, "slo_tpot_ms": 50.0}  # those that goodput counts by
+
+
+class Kind(NamedTuple):
+    """Requests of one kind."""
+
+    lengths: str
+    prompts: Mapping[str, Any]  # fields of the `Workload`
+    share: float = 1.0  # of the trace's requests
+    has: Mapping[str, Any] = LIMITS  # fields of each `Request`
+
+
+class Trace(NamedTuple):
+    """A workload of the arena. settings: of the server, where they are not VLLM's."""
+
+    words: str
+    kinds: Sequence[Kind]
+    arrival: str = "poisson:{:g}"
+    settings: Mapping[str, Any] = {}
+
+
+def prompts_of(tokens: int) -> dict[str, str]:
+    """Return prompts of about so many tokens, few of which are alike."""
+    return {"prefixes": f"5000:{tokens}:0"}
+
+
+CHAT = Kind("exponential:30:150", prompts_of(48))
+BURSTY = [Kind("exponential:60:400", prompts_of(192))], "gamma:{:g}:3"
+SECOND_BUDGET = "overload-budget-128"  # at the highest load alone
+FEW_BLOCKS = {"kv_cache": "64blocks"}
+TRACES = {
+    "chat": Trace("short questions and answers", [CHAT]),
+    "long-prompts": Trace(
+        "a quarter of the requests asks about 700 tokens of text, the others chat",
+        [Kind("exponential:20:100", prompts_of(700), 0.25), CHAT._replace(share=0.75)],
+    ),
+    "prefixes": Trace(
+        "64 system prompts of 256 tokens, some popular; the KV blocks hold a third of them",
+        [Kind("exponential:25:120", {"prefixes": "64:256:1"})],
+        settings={"kv_cache": "400blocks"},
+    ),
+    "conversations": Trace(
+        "four turns each, half a second after the last answer, and KV blocks for the past of all",
+        [Kind("exponential:30:90", {"sessions": "4:0.5"})],
+        settings={"kv_cache": "2048blocks"},
+    ),
+    "heavy-tails": Trace(
+        "as chat, but the longest tenth of the answers has half of all tokens",
+        [CHAT._replace(lengths="lognormal:12:1.4:700")],
+    ),
+    "greedy-users": Trace(
+        "two users send nine tenths of the requests, a modest one the last tenth",
+        [
+            CHAT._replace(share=share, has=LIMITS | {"user": user})
+            for user, share in {"greedy": 0.45, "greedy_too": 0.45, "modest": 0.1}.items()
+        ],
+    ),
+    "slo-classes": Trace(
+        "seven of ten requests are interactive (a first token in 0.5 s), the others a job's (20 s)",
+        [
+            CHAT._replace(share=0.7, has=LIMITS | {"slo_ttft_ms": 500.0, "priority": 1}),
+            Kind(
+                "exponential:60:300", prompts_of(320), 0.3, {"slo_ttft_ms": 20_000.0, "priority": 2}
+            ),
+        ],
+    ),
+    "overload": Trace("bursts, on KV blocks for a few requests", *BURSTY, FEW_BLOCKS),
+    SECOND_BUDGET: Trace(
+        "the same with a small token budget, which can hide what an order does",
+        *BURSTY,
+        FEW_BLOCKS | {"token_budget": 128},
+    ),
+}
+
+
+def requests_of(trace: Trace, rate: float, n: int, seed: int) -> list[Request]:
+    """Return about n requests of all kinds by time, `rate` a second in all."""
+    drawn: list[Request] = []
+    for k, kind in enumerate(trace.kinds):
+        data = Workload(kind.lengths, seed=1000 * seed + k, **kind.prompts)
+        turns = int(kind.prompts.get("sessions", "1:").split(":")[0])
+        arrival = trace.arrival.format(kind.share * rate / turns)
+        of_kind = data.requests(round(kind.share * n), arrival, scaled=True)
+        drawn += [request.model_copy(update=dict(kind.has)) for request in of_kind]
+    if len(trace.kinds) == 1:  # turns of conversations name others by their ids
+        return drawn
+    drawn.sort(key=operator.attrgetter("at"))
+    return [request.model_copy(update={"id": i}) for i, request in enumerate(drawn)]
+
+
+def variant_of(policy: str, trace: Trace) -> str:
+    """Return a policy with vLLM's settings, as --variant takes it. policy: an order or a mode, with
+    settings that it needs.
+    """
+    mode, *own = (policy if policy.split()[0] in MODES else f"dynamic --order {policy}").split()
+    shared = {name: value for name, value in VLLM.items() if meaningful(name, mode)}
+    flags = [
+        f"{flag(name)} {value}".strip() for name, value in {**shared, **trace.settings}.items()
+    ]
+    return " ".join([mode, *flags, *own])
+
+
+def serve(policy: str, trace: Trace, costs: str, requests: Sequence[Request]) -> Outcomes:
+    """Serve a trace. Raises ConfigError for a policy that is none."""
+    [variant] = parse_variants([f"policy={variant_of(policy, trace)}"]).values()
+    config = build(variant.mode, SETTINGS | variant.flags, {})
+    return SimulatedServer(policy, config, load(costs), stream=True).replay(requests)
+
+
+@functools.cache
+def capacity(name: str, costs: str) -> float:
+    """Return the requests a second that vLLM's default completes while requests always wait."""
+    burst = requests_of(TRACES[name], FAST, BURST, CAPACITY_SEED)
+    return while_waiting(serve(league.BASE, TRACES[name], costs, burst).answers.times_at_server)
+
+
+def cases(n: int, costs: str, policies: str) -> list[dict[str, Any]]:
+    """Return the cases, those of vLLM's default among them. policies: separated by commas; "ours"
+    stands for OURS. file: first digits of a file's SHA-256, so that a changed one is run again.
+    """
+    files = {source.word: source.sha256 for source in SOURCES.values()}
+    named = policies.replace("ours", ",".join(OURS)).split(",")
+    names = dict.fromkeys((league.BASE, *named))
+    keys = ("trace", "load", "policy", "costs")
+    grid = itertools.product(TRACES, LOADS, names, [costs])
+    return [
+        dict(zip(keys, each)) | {"file": files.get(each[2].split()[0], "")}
+        for each in grid
+        if each[0] != SECOND_BUDGET or each[1] == LOADS[-1]
+    ]
+
+
+def run(case: Case, n: int, seed: int) -> dict[str, Any]:
+    """Return the measures of a trace, in ms and % of its requests."""
+    trace = TRACES[case["trace"]]
+    rate = case["load"] * capacity(case["trace"], case["costs"])
+    requests = requests_of(trace, rate, n, seed)
+    outcomes = serve(case["policy"], trace, case["costs"], requests)
+    answers = outcomes.answers
+    queued, preempted, paused = map(answers.reported, ("queue_s", "preempted_s", "paused_s"))
+    answered = np.flatnonzero(outcomes.rows["answered"])
+    good = meet(answers, traces.Trace.of(requests).limits_ms(answered, {})).sum()
+    modest = np.array([request.user == "modest" for request in requests])
+    values = {
+        "ttft_ms": 1e3 * answers.ttft_s.mean(),
+        "gap_ms": 1e3 * np.percentile(answers.gaps, 99),
+        "good": 100 * good / len(requests),
+        "wait_ms": 1e3 * (queued + preempted + paused).max(),
+        "preempted": 100 * (preempted > 0).mean(),
+        "unanswered": 100 * (1 - len(answers) / len(requests)),
+    }
+    if modest.any():
+        values["modest_ms"] = 1e3 * outcomes.answers_of(modest).ttft_s.mean()
+    return {name: float(f"{value:.5g}") for name, value in values.items()}
+
+
+STUDY = Study(
+    name="arena",
+    title="The arena",
+    question="Which policies are better than vLLM's default, by which measure, and on which "
+    "traces?",
+    workload=f"about {{n}} requests of each trace, at loads of {', '.join(map(str, LOADS))}, "
+    f"{{seeds}} seeds, {ROWS} rows, virtual time with `--costs {{costs}}`",
+    requests=120,
+    cases=cases,
+    bases=(f"policy={league.BASE}", "file="),
+    run=run,
+    measures={},
+    text=functools.partial(league.page, traces={name: t.words for name, t in TRACES.items()}),
+    tables=(),
+    drawn=league.figure,
+    figure="Each policy compared with vLLM's default, by question, trace and load",
+    options={
+        "costs": ("gpt2", "iteration times, as simulate.sh's"),
+        "policies": ("ours", "separated by commas"),
+    },
+)

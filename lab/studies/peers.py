@@ -1,0 +1,117 @@
+"""Our engine and its peers on the same requests and weights: tokens a second, and their ratio.
+
+A run is ours and then one peer, or the other way round, each in a process of its own, since only
+neighbours in time compare. benchmarks/peers has the peers and makes the models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from client.calls import ServerError
+from config import ConfigError
+from config.resolve import native_bfloat16
+from lab.studies.runner import FinishedRuns
+from lab.studies.study import Case, Study, Table
+
+ROWS = (64, 1)  # requests: a burst, and its first one alone
+OURS, PEERS = "lab.benchmarks.burst --threads 2", "lab.benchmarks.peers.engines"
+SPEED = re.compile(r"(.*?),.*?([\d,]+(?:\.\d+)?) tok/s")
+
+
+def pairs(native: bool) -> list[tuple[str, str]]:
+    """Return settings of ours, each with an engine beside it. Where bfloat16 is not native, peers
+    run in float32.
+    """
+    dtype = "bfloat16" if native else "float32"
+    floats = [f"--dtype {dtype}", *([] if native else ["--dtype bfloat16"])]
+    int8 = f"--dtype {dtype} --linear int8"
+    return [
+        *itertools.product(floats, (f"vllm --dtype {dtype}", f"openvino --dtype {dtype}")),
+        *itertools.product(
+            (int8, f"{int8} --kv-dtype int8"), ("ctranslate2 --dtype int8", "openvino --dtype int8")
+        ),
+    ]
+
+
+def cases(n: int, models: str, peers: str, vllm: str) -> list[dict[str, Any]]:
+    """Return a case for each model, number of rows and pair. Raises ConfigError for no model."""
+    for model in models.split(","):
+        if not Path(model, "config.json").is_file():
+            raise ConfigError(
+                f"--models {model!r}: there is no model; make one by python -m "
+                "lab.benchmarks.peers.checkpoint"
+            )
+    return [
+        {"model": model, "rows": rows, "ours": ours, "peer": peer,
+         "python": vllm if peer.startswith("vllm") else peers}
+        for model, rows in itertools.product(models.split(","), ROWS)
+        for ours, peer in pairs(native_bfloat16())
+    ]  # fmt: skip
+
+
+def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
+    """Return the tokens a second of both, their ratio, and the peer's version."""
+    burst = ["--model", case["model"], "--n", str(case["rows"])]
+    commands = {
+        "ours": [sys.executable, "-m", *OURS.split(), *case["ours"].split(), *burst],
+        "peer": [
+            case["python"] or sys.executable,
+            "-m",
+            *PEERS.split(),
+            *case["peer"].split(),
+            *burst,
+        ],
+    }
+    found = {who: speed(commands[who]) for who in sorted(commands, reverse=seed % 2 == 1)}
+    (_, ours), (version, peer) = found["ours"], found["peer"]
+    return {"ours_per_s": ours, "peer_per_s": peer, "ratio": ours / peer, "version": version}
+
+
+def speed(command: list[str]) -> tuple[str, float]:
+    """Run a command that prints "NAME, … 123.4 tok/s"; return both. Raises ServerError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise ServerError(str(error)) from None
+    output = done.stdout + done.stderr
+    said = SPEED.search(output)
+    if done.returncode or not said:
+        raise ServerError(
+            f"{' '.join(command[1:])} ended with {done.returncode} and printed no tok/s; mend it, "
+            f"or leave it out by --only: …{output[-500:]}"
+        )
+    return said[1], float(said[2].replace(",", ""))
+
+
+STUDY = Study(
+    name="peers",
+    title="Ours and its peers",
+    question="How much faster or slower is our engine than those of vLLM, OpenVINO GenAI and "
+    "CTranslate2 on a CPU?",
+    workload="{models}, {seeds} rounds, 2 threads",
+    requests=0,
+    options={
+        "models": ("gpt2", "folders of lab.benchmarks.peers.checkpoint, separated by commas"),
+        "peers": ("", "interpreter that has OpenVINO and CTranslate2, if not this one"),
+        "vllm": ("", "interpreter that has vLLM, if not this one"),
+    },
+    cases=cases,
+    run=run,
+    servers=True,
+    measures={
+        "ours_per_s": ("ours, tok/s", "{:,.1f}"),
+        "peer_per_s": ("peer, tok/s", "{:,.1f}"),
+        "ratio": ("ratio", "{:.2f}"),
+        "version": ("the peer's version", ""),
+    },
+    text="Ratio: ours ÷ peer, of two runs one after the other, on the same weights and requests "
+    "(`lab/benchmarks/workload.py`: 6,904 completion tokens in 64 requests at once; one row is the "
+    "first request alone), greedy, without HTTP. Both are warm before their clocks start.",
+    tables=[Table(("model", "rows", "ours", "peer"))],
+)

@@ -1,0 +1,214 @@
+"""A study as data: its question, the cases that answer it, how one is run and how that is shown.
+
+Knows no scheduler, server or torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from client.drawing import Look
+from compare.analysis import Estimate, difference, estimate
+from compare.report.tables import NONE, formatted, markdown
+
+Case = Mapping[str, Any]  # what is run, and how; "seeds": the measures of each seed's trace
+Cases = Sequence[Case]
+Keys = Mapping[str, Any]  # of a case; a tuple stands for any of its values
+Key = str | Callable[[Case], Any]  # a case's key, or what is computed from the case
+
+
+@dataclass(frozen=True)
+class Against:
+    """Paired comparison of each case with its base: the case with these values, else the same."""
+
+    base: Keys | Callable[[Case], Keys]
+    gaps: Sequence[str] = ()  # measures whose difference is shown
+    ratios: Sequence[str] = ()  # measures whose ratio is shown
+    words: str = ""  # for the base's measure, in headings; none: its first value's
+
+    @property
+    def name(self) -> str:
+        """The base's measure in words."""
+        if callable(self.base) or self.words:
+            return self.words
+        return f"{next(iter(self.base.values()))}'s"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A row for each case: its keys, means of measures with intervals, and paired comparisons."""
+
+    by: Sequence[str]
+    measures: Sequence[str] = ()  # none: all
+    against: Sequence[Against] = ()
+    where: Keys = field(default_factory=dict)
+    title: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One part of the figure: lines over a key with numbers; bars by a key with names or by
+    measure; or series over time as areas, one on another.
+    """
+
+    title: str
+    ylabel: str
+    measure: str | Sequence[str] = ""
+    x: Key = ""
+    xlabel: str = ""
+    line: Key = "variant"  # tells lines, or the bars of a group, apart
+    where: Keys = field(default_factory=dict)
+    base: Keys | Callable[[Case], Keys] | None = None  # given: the ratio to it is drawn
+    expected: str = ""  # measure that theory gives: a dotted line, or a tick across a bar
+    log: bool = False
+    step: float = 0.0  # given: the measure is {name: series}, with a value for each step of x
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and how it is answered.
+
+    cases: given the number of requests and the options, returns what is to be run.
+    run: given a case, the number of requests and a seed, returns the measures of that seed's trace.
+    """
+
+    name: str
+    title: str
+    question: str
+    workload: str  # in words; {n}: requests of a trace; {seeds}; and each option by its name
+    cases: Callable[..., list[dict[str, Any]]]
+    run: Callable[..., dict[str, Any]]
+    measures: Mapping[str, tuple[str, str]]  # heading and format
+    tables: Sequence[Table]
+    panels: Sequence[Panel] = ()
+    figure: str = ""  # the figure in words
+    drawn: Callable[[Cases, str], Figure] | None = None  # draws it, instead of panels
+    source: str = ""  # paper that makes the claim
+    requests: int = 1000  # of a trace; 0: its runs need no number
+    seeds: int = 5
+    options: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # default, help
+    text: Callable[[Cases], str] | str = ""  # verdict and explanation, before the tables
+    looks: Mapping[str, Look] = field(default_factory=dict)  # of lines and bars
+    summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
+    bases: Sequence[str] = ()  # KEY=VALUE of cases with which others are compared, as in --only
+    servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`
+
+
+def grid(**axes: Iterable[Any]) -> Callable[[int], list[dict[str, Any]]]:
+    """Return the cases of a study of any size: each combination of these values."""
+    every = [dict(zip(axes, each)) for each in itertools.product(*axes.values())]
+    return lambda n: every
+
+
+def only(cases: Cases, keys: Keys) -> list[Case]:
+    """Return the cases with these values."""
+
+    def has(case: Case, key: str, value: Any) -> bool:
+        return case[key] in value if isinstance(value, tuple) else bool(case[key] == value)
+
+    return [case for case in cases if all(has(case, key, keys[key]) for key in keys)]
+
+
+def key_of(case: Case, key: Key) -> Any:
+    return key(case) if callable(key) else case[key]
+
+
+def values(case: Case, measure: str) -> list[Any]:
+    """Return a measure of each seed."""
+    return [seed[measure] for seed in case["seeds"]]
+
+
+def mean(case: Case, measure: str) -> Estimate:
+    """Return a measure's mean over seeds, with its interval."""
+    return estimate(values(case, measure))
+
+
+def ratio(base: Case, case: Case, measure: str) -> Estimate:
+    """Return the paired ratio case ÷ base."""
+    pairs = zip(values(base, measure), values(case, measure), strict=True)
+    return estimate([value / base_value for base_value, value in pairs])
+
+
+def gap_text(base: Case, case: Case, measure: str, form: str) -> str:
+    """Return the paired difference case − base, or "none shown"."""
+    gap = difference(values(base, measure), values(case, measure))
+    text = ("+" if gap.mean > 0 else "") + formatted(gap, form)
+    is_zero = not any(digit in "123456789" for digit in form.format(gap.mean))
+    return text if gap.shown and not is_zero else "none shown"
+
+
+def base_of(
+    cases: Cases, case: Case, base: Keys | Callable[[Case], Keys], keys: Sequence[str]
+) -> Case | None:
+    """Return the case with the base's values, else the same values of these keys."""
+    changed = base(case) if callable(base) else base
+    wanted = {key: case[key] for key in keys} | {**changed}
+    return next(iter(only(cases, wanted)), None)
+
+
+def tables(study: Study, cases: Cases) -> str:
+    """Return the study's text and all its tables in Markdown."""
+    parts = [study.text(cases) if callable(study.text) else study.text]
+    for table in study.tables:
+        if rows := only(cases, table.where):
+            parts += [f"## {table.title}" if table.title else "", table.text]
+            parts.append(table_of(study, table, rows))
+    return "\n\n".join(part for part in parts if part)
+
+
+def table_of(study: Study, table: Table, cases: Cases) -> str:
+    """Return one table in Markdown."""
+    measures = table.measures or list(study.measures)
+    rows = [[*(key.replace("_", " ") for key in table.by)]]
+    rows[0] += [study.measures[measure][0] for measure in measures]
+    for against in table.against:
+        rows[0] += [_heading(study, measure, "−", against.name) for measure in against.gaps]
+        rows[0] += [_heading(study, measure, "÷", against.name) for measure in against.ratios]
+    for case in cases:
+        cells = [_key_text(case[key]) for key in table.by]
+        cells += [_mean_text(study, case, measure) for measure in measures]
+        for against in table.against:
+            cells += _compared(study, against, case, base_of(cases, case, against.base, table.by))
+        rows.append(cells)
+    return markdown(rows, left=len(table.by))
+
+
+def _heading(study: Study, measure: str, sign: str, base: str) -> str:
+    """Return "latency mean − fcfs's, s" for "latency mean, s"; a ratio has no unit."""
+    label, comma, unit = study.measures[measure][0].rpartition(", ")
+    label, unit = (label, comma + unit) if comma else (unit, "")
+    return f"{label} {sign} {base}{unit if sign == '−' else ''}"
+
+
+def _compared(study: Study, against: Against, case: Case, base: Case | None) -> list[str]:
+    if base is None or base is case:
+        return [NONE] * (len(against.gaps) + len(against.ratios))
+    cells = [gap_text(base, case, name, study.measures[name][1]) for name in against.gaps]
+    for name in against.ratios:
+        known = None not in values(base, name) + values(case, name)
+        cells.append(formatted(ratio(base, case, name), "{:.2f}") if known else NONE)
+    return cells
+
+
+def _key_text(value: Any) -> str:
+    if value is None:
+        return NONE
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _mean_text(study: Study, case: Case, measure: str) -> str:
+    of_seeds = [seed.get(measure) for seed in case["seeds"]]
+    if None in of_seeds:
+        return NONE
+    if any(isinstance(value, str) for value in of_seeds):
+        return "; ".join(dict.fromkeys(of_seeds))
+    form = study.measures[measure][1]
+    if len({*of_seeds}) == 1:  # a closed form, or the same by its nature: no spread to show
+        return formatted(Estimate(of_seeds[0], None), form)
+    return formatted(estimate(of_seeds), form)

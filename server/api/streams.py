@@ -1,0 +1,124 @@
+"""Server-sent events, written as tokens are computed: by one thread for all streams.
+
+If each stream's HTTP thread wrote its own, every token would wake a thread that waits for the GIL
+to do 30 µs of work: with 64 streams that cost twice the CPU and slowed the engine's thread down
+(lab/benchmarks/README.md). So a stream's HTTP thread writes the first piece, with the headers, and
+what remains at the end; what comes between is written by the Streamer, which never waits for a
+reader: while a socket takes no more, that stream's tokens pile up and then go as one.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+
+from scheduling.inference import Inference, TokenEvent
+from server.api.events import Events
+from server.api.threads import started
+
+
+class Streamer:
+    """A thread that writes events of all streams, started with the first."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Stream, TokenEvent]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, stream: Stream, group: Sequence[Inference]) -> None:
+        """Write `stream` as `group`, which is not queued yet, advances. Raises Overloaded."""
+        with self._lock:
+            self._thread = self._thread or started("streamer", self._run)
+        for member in group:
+            member.listener, member.streamed = (
+                lambda update: self._queue.put((stream, update)),
+                True,
+            )
+
+    def _run(self) -> None:
+        while True:
+            newest: defaultdict[Stream, dict[int, TokenEvent]] = defaultdict(dict)
+            while not newest or not self._queue.empty():
+                stream, update = self._queue.get()
+                newest[stream][id(update.inference)] = update
+            for stream, by_inference in newest.items():
+                stream.advance(by_inference)
+
+
+class Stream:
+    """A streamed answer. WSGI iterates over `body`.
+
+    connection: the socket to which the Streamer may write, in HTTP/1.1's chunks, between two pieces
+    of the body; without one the body has all pieces.
+    """
+
+    def __init__(self, events: Events, connection: socket.socket | None):
+        self._events = events
+        self._connection = connection
+        self._lock = threading.Lock()  # of all that follows
+        self._updates: dict[int, TokenEvent] = {}
+        self._direct = False  # the Streamer writes, and not the HTTP thread
+        self._unsent = b""  # the rest of a chunk of which the socket took a part
+        self._failed: Exception | None = None
+        self._turn = threading.Event()  # the HTTP thread has something to do
+
+    def advance(self, updates: dict[int, TokenEvent]) -> None:
+        """Take updates; in the Streamer's turn write them, unless they end the answer."""
+        with self._lock:
+            self._updates |= updates
+            over = {key for key, update in self._updates.items() if update.is_over}
+            if (
+                self._direct
+                and not self._events.ends(over)
+                and not any(self._updates[key].inference.error for key in over)
+            ):
+                try:
+                    self._write()
+                    return
+                # the client is gone, or a defect: the other streams go on
+                except Exception as error:
+                    self._failed = error
+            self._direct = False
+            self._turn.set()
+
+    def _write(self) -> None:
+        assert self._connection is not None
+        try:
+            if not self._unsent and (data := self._render()):
+                self._unsent = b"%X\r\n%b\r\n" % (len(data), data)
+            while self._unsent:
+                self._unsent = self._unsent[
+                    self._connection.send(self._unsent, socket.MSG_DONTWAIT) :
+                ]
+        except BlockingIOError:
+            pass  # the reader is slow
+
+    def body(self, wait: Callable[[threading.Event], None]) -> Iterator[bytes]:
+        """Yield the pieces that the HTTP thread writes; it waits for its turns by `wait`.
+
+        Raises a ServingError that comes before the first piece, and OSError if the client is gone.
+        """
+        while not self._events.over:
+            wait(self._turn)
+            with self._lock:
+                self._turn.clear()
+                if self._failed:
+                    raise self._failed
+                unsent, self._unsent = self._unsent, b""
+                data = self._render()
+            if unsent and self._connection:
+                self._connection.sendall(unsent)
+            if data:
+                yield data
+            with self._lock:
+                self._direct = (
+                    self._events.begun and self._connection is not None and not self._updates
+                )
+
+    def _render(self) -> bytes:
+        """Return the events for all updates."""
+        updates, self._updates = self._updates, {}
+        return self._events.render(updates)

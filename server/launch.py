@@ -1,0 +1,114 @@
+"""The launcher: checks the settings, fetches missing files, prints what will be served and becomes
+gunicorn, whose worker serves `app.py`.
+
+    python -m server.launch MODE [settings]
+
+It resolves the Config once and hands it on; a bad setting ends with exit 2 before any worker boots.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, ConfigError, parse
+from config.ports import check_port
+from generate.tokenizer import TokenizerUnavailable, load_tokenizer
+from generate.weights import WeightsUnavailable, locate
+from server.observers.line_writer import open_log
+
+
+def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
+    """Become gunicorn, whose worker calls `entry`."""
+    try:
+        config = parse(argv)
+        load_tokenizer(config.tokenizer)
+        locate(config)
+        check_port(config)
+        _check_files(config)
+    except (ConfigError, TokenizerUnavailable, WeightsUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    for warning in config.warnings():
+        print(f"warning: {warning}", file=sys.stderr)
+    print(_served(config), file=sys.stderr)
+    if config.host == "127.0.0.1":
+        message = "other machines cannot connect; --host 0.0.0.0 lets them"
+        print(message, file=sys.stderr)
+    _allow_files(config)
+    _clear_gunicorns_own()
+    os.environ[HANDOFF] = config.handoff()
+    command = [sys.executable, "-m", "gunicorn", "--config", "server/gunicorn_conf.py", entry]
+    os.chdir(Path(__file__).resolve().parents[1])
+    os.execv(sys.executable, command)
+
+
+def _served(config: Config) -> str:
+    kv = "no KV cache"
+    if config.generator != "naive":
+        n_blocks = str(config.n_blocks) if config.pool_is_known else "what memory is left in"
+        kv = f"{n_blocks} KV blocks of {config.block_size} tokens"
+    return (
+        f"serving {config.model} ({config.shape.parameters / 1e6:.1f}M parameters, {config.dtype}, "
+        f"{config.device}, {config.threads} threads, attention {config.attention}, linear "
+        f"{config.linear}, sampler {config.sampler}) in mode {config.mode}: at most "
+        f"{config.max_batch_size} rows, {kv}"
+    )
+
+
+def _clear_gunicorns_own() -> None:
+    """Delete gunicorn's variables, which it reads before gunicorn_conf.py: a second worker would be
+    a second engine.
+    """
+    for name in sorted(os.environ):
+        if name.startswith("GUNICORN_") or name in ("WEB_CONCURRENCY", "FORWARDED_ALLOW_IPS"):
+            print(
+                f"warning: {name} is gunicorn's own and is ignored here; the settings are flags or "
+                "EB_… (--help)",
+                file=sys.stderr,
+            )
+            del os.environ[name]
+
+
+def _allow_files(config: Config) -> None:
+    """Raise the limit of open files, of which every connection is one: many systems allow 1,024
+    unless asked, and some no more even then.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    wanted = config.http_connections + SPARE_FILES
+    if most < wanted:
+        print(
+            f"warning: this system allows {hard:,} open files, so at most "
+            f"{config.connections_within(hard):,} connections are open at once instead of "
+            f"{config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
+            file=sys.stderr,
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, wanted + DOOMED_FILES)), hard))
+
+
+def _check_files(config: Config) -> None:
+    """Raise ConfigError if a file that the server appends to cannot be written."""
+    files = (config.request_log, "request log"), (config.record, "recording")
+    for (path, what), setting in zip(files, ("--request-log", "--record")):
+        if path is None:
+            continue
+        try:
+            file = open_log(path)
+        except OSError as error:
+            raise ConfigError(
+                f"the {what} {path} cannot be written ({error.strerror}); choose another {setting}"
+            ) from None
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            # gunicorn's master keeps it open: a close would be the end to the pipe's reader
+            os.set_inheritable(file, True)
+        else:
+            os.close(file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

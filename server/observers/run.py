@@ -1,0 +1,175 @@
+"""Counts of a run. Runs add up: those of several replicas are one, with the percentiles of all
+their values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from scheduling.inference import Inference
+from scheduling.records import IterationRecord
+from server.observers.tallies import ENDINGS, KEPT, Tallies, Tally
+from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
+
+Named = Mapping[str, tuple[Tally, np.ndarray]]  # by name, with the TIMES that are kept
+REPORTED = (  # counts, as /stats names them
+    "preemptions", "recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens",
+    "adapter_loads",
+)  # fmt: skip
+
+
+@dataclass
+class Run:
+    """Times are seconds on one clock. `samples`: the values of measures that are kept."""
+
+    first_arrival: float = float("inf")
+    last_ending: float = float("-inf")
+    counts: Counter[str] = field(default_factory=Counter)  # requests by ENDINGS, tokens, rows …
+    seconds: Any = field(default_factory=Counter)  # sums
+    reasons: Counter[str] = field(default_factory=Counter)  # for which batches were formed
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    by_tokens: Counter[int] = field(default_factory=Counter)  # answers, by the tokens asked for
+    latency_by_tokens: Any = field(default_factory=Counter)  # sums of seconds, by the same
+    largest_batch: int = 0
+    accepted_at: Counter[int] = field(default_factory=Counter)  # draft tokens, by position from 0
+    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    users: Named = field(default_factory=dict)
+    priorities: Named = field(default_factory=dict)
+    adapters: Named = field(default_factory=dict)
+
+    def iteration(self, record: IterationRecord, max_batch_size: int) -> None:
+        iteration, rows = record.iteration, record.rows
+        for kind, n in rows.items():
+            if n:
+                self.counts[f"{kind}_rows"] += n * record.n
+        self.counts["preemptions"] += iteration.preempted
+        self.counts["adapter_loads"] += len(iteration.loads)
+        if rows["recomputed"]:
+            self.counts["recomputed_tokens"] += sum([row.recomputed for row in iteration.rows])
+        if drafts := record.drafts:
+            self.counts["drafts"] += len(drafts)
+            self.counts["draft_tokens"] += sum([n for n, _ in drafts])
+            self.counts["accepted_tokens"] += rows["live"] - record.live
+            self.accepted_at.update(i for _, accepted in drafts for i in range(accepted))
+        self.seconds["busy"] += record.seconds
+        self.seconds["occupied"] += record.seconds * record.live / max_batch_size
+        self.largest_batch = max(self.largest_batch, iteration.running)
+        if iteration.reason:
+            self.reasons[iteration.reason] += 1
+
+    def ended(self, inference: Inference, times: Times | None) -> None:
+        """Count an inference that ended; times: of one that was answered."""
+        assert inference.answered_at is not None
+        self.first_arrival = min(self.first_arrival, inference.arrived_at)
+        self.last_ending = max(self.last_ending, inference.answered_at)
+        self.counts[inference.state.value] += 1
+        self.seconds["preempted"] += inference.interruptions.preempted_s
+        self.seconds["paused"] += inference.interruptions.paused_s
+        if times is None:
+            return
+        self.finish_reasons[inference.finish_reason] += 1
+        if inference.leader is None:  # a prompt counts once
+            self.counts["prompt_tokens"] += len(inference.prompt_ids)
+            self.counts["cached_tokens"] += inference.cached_tokens
+        self.counts["completion_tokens"] += times.completion_tokens
+        e2e_s = times.e2e_s
+        self.seconds["normalized"] += e2e_s / times.completion_tokens
+        self.by_tokens[inference.num_tokens] += 1
+        self.latency_by_tokens[inference.num_tokens] += e2e_s
+
+    def later(self, seconds: float) -> Run:
+        """Return these counts on a clock that is so many seconds ahead."""
+        first, last = self.first_arrival + seconds, self.last_ending + seconds
+        return replace(self, first_arrival=first, last_ending=last)
+
+    def __add__(self, other: Run) -> Run:
+        """Return the sum of both. The largest batch is the larger one: batches do not add up."""
+        a, b = self, other
+        names = {**a.samples, **b.samples}
+        return Run(
+            min(a.first_arrival, b.first_arrival), max(a.last_ending, b.last_ending),
+            a.counts + b.counts, a.seconds + b.seconds, a.reasons + b.reasons,
+            a.finish_reasons + b.finish_reasons, a.by_tokens + b.by_tokens,
+            a.latency_by_tokens + b.latency_by_tokens, max(a.largest_batch, b.largest_batch),
+            a.accepted_at + b.accepted_at,
+            {n: np.concatenate([r.samples[n] for r in (a, b) if n in r.samples]) for n in names},
+            *(_together(getattr(a, kind), getattr(b, kind)) for kind in Tallies._fields),
+        )  # fmt: skip
+
+    def report(self) -> dict[str, Any]:
+        """The answer of /stats."""
+        counts, n, busy = self.counts, self.counts["finished"], self.seconds["busy"]
+        # -inf as long as nothing has ended
+        wall = max(0.0, self.last_ending - self.first_arrival)
+        rates = throughputs(n, counts["prompt_tokens"], counts["completion_tokens"], wall)
+        rows = {f"{kind}_rows": counts[f"{kind}_rows"] for kind in ROW_KINDS}
+        live = counts["live_rows"]
+        result: dict[str, Any] = {
+            "latency-per-token": self.seconds["normalized"] / n if n else 0.0,
+            "throughput": rates["output_throughput"],
+            "total-tokens-handled": counts["completion_tokens"],
+            "total-elapsed-time": wall,
+            "completed": n,
+            **{name: counts[name] for name in (*ENDINGS[1:], "invalid", *REPORTED)},
+            "total_input_tokens": counts["prompt_tokens"],
+            "total_output_tokens": counts["completion_tokens"],
+            **rates,
+            "largest_batch": self.largest_batch,
+            "occupancy": self.seconds["occupied"] / busy if busy else 0.0,
+            "useful_fraction": live / sum(rows.values()) if live else 0.0,
+            **rows,
+            **{f"{name}_s": self.seconds[name] for name in ("preempted", "paused", "busy")},
+            "batches_formed": dict(self.reasons),
+            "latency-by-requested-tokens": {
+                str(tokens): {
+                    "requests": count,
+                    "mean_latency_s": self.latency_by_tokens[tokens] / count,
+                }
+                for tokens, count in sorted(self.by_tokens.items())
+            },
+        }
+        for name, values in self.samples.items():
+            result |= distribution(name, values) if len(values) else {}
+        for kind in Tallies._fields:
+            named = getattr(self, kind)
+            result[kind] = {name: _measures(*each) for name, each in named.items()}
+        return result | {"definitions": DEFINITIONS}
+
+
+def added(runs: Sequence[Run]) -> Run:
+    """Return the sum of one or more runs. They are added in pairs: one after another, the values of
+    the first would be copied for each of the others.
+    """
+    while len(runs) > 1:
+        pairs = [a + b for a, b in zip(runs[::2], runs[1::2])]
+        runs = [*pairs, *runs[len(pairs) * 2 :]]
+    return runs[0]
+
+
+def _together(a: Named, b: Named) -> Named:
+    both = dict(a)
+    for name, (tally, times) in b.items():
+        if name in both:
+            before, earlier = both[name]
+            both[name] = before + tally, np.concatenate([earlier, times])
+        else:
+            both[name] = tally, times
+    return both
+
+
+def _measures(tally: Tally, times: np.ndarray) -> dict[str, Any]:
+    """Measures of a user, a priority or an adapter; `times`: TIMES of the latest answers."""
+    n = tally.counts["finished"]
+    counted = (*ENDINGS[1:], "prompt_tokens", "completion_tokens")
+    result: dict[str, Any] = {"completed": n} | {name: tally.counts[name] for name in counted}
+    for name in KEPT:
+        latest = distribution(name, times[name])
+        mean, *keys = (f"{statistic}_{name}_ms" for statistic in ("mean", "p50", "p99"))
+        result[mean] = round(tally.seconds[name] / n * 1e3, 3) if n else None
+        result |= {key: latest[key] for key in keys}
+    return result

@@ -1,0 +1,192 @@
+"""Start replicas on Ray Serve, on this machine or on the cluster that RAY_ADDRESS names, and end
+them.
+
+    ./deploy/serve.sh MODE [--replicas N] [--router NAME] [--autoscale …] [settings of ./server.sh]
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
+
+from config import Config, ConfigError, Parser, flag, parse
+from config.ports import check_port
+from config.resolve import resolve
+from generate.tokenizer import TokenizerUnavailable, load_tokenizer
+from generate.weights import WeightsUnavailable, locate
+from scheduling.routers import ON_RAY
+from server.replicas.replica import needs
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
+
+
+def main(argv: Sequence[str]) -> None:
+    try:
+        serve(argv)
+    except FAULTS as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+class Fleet(NamedTuple):
+    """Replicas to start, and the settings of Ray Serve's autoscaling, if any."""
+
+    config: Config
+    replicas: int
+    router: str
+    rule: AutoscalingConfig | None
+
+    @property
+    def most(self) -> int:
+        """Replicas at most."""
+        return self.rule.max_replicas if self.rule else self.replicas
+
+
+def read(argv: Sequence[str]) -> Fleet:
+    """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
+    parser = Parser(prog="./deploy/serve.sh", description=__doc__)
+    add = parser.add_argument
+    # fmt: off
+    add("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
+    add("--router", choices=ON_RAY, default=ON_RAY[0],
+        help="policy that chooses a replica for each request (default: %(default)s)")
+    add("--autoscale", nargs="+", metavar="NAME=VALUE",
+        help="begin with --replicas and let Ray Serve follow the load: settings of its "
+        "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24")
+    # fmt: on
+    known, settings = parser.parse_known_args(argv)
+    if known.replicas < 1:
+        raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
+    rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
+    most = rule.max_replicas if rule else known.replicas
+    config = parse(settings, fill_in=sharing_cores(most))
+    load_tokenizer(config.tokenizer)
+    locate(config)
+    for name in ("request_log", "record"):
+        if getattr(config, name):
+            raise ConfigError(f"{flag(name)} is a file of one server; leave it out")
+    return Fleet(config, known.replicas, known.router, rule)
+
+
+def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
+    """Return the AutoscalingConfig that ["max_replicas=8", …] describes, which begins with so many
+    replicas. Raises ConfigError.
+    """
+    with warnings.catch_warnings(action="ignore"):  # Ray's own, about pydantic
+        from ray.serve.config import AutoscalingConfig
+
+    given = {name: value for name, _, value in (text.partition("=") for text in texts)}
+    names = AutoscalingConfig.model_fields
+    if unknown := given.keys() - names.keys():
+        raise ConfigError(f"--autoscale {min(unknown)}: name one of {', '.join(names)}")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of names that a later Ray will not have
+            return AutoscalingConfig(**{"initial_replicas": replicas, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{name}: " for name in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--autoscale {where}{reason}") from None
+
+
+def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return `resolve` for servers that share a machine's cores, unless --threads is set."""
+
+    def fill_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+        resolved = resolve(settings)
+        if settings.get("threads") in (None, "", "auto"):
+            resolved["threads"] = max(1, resolved["threads"] // servers)
+        return resolved
+
+    return fill_in
+
+
+def serve(argv: Sequence[str]) -> None:
+    """Run a fleet until a signal ends it. Raises ConfigError.
+
+    SIGTERM and Ctrl-C finish the requests in flight, and end; SIGHUP reads the settings again and
+    replaces one replica after another.
+    """
+    try:
+        import ray
+        from ray import serve as ray_serve
+    except ImportError:
+        raise ConfigError(
+            "Ray is missing; install it: .venv/bin/python -m pip install -r requirements-ray.txt"
+        ) from None
+    from server.replicas.ray_serve import APP, application
+
+    fleet = read(argv)
+    config = fleet.config
+    check_port(config)
+    # a replica that hangs finishes nothing, however long Ray waits; its controller inherits this
+    os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
+    ray.init(
+        os.environ.get("RAY_ADDRESS", "local"), namespace=APP, include_dashboard=False,
+        logging_level=logging.ERROR, log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
+    )  # fmt: skip
+    signals: SimpleQueue[int] = SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # ray.init has set its own
+        signal.signal(number, lambda number, frame: signals.put(number))
+
+    def run(fleet: Fleet) -> None:
+        check_resources(fleet)
+        try:
+            made = application(*fleet, os.getpid())
+            ray_serve.run(made, name=APP, blocking=False)
+        except RuntimeError as error:
+            raise ConfigError(f"the replicas did not start: {error}") from None
+        print(
+            f"ready: {fleet.replicas} replicas in {fleet.config.mode} mode behind {fleet.router} "
+            f"on http://{config.address}; GET /stats names them, and each is at "
+            "/replicas/NAME/",
+            file=sys.stderr,
+        )
+
+    try:
+        ray_serve.start(http_options={"host": config.host, "port": config.port})
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        run(fleet)
+        while signals.get() == signal.SIGHUP:
+            try:
+                run(read(argv))
+            except FAULTS as error:
+                print(f"error: {error}; nothing was changed", file=sys.stderr)
+        ray_serve.delete(APP)  # replicas finish their requests while the proxy still runs
+    finally:
+        ray_serve.shutdown()
+        ray.shutdown()
+
+
+def check_resources(fleet: Fleet) -> None:
+    """Raise ConfigError if the cluster has too few CPUs or GPUs."""
+    import ray
+
+    available = ray.cluster_resources()
+    for what, each in needs(fleet.config).items():
+        needed, known = fleet.most * each, available.get(what, 0)
+        if needed > known:
+            lower = "--replicas or --threads" if what == "CPU" else "--replicas"
+            raise ConfigError(
+                f"{fleet.most} replicas of {each:g} {what}s need {needed:g}, and Ray has "
+                f"{known:g}; lower {lower}"
+            )
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main(sys.argv[1:])

@@ -1,0 +1,249 @@
+"""One server: from a Config to a running engine, and from a request to a group of inferences. Knows
+no HTTP.
+
+Everything that serves is composed here: app.py, the benchmarks and the tests build a `Server`. For
+one part alone there are `building.build_scheduler`, a scheduler without an engine, and
+`generate.load_generator`, an engine without a scheduler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batching import LONGEST_WAIT_S, BatchingManager
+from config import Config
+from generate import load_generator
+from generate.tokenizer import Detokenizer, StopRule, load_tokenizer
+from generate.weights import locate
+from scheduling.building import build_scheduler
+from scheduling.errors import InvalidRequest
+from scheduling.inference import Generator, Inference
+from scheduling.prefix_cache import block_keys
+from scheduling.sampling import Scores
+from server.ahead import AheadManager
+from server.api.events import Events, Part
+from server.api.logprobs import Logprobs
+from server.api.models import Models
+from server.api.replies import REPLIES
+from server.api.request import Request
+from server.observers.line_writer import LineWriter
+from server.observers.metrics import Metrics
+from server.observers.recording import END, Entry, gap, line_of, record
+from server.observers.request_log import RequestLog
+from server.observers.server_stats import ServerStats
+
+# makes an engine, from a Config, its checkpoint and the size of the vocabulary
+Load = Callable[[Config, Path | None, int], Generator]
+BACKLOG = 10_000  # entries of a recording that wait to be written: seconds of a fast engine
+
+
+def member_seed(seed: int, i: int) -> int:
+    """Return the seed of a group's i-th member: the group's own for the first, else a hash of both.
+
+    With seed + i the second member of one group would draw like the first of the next.
+    """
+    digest = hashlib.sha256(f"{seed} {i}".encode()).digest()
+    return seed if i == 0 else int.from_bytes(digest[:8], "big") >> 1
+
+
+class Server:
+    """Tokenizer, weights, engine, scheduler, handler thread and observers of a Config.
+
+    The engine loads in the handler thread, by `load`. replica: its name among several servers.
+    Raises TokenizerUnavailable, WeightsUnavailable, and OSError if the request log or the recording
+    cannot be opened.
+    """
+
+    def __init__(self, config: Config, load: Load = load_generator, *, replica: str | None = None):
+        self.config = config
+        self.tokenizer = load_tokenizer(config.tokenizer)
+        path, n_vocab = locate(config), self.tokenizer.n_vocab
+        self.recording: LineWriter[Entry] | None = None
+        if config.record:
+            self.recording = LineWriter(config.record, "recording", line_of, BACKLOG, gap)
+        self.scheduler = (
+            record(config, self.recording.put) if self.recording else build_scheduler(config)
+        )
+        self.models = Models(config)
+        if config.lora_slots:
+            self.scheduler.extensions.append(self.models)
+        self.generator: Generator | None = None  # once it is loaded
+
+        def loaded() -> Generator:
+            self.generator = load(config, path, n_vocab)
+            return self.generator
+
+        manager = AheadManager if config.ahead else BatchingManager
+        self.manager = manager(
+            self.scheduler, loaded, loop_interval_s=config.loop_interval_ms / 1e3
+        )
+        self.stats = ServerStats(config.max_batch_size)
+        self.metrics = Metrics(config, self.manager, replica)
+        self.request_log: RequestLog | None = None
+        if config.request_log:
+            self.request_log = RequestLog(
+                config.request_log, config.mode, self.manager.epoch_offset
+            )
+        for observer in (self.stats, self.metrics, self.request_log):
+            if observer is not None:
+                self.manager.observe(observer)
+        self._next_seed = 0
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End all requests in flight, and close the files."""
+        self.manager.close()
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Write the rest of the request log and the recording, and close both."""
+        if self.request_log is not None:
+            self.request_log.close()
+        if self.recording is not None:
+            self.recording.put(END)
+            self.recording.close()
+
+    def _seeds(self, given: int | None, n: int) -> list[int]:
+        """Return the seeds of a group of n, which follow from the given one. Without one, members
+        of all such requests are numbered: 0, 1, …
+        """
+        if given is not None:
+            return [member_seed(given, i) for i in range(n)]
+        with self._lock:
+            first, self._next_seed = self._next_seed, (self._next_seed + n) % 2**63
+        return [(first + i) % 2**63 for i in range(n)]
+
+    def group(self, request: Request, rule: StopRule | None = None) -> list[Inference]:
+        """Return the inferences of a request: n for each prompt, each with a seed of its own.
+
+        rule: may end each early. Raises InvalidRequest if they are more than the server takes.
+        Requests with another cache_salt share no KV blocks: their speed reveals nothing of others.
+        """
+        config, n = self.config, request.n
+        if len(request.prompts) * n > config.max_in_flight:
+            raise InvalidRequest(
+                f"This server holds {config.max_in_flight} completions at most; lower n.", param="n"
+            )
+        seeds = iter(self._seeds(request.seed, len(request.prompts) * n))
+        timeout_s = request.timeout_s or config.request_timeout_s
+        deadline = None if timeout_s is None else self.manager.clock() + timeout_s
+        group: list[Inference] = []
+        top, echo = request.logprobs, request.echo
+        # a prompt that is scored is computed whole; rows of a rectangle share nothing
+        shares = not (echo and top is not None) and config.generator != "padded"
+        for ids in request.prompts:
+            keys = None
+            if shares and config.prefix_caching:
+                salts = request.cache_salt, request.adapter
+                keys = block_keys(ids, config.block_size, *salts)
+            elif shares and n > 1:
+                # its completions share the prompt's blocks, and no other request does
+                keys = block_keys(ids, config.block_size, secrets.token_hex())
+            leader = None
+            for _ in range(n):
+                member = Inference(
+                    ids,
+                    max(request.num_tokens, 1),
+                    replace(request.sampling, seed=next(seeds)),
+                    deadline,
+                    rule.new() if rule and request.num_tokens else None,
+                    user=request.user or None,
+                    adapter=request.adapter,
+                    request_id=request.id,
+                    priority=request.priority,
+                    queue_timeout_s=request.queue_timeout_s,
+                    slo_class=request.slo_class,
+                    slo_ttft_ms=request.slo_ttft_ms,
+                    slo_tpot_ms=request.slo_tpot_ms,
+                    keys=keys and [*keys],
+                    leader=leader,
+                    scores=None if top is None else Scores(top, 1 if echo else len(ids)),
+                    prompt_only=not request.num_tokens,
+                )
+                leader = leader or member
+                group.append(member)
+        return group
+
+    def add_adapter(self, name: str, folder: str) -> None:
+        """Read a LoRA adapter, which requests may name from then on. Raises ValueError."""
+        self.manager.wait_until_loaded()
+        if self.generator and self.generator.adapters is not None:
+            from generate.lora import read_adapter
+
+            self.generator.adapters.add(read_adapter(name, folder, self.config.shape))
+        self.models.roots[name] = folder
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter that no request has any more, and what was computed with it."""
+        self.manager.inspect(lambda scheduler: scheduler.forget_adapter(name))
+        if self.generator and self.generator.adapters is not None:
+            self.generator.adapters.remove(name)
+
+    def report(self, since: int | None = None) -> dict[str, Any]:
+        """Return the current run's measures, and if `since` is given each iteration from that
+        number on.
+        """
+        config = self.config
+        blocks = self.manager.snapshot().n_blocks
+        report = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}
+        report |= self.stats.run().report()
+        return report if since is None else report | self.stats.iterations(since)
+
+    def seconds_until(self, deadline: float | None) -> float | None:
+        """Return a timeout for waiting until a deadline on the manager's clock, if there is one."""
+        if deadline is None:
+            return None
+        return min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)
+
+    def refused(self, group: Sequence[Inference]) -> None:
+        """Count a rejected request: the queue is full, or its user has reached a limit."""
+        self.stats.refused(group[0])
+        self.metrics.refused(group[0])
+
+
+class Exchange:
+    """A request and its answer. group: the inferences to queue. Raises what Server.group does."""
+
+    def __init__(self, server: Server, request: Request):
+        self.request, self._tokenizer = request, server.tokenizer
+        self._rule = request.rule(server.tokenizer)
+        self.group = server.group(request, self._rule)
+        hidden = self._rule.hidden if self._rule else ()
+        logprobs = [
+            Logprobs(server.tokenizer, member, request.echo, hidden)
+            for member in self.group
+            if member.scores is not None
+        ]
+        model = request.adapter or server.config.model_name
+        self._reply = REPLIES[request.form](
+            request, self.group, model, server.manager.epoch_offset, logprobs
+        )
+
+    def whole(self) -> dict[str, Any]:
+        """Return the plain answer, once the whole group is answered."""
+        texts = []
+        for member in self.group:
+            detokenizer = Detokenizer(self._tokenizer, self._rule)
+            prompt = detokenizer.prompt(member.prompt_ids) if self.request.echo else ""
+            tokens = member.tokens[: self.request.num_tokens]
+            texts.append(prompt + detokenizer.completion(tokens, last=True))
+        return self._reply.whole(texts)
+
+    def events(self) -> Events:
+        """Return the streamed answer, from its beginning."""
+        parts = {
+            id(member): Part(
+                i,
+                Detokenizer(self._tokenizer, self._rule),
+                member.prompt_ids if self.request.echo else [],
+                self.request.num_tokens,
+            )
+            for i, member in enumerate(self.group)
+        }
+        return Events(parts, self._reply)

@@ -1,0 +1,182 @@
+"""Build the playground: `python -m simulate.playground.build` writes a folder of static files.
+
+Pyodide comes from npm, as pinned here by version and hash. The project's own modules are those that
+`playground.run` loads, and the settings are those that ./simulate.sh has for each of the costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import sortedcontainers
+
+from config import ConfigError
+from server.live.page import saved
+from simulate.costs import FOLDER, Costs
+from simulate.playground import run
+from simulate.playground.serve import serve
+from simulate.simulation import parse
+
+VERSION = "314.0.7"
+PYODIDE = {  # its files that a browser loads, by their SHA-256
+    "pyodide.mjs": "6f1d60f7bf529beb300f0f47983c921d3982363640ba20af0e38efdddbc66109",
+    "pyodide.asm.mjs": "f7cdc8ece80678ceb712f8e65ebe6d3a83203a180c399865f49612a051693635",
+    "pyodide.asm.wasm": "cc36e3cab04fdfc9a63ff13eb52eae2b911bf46c025cc7b281f394bd3de1d5e6",
+    "python_stdlib.zip": "fa1957e5777068fc4f7437f96d860ae2fbe9c19732ba06c84e004ec16dd7dd7a",
+    "pyodide-lock.json": "5dc2fc119108bc148c7457dc86e7675b5c87e1cafd420b9c34c1eaef7b36c010",
+}
+FETCHED = [name for name in PYODIDE if not name.endswith(".mjs")]  # others are imported
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ("index.html", "style.css", "page.js", "charts.js", "worker.js")
+MOST_BYTES = 16_000_000
+ESTIMATES = ("roofline:h100,gpt2-xl,bfloat16",)  # beside all fitted costs
+BURST = {"rate": 1e9, "requests": 300, "seed": 0, "prompt": 20, "tokens": 100, "spread": 0.8,
+         "rows": 32, "blocks": 2048, "budget": 256, "stream": False}  # fmt: skip
+
+
+class BuildError(Exception):
+    """A reason why the playground cannot be built; one sentence that names the fix."""
+
+
+def pyodide(folder: Path) -> None:
+    """Put Pyodide's files into a folder, from npm unless they are there. Raises BuildError."""
+    if all(_sha256(folder / name) == PYODIDE[name] for name in PYODIDE):
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = Path(scratch) / f"pyodide-{VERSION}.tgz"
+        try:
+            subprocess.run(
+                ["npm", "pack", "--silent", f"pyodide@{VERSION}"],
+                cwd=scratch, check=True, capture_output=True,
+            )  # fmt: skip
+            folder.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(archive) as files:
+                for name in PYODIDE:
+                    member = files.extractfile(f"package/{name}")
+                    assert member is not None
+                    (folder / name).write_bytes(member.read())
+        except (OSError, subprocess.CalledProcessError, tarfile.TarError) as error:
+            raise BuildError(
+                f"pyodide {VERSION} cannot be got from npm ({error}); install Node.js, which has "
+                "npm, or try again with a network"
+            ) from None
+    for name, sha256 in PYODIDE.items():
+        if _sha256(folder / name) != sha256:
+            raise BuildError(f"{name} of pyodide {VERSION} is not the one pinned in {__file__}")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def settings() -> tuple[run.Settings, dict[str, Any]]:
+    """Return the settings of each of the costs; and for the page their origin in words, with the
+    rate of requests at which `dynamic` is busy for four fifths of the time.
+    """
+    all_settings, shown = {}, {}
+    for name in [*sorted(path.stem for path in FOLDER.glob("*.json")), *ESTIMATES]:
+        options = parse(["--costs", name, "--modes", "dynamic"])
+        config = options.config("dynamic")
+        values = config.model_dump(mode="json")
+        all_settings[name] = values | {"lora_slots": config.lora_slots}
+        full = run.served("dynamic", BURST | {"costs": name}, all_settings)
+        last = max(ended_at for *_, ended_at in full["answers"])
+        rate = 0.8 * len(full["answers"]) / last
+        shown[name] = {"rate": float(f"{rate:.2g}"), "words": _origin(options.costs)}
+    return all_settings, shown
+
+
+def _origin(costs: Costs) -> str:
+    source = costs.source
+    if estimate := source.get("estimate"):
+        return f"an estimate, not measured: {estimate}"
+    hardware, model = source["hardware"], source["config"]["model"]
+    return f"{model} as measured on {hardware['gpu'] or hardware['cpu']}, {source['date'][:10]}"
+
+
+def archive(all_settings: run.Settings) -> bytes:
+    """Return a zip of the modules that `simulate.playground.run` loads, with costs and settings."""
+    listing = (
+        "import sys, simulate.playground.run; print(*(m.__file__ for m in sys.modules.values() "
+        "if getattr(m, '__file__', None)), sep='\\n')"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", listing], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    ours = [Path(line) for line in loaded.stdout.splitlines()]
+    files = {
+        str(path.relative_to(ROOT)): path.read_bytes()
+        for path in [*ours, *FOLDER.glob("*.json")]
+        if path.is_relative_to(ROOT) and "site-packages" not in path.parts
+    }
+    for path in Path(sortedcontainers.__file__).parent.glob("*.py"):
+        files[f"sortedcontainers/{path.name}"] = path.read_bytes()
+    files["settings.json"] = json.dumps(all_settings).encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as into:
+        for name, content in sorted(files.items()):
+            into.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # without a date
+    return packed.getvalue()
+
+
+def build(folder: Path) -> int:
+    """Write all files; return their bytes. Raises BuildError."""
+    pyodide(folder)
+    all_settings, shown = settings()
+    here = Path(__file__).parent
+    live = saved([]).replace('id="runs">[]', 'id="runs">null')  # the playground gives them later
+    [style] = re.findall("<style>\n(.*?)</style>", live, re.DOTALL)
+    files = {name: (here / name).read_bytes() for name in PAGE}
+    files |= {"app.zip": archive(all_settings), "costs.json": json.dumps(shown).encode()}
+    n = len(files["app.zip"]) + sum((folder / name).stat().st_size for name in FETCHED)
+    files["worker.js"] = f"const BYTES = {n};\n".encode() + files["worker.js"]
+    files |= {"live.html": live.encode(), "live.css": style.encode()}
+    names = sorted([*files, *PYODIDE])
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    digest = hashlib.sha256("".join(_sha256(folder / name) for name in names).encode())
+    version, kept = f"playground-{digest.hexdigest()[:12]}", json.dumps(["./", *names])
+    worker = f'const VERSION = "{version}", FILES = {kept};\n'
+    (folder / "offline.js").write_text(worker + (here / "offline.js").read_text())
+    return sum((folder / name).stat().st_size for name in [*names, "offline.js"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m simulate.playground.build",
+        description="Write the playground's static files.",
+    )
+    default = Path(__file__).parent / "site"
+    parser.add_argument(
+        "--out", type=Path, default=default, help="(default: simulate/playground/site)"
+    )
+    parser.add_argument(
+        "--serve", nargs="?", type=int, const=8600, metavar="PORT",
+        help="then serve them on this machine (port: 8600)",
+    )  # fmt: skip
+    arguments = parser.parse_args()
+    out = arguments.out
+    try:
+        size = build(out)
+    except (BuildError, ConfigError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{out}: {size / 1e6:.1f} MB")
+    if size > MOST_BYTES:
+        sys.exit(f"error: more than {MOST_BYTES / 1e6:.0f} MB; find what has grown")
+    if arguments.serve is not None:
+        serve(out, arguments.serve)
+
+
+if __name__ == "__main__":
+    main()

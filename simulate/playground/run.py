@@ -1,0 +1,212 @@
+"""Runs of the playground: a state of its page in, what a variant did with the trace out.
+
+The page's worker calls `answer` in Pyodide, which has the standard library and sortedcontainers
+alone. So draws are Python's own, and settings come from a table that `playground.build` took
+from Configs. All else is the code of ./simulate.sh, and so are the results, to the picosecond.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import random
+import shlex
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from scheduling.building import build_scheduler
+from scheduling.inference import Inference
+from scheduling.policies import MODES, ORDERS, own
+from scheduling.policies.own import reason
+from scheduling.records import IterationRecord
+from scheduling.sampling import Sampling
+from server.live.observer import RunObserver, about
+from simulate.costs import load
+from simulate.loop import Arrival, Loop
+from simulate.replica import SimulatedReplica, Stretch
+from simulate.time import PS, seconds
+from stats import ROW_KINDS, times_of
+
+FILE = "yours.py"  # the editor's text; a mode or an order in it is yours.py:NAME
+GRID = 6000  # iterations of a history at most
+LONGEST = 500  # tokens of a prompt, and of a completion
+State = Mapping[str, Any]  # of the page, by the names of its sliders
+Settings = Mapping[str, Mapping[str, Any]]  # of a Config, by the name of its costs
+
+
+def answer(words: Sequence[Any], settings: Settings) -> Any:
+    """Return what the worker asks for: a name and what it is about."""
+    match words:
+        case "learn", code:
+            return learn(code)
+        case "facts", state:
+            drawn = [[request.at, request.num_tokens] for request in trace(state)]
+            return {"command": command(state), "requests": drawn}
+        case "served", variant, state:
+            return served(variant, state, settings)
+        case "history", variant, state:
+            return Served(variant, state, settings, GRID).observer.json(variant)
+        case "trace", state:
+            return jsonl(state)
+    raise ValueError(f"{words!r} is no question")
+
+
+class Request(NamedTuple):
+    """A request, by the fields of a line of trace.jsonl."""
+
+    id: int
+    at: float  # seconds
+    prompt_ids: list[int]
+    num_tokens: int
+    seed: int
+
+
+def trace(state: State) -> list[Request]:
+    """Draw the requests: Poisson arrivals, and log-normal lengths with a mean and a spread
+    (standard deviation / mean). A slider scales its own part of the draws.
+    """
+    apart, prompts, answers = (random.Random(3 * state["seed"] + part) for part in range(3))
+    at, requests = 0.0, []
+    for i in range(state["requests"]):
+        at += apart.expovariate(1.0) / state["rate"]
+        prompt = _length(prompts, state["prompt"], state["spread"])
+        num_tokens = _length(answers, state["tokens"], state["spread"])
+        requests.append(Request(i, round(at, 9), [0] * prompt, num_tokens, i))
+    return requests
+
+
+def _length(rng: random.Random, mean: float, spread: float) -> int:
+    sigma = math.sqrt(math.log(1 + spread**2))
+    drawn = mean * math.exp(sigma * rng.gauss(0, 1) - sigma**2 / 2)
+    return min(LONGEST, max(1, round(drawn)))
+
+
+def jsonl(state: State) -> str:
+    """Return the trace as `./simulate.sh --trace` reads it."""
+    return "".join(json.dumps(request._asdict()) + "\n" for request in trace(state))
+
+
+def command(state: State) -> str:
+    """Return the command that serves the same trace with the same variants."""
+    sliders = {
+        "--costs": state["costs"],
+        "--max-batch-size": state["rows"],
+        "--kv-cache": f"{state['blocks']}blocks",
+        "--token-budget": state["budget"],
+    }
+    words = ["./simulate.sh", "--trace", "trace.jsonl"]
+    words += [str(word) for pair in sliders.items() for word in pair]
+    words += ["--stream"] if state["stream"] else []
+    for name, variant in zip("abcd", state["variants"]):
+        words += ["--variant", f"{name}={variant}"]
+    return shlex.join(words)
+
+
+def settings_of(variant: str, state: State, settings: Settings) -> SimpleNamespace:
+    """Return the settings of a variant, written as "dynamic --order sjf", and of the sliders."""
+    mode, *flags = variant.split()
+    given = {name[2:].replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2])}
+    values = {**settings[state["costs"]], "order": "fcfs", **given, "mode": mode}
+    for kind in (MODES[mode], ORDERS[values["order"]]):  # the reader's own are in no Config
+        values = {each.name: each.default for each in fields(kind)} | values
+    values |= {"max_batch_size": state["rows"], "token_budget": state["budget"]}
+    values |= {"n_blocks": state["blocks"]}
+    return SimpleNamespace(**values, max_in_flight=state["rows"] + values["max_waiting"])
+
+
+class Served:
+    """A variant that has served the trace. Raises what a policy of the reader's does.
+
+    shown: iterations of its history.
+    """
+
+    def __init__(self, variant: str, state: State, settings: Settings, shown: int = 0):
+        self.rows = dict.fromkeys(ROW_KINDS, 0)
+        self.answers: list[list[float]] = []  # id; first token, last one and end at the client
+        self.token_times = array("d")  # at the server, in the order of `answers`
+        self._costs, self._stream, self._shown = load(state["costs"]), state["stream"], shown
+        its = settings_of(variant, state, settings)
+        scheduler = build_scheduler(its)
+        facts = about(its, its.model) | {"simulated": f"simulated, costs {self._costs.name}"}
+        self.observer = RunObserver(scheduler, facts, zero=0.0)
+        self._numbers: dict[Inference, int] = {}
+        loop = Loop()
+        replica = SimulatedReplica(
+            loop, scheduler, self._costs, computed=self._computed, ended=self._ended, jump=True
+        )
+        loop.serve(self._arrivals(trace(state)), replica)
+
+    def _arrivals(self, requests: Iterable[Request]) -> Iterator[Arrival]:
+        for request in requests:
+            sampling, n = Sampling(seed=request.seed), request.num_tokens
+            inference = Inference(request.prompt_ids, n, sampling, streamed=self._stream)
+            self._numbers[inference] = request.id
+            yield request.at + self._costs.request / PS, [inference]
+
+    def _computed(self, stretch: Stretch) -> None:
+        iteration = stretch.iteration
+        for kind, n in IterationRecord(0.0, 0.0, iteration).rows.items():
+            self.rows[kind] += n * stretch.n
+        for k in range(min(stretch.n, self._shown)):
+            if k == 1:  # from now on each row computes one token
+                iteration = iteration._replace(rows=stretch.rows(1))
+            begun = stretch.begins(k)
+            record = IterationRecord(seconds(begun), (stretch.end(k) - begun) / PS, iteration)
+            self.observer.iteration(record)
+            self._shown -= 1
+
+    def _ended(self, now: float, inference: Inference) -> Iterable[Arrival]:
+        """Note an answer, with the times of `SimulatedServer`."""
+        end = ended_at = now + self._costs.answer / PS
+        if inference.streamed and inference.answered_at is not None:
+            end = inference.answered_at + self._costs.answer / PS
+        times = times_of(inference).ending_at(end)
+        number = self._numbers[inference]
+        self.answers.append([number, times.first_token_at, times.last_token_at, ended_at])
+        self.token_times.extend(inference.token_times)
+        self.observer.answered(inference)
+        return ()
+
+
+def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
+    """Serve the trace by a variant; return what charts show, or the error in a sentence."""
+    mode, _, order = variant.partition(" --order ")
+    mode, order = mode.split()[0], order or "fcfs"
+    if mode not in MODES or order not in ORDERS:
+        return {"error": f"there is no {mode if mode not in MODES else order}"}
+    try:
+        run = Served(variant, state, settings)
+    except Exception as error:
+        return {"error": reason(error, MODES[mode], ORDERS[order]) or str(error)}
+    times = base64.b64encode(run.token_times.tobytes()).decode()
+    return {"answers": run.answers, "token_times": times, "rows": run.rows}
+
+
+def learn(code: str) -> dict[str, Any]:
+    """Take the reader's policies and orders in place of those before; return their names, and the
+    error in a sentence.
+    """
+    for table in (MODES, ORDERS):
+        for name in [name for name in table if name.startswith(FILE)]:
+            del table[name]
+    os.environ.pop(own.HANDED_ON, None)
+    own.PROBLEMS.clear()
+    names: list[str] = []
+    path = Path(FILE).resolve()
+    path.write_text(code)
+    try:
+        names = [f"{FILE}:{word.rpartition(':')[2]}" for word in own.offered(path)]
+    except Exception as error:
+        own.PROBLEMS[FILE] = own.described(error, str(path))
+    own.load(names, MODES, ORDERS)
+    return {
+        "modes": [name for name in names if name in MODES],
+        "orders": [name for name in names if name in ORDERS],
+        "error": "; ".join(own.PROBLEMS.values()),
+    }

@@ -1,0 +1,217 @@
+"""Odd files: each reader reads them, or says in one sentence what is wrong and what to do."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from client import runs
+from client.draws import WorkloadError
+from client.traces import Request, load_trace, replayed, save_trace
+from compare import calibrate, foreign
+from config import ConfigError
+from config.keys import read_keys
+from config.reading import parse, read_lines
+from config.shapes import shape_of
+from lab.studies.__main__ import load as load_study
+from lab.studies.__main__ import result_of
+from lab.studies.runner import FinishedRuns
+from simulate import vllm as vllm_recording
+from simulate.costs import CostsError
+from simulate.costs import load as load_costs
+from simulate.replay import ReplayError, replay_file
+from tests.counts import examples
+from tests.server.observers.test_recordings import recorded
+from tests.servers import ROOT
+
+RESULTS = ROOT / "results"
+TOOLS = RESULTS / "load_generators"
+SEPARATORS = "\u2028\u2029\x85\x1c\x1d\x1e\x0b\x0c"  # where str.splitlines() splits, too
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(SEPARATORS), min_size=1)
+TRACE = {"id": 0, "at": 0.5, "prompt": "a", "num_tokens": 2, "seed": 1, "user": "b", "priority": 1}
+MOONCAKE = {"timestamp": 5, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "layer_norm_epsilon": 1e-5}
+ORDERS = load_study("orders")
+
+
+def from_folder(path: Path) -> Any:
+    options = {"study": ORDERS, "source": path.parent, "only": []}
+    return result_of(Namespace(**options))
+
+
+def cache_of(path: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(path.parent.parent))
+        return calibrate.known()
+
+
+# {name of a file: (what reads it, the error of a user's, a good text)}
+READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
+    "trace.jsonl": (load_trace, WorkloadError, json.dumps(TRACE)),
+    "mooncake.jsonl": (
+        lambda path: replayed(path, 16, "burst", 0), WorkloadError, json.dumps(MOONCAKE),
+    ),
+    "costs.json": (load_costs, CostsError, (RESULTS / "costs" / "gpt2.json").read_text()),
+    "calls.jsonl": (lambda path: replay_file(str(path)), ReplayError, "\n".join(recorded())),
+    "vllm.jsonl": (
+        vllm_recording.history, runs.RunError,
+        "\n".join((RESULTS / "live" / "vllm.jsonl").read_text().splitlines()[:9]),
+    ),
+    "benchmarks.json": (
+        foreign.read, runs.RunError, (TOOLS / "guidellm" / "benchmarks.json").read_text(),
+    ),
+    "profile_export_aiperf.json": (
+        foreign.read, runs.RunError, (TOOLS / "aiperf" / "profile_export_aiperf.json").read_text(),
+    ),
+    "vllm.json": (foreign.read, runs.RunError, (TOOLS / "vllm" / "vllm.json").read_text()),
+    "summary.json": (
+        lambda path: runs.load(path.parent, requests=False), runs.RunError,
+        (TOOLS / "client" / "summary.json").read_text(),
+    ),
+    "orders.json": (
+        from_folder, ConfigError,
+        json.dumps({
+            "cases": parse(gzip.decompress((RESULTS / "orders" / "orders.json.gz").read_bytes()))[
+                "cases"
+            ][:1]
+        }),
+    ),
+    "orders.runs.jsonl": (
+        lambda path: FinishedRuns(path, "code"), ConfigError,
+        json.dumps({"code": "code", "run": [{"variant": "fcfs"}, 10, 0], "result": {"a": 1}}),
+    ),
+    "config.json": (lambda path: shape_of(str(path.parent)), ValueError, json.dumps(SIZES)),
+    "keys.txt": (lambda path: read_keys(str(path)), ValueError, "ann 0123456789abcdef\n"),
+    "client.json": (cache_of, AssertionError, "{}"),
+}  # fmt: skip
+DEEP = "[" * 100_000
+ODD_TEXTS = (
+    "", "\n", "nonsense", "[1]", "5", '"x"', "null", "{}", DEEP, '{"a": ' + DEEP, "9" * 400,
+    '{"a": ' + "9" * 5000 + "}", '{"at": 1e400}', '{"timestamp": ' + "9" * 400 + "}",
+)  # fmt: skip
+ODD_BYTES = (b"\xff\xfe\xfa", b"\x00", b'{"a": "\xff"}', b"\x1f\x8b\x08broken")
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1.5, "abc", "", [], {}, [[]], 10**30, -(10**30), 10**250, 1.7e15, 1e300,
+    -1e300, float("nan"), float("inf"),
+)  # fmt: skip
+
+
+def read(name: str, content: bytes, folder: Path) -> str | None:
+    """Read a file of this content; return the sentence with which it is refused."""
+    reader, error, _ = READERS[name]
+    path = folder / "effective-batching" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    try:
+        reader(path)
+    except error as refused:
+        return str(refused)
+    return None
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_is_deep_huge_or_no_text_is_refused_in_a_sentence(
+    name: str, tmp_path: Path
+) -> None:
+    """`[[[[…` ended in RecursionError, numbers of 400 digits in OverflowError or ValueError."""
+    assert read(name, READERS[name][2].encode(), tmp_path) is None, "the good file is read"
+    for content in (*(text.encode() for text in ODD_TEXTS), *ODD_BYTES):
+        refused = read(name, content, tmp_path)
+        assert refused is None or (len(refused) > 20 and "\n" not in refused.strip()), refused
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of each value in JSON."""
+    yield at
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*at, key))
+
+
+def changed(value: Any, at: Sequence[Any], to: Any) -> Any:
+    """Return JSON with another value at a place."""
+    if not at:
+        return to
+    result = copy.copy(value)
+    result[at[0]] = changed(result[at[0]], at[1:], to)
+    return result
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", [each for each in READERS if each != "keys.txt"])
+@examples(500)
+@given(data=st.data())
+def test_one_odd_value_anywhere_is_read_or_refused_in_a_sentence(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    good, lines = READERS[name][2], name.endswith(".jsonl")
+    values = [json.loads(line) for line in good.splitlines()] if lines else [json.loads(good)]
+    i = data.draw(st.integers(0, len(values) - 1))
+    at = data.draw(st.sampled_from([*places(values[i])]))
+    values[i] = changed(values[i], at, data.draw(st.sampled_from(ODD_VALUES)))
+    content = "\n".join(map(json.dumps, values)).encode()
+    read(name, content, tmp_path_factory.getbasetemp())
+
+
+@examples(300)
+@example(prompts=[SEPARATORS], user=SEPARATORS)
+@given(prompts=st.lists(TEXTS, min_size=1, max_size=4), user=TEXTS)
+def test_a_saved_trace_is_the_same_again_whatever_its_texts_are(
+    prompts: list[str], user: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """U+2028, U+2029 and U+0085 in a prompt broke the line for `--trace`, which refused it."""
+    path = tmp_path_factory.getbasetemp() / "trace.jsonl"
+    requests = [
+        Request(id=i, at=i, prompt=prompt, num_tokens=1, user=user)
+        for i, prompt in enumerate(prompts)
+    ]
+    save_trace(path, requests)
+    assert load_trace(path) == requests
+
+
+@given(lines=st.lists(TEXTS.filter(lambda text: not {*"\r\n"} & {*text}), max_size=4))
+def test_lines_end_at_line_feeds_alone(
+    lines: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8-sig")
+    assert read_lines(path) == lines
+
+
+def test_separators_of_unicode_break_no_line_of_any_file(tmp_path: Path) -> None:
+    written = {
+        "orders.runs.jsonl": {"code": "code", "run": [SEPARATORS[:3], 1, 0], "result": {}},
+        "vllm.jsonl": None, "keys.txt": None,
+    }  # fmt: skip
+    for name in written:
+        lines = READERS[name][2].splitlines()
+        if name == "vllm.jsonl":
+            lines[0] = lines[0].replace("gpt2", SEPARATORS[:3])
+        elif name == "keys.txt":
+            lines.append(f"# a comment{SEPARATORS}of two words")
+        else:
+            lines = [json.dumps(written[name], ensure_ascii=False)]
+        assert read(name, "\n".join(lines).encode(), tmp_path) is None
+    for file in (TOOLS / "aiperf").glob("profile*"):
+        text = file.read_text().replace('"unit": "ms"', f'"unit": "m{SEPARATORS[:3]}s"')
+        (tmp_path / file.name).write_text(text)
+    assert foreign.read(tmp_path / "profile_export_aiperf.json").requests
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    (DEEP, "nested too deeply"), ("1e400", "too large"), ("9" * 400, "too large"),
+    ("9" * 5000, "too large"), ("{", "Expecting"),
+])  # fmt: skip
+def test_what_is_wrong_with_json(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse(text)
+    assert parse("[1e308, 12345678901234567890, NaN]")[:2] == [1e308, 12345678901234567890]

@@ -1,0 +1,109 @@
+"""The benchmarks of the engine at a small size: what they serve, and what their last lines hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from config import build
+from generate import kernels
+from lab.benchmarks import agreement, burst, engine, offline
+from lab.benchmarks.workload import draw
+from tests.lab.benchmarks.conftest import Run
+
+
+def test_the_burst_is_the_peers_burst() -> None:
+    requests = draw()
+    assert sum(tokens for _, tokens in requests) == 6904 and draw(16) == requests[:16]
+    digest = hashlib.sha256(json.dumps(requests).encode()).hexdigest()
+    assert digest == "c35044afddcfb7aac5fa6016f150313ea3977fc65f35bfc168fd1b90038b8535"
+
+
+def test_the_burst_reports_every_mode(small: str, result_of: Run) -> None:
+    """The loop interval was recorded, and the engine's loop never heard of it."""
+    result = result_of(burst, small, "--n 6 --modes dynamic,static --loop-interval-ms 5")
+    folder = Path(small.split()[1])
+    assert result["config"]["model"] == folder.name and str(folder) not in result["command"]
+    assert result["config"]["max_batch_size"] == 6 and result["config"]["loop_interval_ms"] == 5
+    assert list(result["modes"]) == ["dynamic", "static"]
+    for mode in result["modes"].values():
+        tokens = mode["completion_tokens"]
+        assert tokens == sum(tokens for _, tokens in draw(6))
+        assert mode["output_throughput"] == pytest.approx(tokens / mode["wall_clock_s"])
+        assert mode["wall_clock_s"] >= 0.005 * (mode["iterations"] - 1)
+
+
+def test_a_step_and_its_bound(
+    small: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+    sizes = "--rows 1,3 --contexts 20,70 --repeats 2 --max-batch-size 9"
+    monkeypatch.setattr(sys, "argv", ["engine", *shlex.split(f"{sizes} {small} --out {tmp_path}")])
+    engine.main()
+    assert "profiler" not in capfd.readouterr().err, "PyTorch's wrote two lines for each step"
+    result = json.loads((tmp_path / "engine.json").read_text())
+    steps = result["steps"]
+    places = [(step["rows"], step["context"]) for step in steps]
+    assert places == [(1, 20), (3, 20), (1, 70), (3, 70)]
+    assert 0 < steps[0]["bytes"] < steps[3]["bytes"]
+    assert all(step["memory_s"] > 0 and step["arithmetic_s"] > 0 for step in steps)
+    assert all(0 < s["reached_least"] <= s["reached"] <= s["reached_most"] for s in steps)
+    assert (tmp_path / "step_time.png").stat().st_size > 10_000
+    line = [{"rows": n, "memory_s": 4.0, "arithmetic_s": float(n)} for n in (16, 2)]
+    assert engine.turn(line) == pytest.approx(4) and engine.turn(line[:1]) is None
+    counted = {"steps": [steps[0] | {"launches": 3, "kernels": 122}]}  # on a GPU
+    assert engine.table(counted).endswith(" | 3 | 122 |")
+    page = (tmp_path / "engine.md").read_text()
+    assert "| rows | context | step, ms | bound, ms | reached, % | tok/s |" in page
+    assert f"| 3 | 70 | {1e3 * steps[3]['seconds']:.2f} |" in page
+
+
+def test_a_step_is_held_against_the_faster_probe_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that reads, then reads twice as fast, then multiplies slowly; steps of 10 s."""
+    bounds = iter([(4.0, 1.0), (2.0, 1.0), (4.0, 6.0), (4.0, 3.0)])
+    machine: Any = SimpleNamespace(bound=lambda n_bytes, flops: next(bounds))
+
+    def steps(engine: Any, rows: Any, repeats: int, between: Callable[[], Any]) -> Any:
+        return ((10.0, between()) for _ in range(repeats))
+
+    monkeypatch.setattr(engine, "timed_steps", steps)
+    config = build("dynamic", {"model": "demo"}, {})
+    found = engine.against_bound(SimpleNamespace(), machine, config, 1, 20, repeats=3)  # type: ignore[arg-type]
+    assert [found[name] for name in ("reached_least", "reached", "reached_most")] == [0.2, 0.2, 0.4]
+    assert found["memory_s"] == 2.0 and found["arithmetic_s"] == 1.0 and found["seconds"] == 10.0
+
+
+def test_the_reader_reads_all_of_an_array() -> None:
+    words = torch.randint(-(2**62), 2**62, (100_003,), generator=torch.Generator().manual_seed(0))
+    for n in (0, 1, 63, 64, 32_768, 100_003):
+        assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
+
+
+def test_engine_against_oracle(small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = "--decoder-batch-sizes 32,3 --prefix-caching"  # the long ones begin alike
+    arguments = (small, "--n 4 --tokens 5", sizes)
+    result = result_of(agreement, *arguments)
+    verdict = {"requests": 24, "equal": 24, "undecided": 0, "different": 0}
+    assert result["agrees"] and result["float32"] == verdict
+    assert 0 < result["bfloat16"]["largest_difference"] < result["bfloat16"]["tolerance"]
+
+    def with_other_weights(config: Any) -> Any:
+        other = config.model_copy(update={"weights_seed": 1})
+        return offline.load(config if config.generator == "naive" else other)
+
+    monkeypatch.setattr(agreement, "load", with_other_weights)
+    with pytest.raises(SystemExit) as ended:
+        result_of(agreement, *arguments)
+    assert ended.value.code == 1

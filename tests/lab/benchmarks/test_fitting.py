@@ -1,0 +1,190 @@
+"""Costs are found again from the report of a server in virtual time, whose costs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.traces import Request
+from config import Config, ConfigError, build
+from lab.benchmarks import calibration
+from lab.benchmarks.calibration import Segment, Traffic, at_once
+from lab.benchmarks.costs import turns
+from lab.benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
+from scheduling.building import build_scheduler
+from scheduling.inference import Inference
+from simulate import PS, Loop, SimulatedReplica
+from simulate.costs import Costs, Line, load, work
+from simulate.replica import Stretch
+from tests.programs import output, ran
+
+US = 10**6  # picoseconds
+STRAIGHT = Line(1000 * US, 60 * US, 70_000, 10 * US, 3_000)
+SMALL = {"model": "fake", "max_batch_size": 4, "token_budget": 64}
+
+
+def exactly() -> float:
+    return 1.0
+
+
+def config_of(**settings: Any) -> Config:
+    return build("dynamic", SMALL | settings, {})
+
+
+def reported(
+    config: Config, costs: Costs, requests: Sequence[Request], slow: Callable[[], float] = exactly,
+    stream: bool = False,
+) -> tuple[list[Served], list[list[float]]]:  # fmt: skip
+    """The requests and the iterations of a server whose iterations take slow() times as long."""
+    inferences = [Inference(request.ids, request.num_tokens) for request in requests]
+    for inference in inferences:
+        inference.streamed = stream
+    loop = Loop()
+    iterations: list[list[float]] = []
+
+    def computed(stretch: Stretch) -> None:
+        took = stretch.first / PS * slow()
+        iterations.append([stretch.begun / PS, took, len(stretch.iteration.rows)])
+
+    replica = SimulatedReplica(loop, build_scheduler(config), costs, computed=computed)
+    loop.serve([(r.at, [inference]) for r, inference in zip(requests, inferences)], replica)
+    served = []
+    for i in inferences:
+        assert i.admitted_at is not None and i.answered_at is not None
+        times = i.arrived_at, i.arrived_at, i.admitted_at, i.answered_at, i.answered_at
+        served.append(Served(*times, len(i.prompt_ids), i.num_tokens, stream))
+    return served, iterations
+
+
+def observed(
+    config: Config, costs: Costs, slow: Callable[[], float] = exactly
+) -> tuple[list[Observed], list[list[Observed]]]:
+    """A round of the benchmark's own traffic, and its runs in which plain requests come and go."""
+    traffic = Traffic(config, seed=1)
+    together = [(traffic.together(n), False) for n in at_once(config) for _ in range(3)]
+    coming = [(traffic.other(30, rate), rate > 30) for rate in (5.0, 20.0, 40.0)]
+    runs = [
+        observe(config, *reported(config, costs, requests, slow, stream))
+        for requests, stream in together + coming
+    ]
+    return [each for run in runs for each in run], runs[-3:-1]
+
+
+def test_iterations_are_known_from_the_instants_of_admission() -> None:
+    """Prompts of 100, 10 and 10 tokens are computed 64 at a time; the third one comes late."""
+    config, costs = config_of(), Costs("straight", STRAIGHT)
+    prompts = [(0.0, 100, 6), (0.0, 10, 1), (0.003, 10, 2)]
+    requests = [
+        Request(id=i, at=at, prompt_ids=[1] * n, num_tokens=tokens)
+        for i, (at, n, tokens) in enumerate(prompts)
+    ]
+    seen = observe(config, *reported(config, costs, requests))
+    rows = ([row for row in each.iteration.rows if not row.decodes] for each in seen)
+    chunks = [[(row.start, row.n_tokens) for row in prompts] for prompts in rows]
+    assert chunks[:4] == [[(0, 64)], [(64, 36), (0, 10)], [(0, 10)], []]
+    assert [each.answered for each in seen] == [0, 1, 0, 1, 0, 0, 1]
+    assert [each.gap is None for each in seen] == [False] * 6 + [True]
+    # of the five threads' turns, 1 ms each, the last is over when the sixth iteration begins
+    assert [each.beside for each in seen[:6]] == [True] * 5 + [False]
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    config = config_of()
+    traffic = Traffic(config, seed=1).together(3)
+    served, iterations = reported(config, Costs("straight", STRAIGHT), traffic)
+    iterations[2][2] += 1
+    with pytest.raises(ValueError, match=r"iteration 2 had .* rows .*run it again"):
+        observe(config, served, iterations)
+
+
+GRAPHS = {1: 200 * US, 2: 380 * US, 4: 400 * US}  # one of 4 rows takes hardly longer than of 2
+
+
+@pytest.mark.parametrize(("sizes", "truth", "lines"), [
+    ("", Costs("rows", STRAIGHT, 90 * US, 5 * US, 300 * US, 40 * US, 70 * US, 20 * US),
+     [1, 2, 3, 4]),
+    ("4,2,1", Costs("padded", STRAIGHT,
+                    decode={n: Line(t, context=9_000) for n, t in GRAPHS.items()},
+                    prompts=Line(700 * US, prefill=10 * US, chunk_context=3_000)), [1, 2, 4]),
+], ids=("a line", "decoder batch sizes"))  # fmt: skip
+def test_known_costs_are_found(sizes: str, truth: Costs, lines: list[int]) -> None:
+    config = config_of(**({"decoder_batch_sizes": sizes} if sizes else {}))
+    seen, mixed = observed(config, truth)
+    assert any(each.iteration.padding for each in seen) == bool(sizes)
+    found = fit("found", seen, at_once(config), mixed)
+    assert list(found.decode) == lines and {each.rows for each in seen} >= {*lines}
+    for each in seen:
+        assert found.of(each.iteration) == pytest.approx(truth.of(each.iteration), rel=1e-6)
+        for answered in (0, 2) if not sizes else ():
+            expected = truth.between(each.iteration, answered)
+            assert found.between(each.iteration, answered) == pytest.approx(expected, rel=1e-6)
+    terms = [work(each.iteration) for each in seen if not each.decodes]
+    assert np.linalg.matrix_rank(np.array(terms)) == 5, "the traffic tells all terms apart"
+    errors = residuals(found, [seen])
+    assert errors["mean_absolute_percent"] < 1e-4 and abs(errors["whole_percent"]) < 1e-4
+
+
+def test_noise_is_averaged_and_stalls_are_left_out() -> None:
+    """Iterations are apart by 10%, and every fiftieth takes four times as long."""
+    config, rng = config_of(), np.random.default_rng(0)
+    truth = Costs("truth", STRAIGHT)
+    seen, mixed = observed(
+        config, truth, lambda: rng.lognormal(0, 0.1) * (4 if rng.random() < 0.02 else 1)
+    )
+    found = fit("found", seen, at_once(config), mixed)
+    apart = [found.of(each.iteration) / truth.of(each.iteration) for each in seen]
+    assert np.percentile(apart, 5) > 0.96 and np.percentile(apart, 95) < 1.04
+    errors = residuals(found, [seen])
+    assert 6 < errors["mean_absolute_percent"] < 16 and 1 < errors["outliers_percent"] < 4
+
+
+def test_what_comes_at_once_takes_turns() -> None:
+    """Four requests, 2 ms apart; one iteration answers three of them, 3 ms apart, another one."""
+    config, costs = config_of(), Costs("straight", STRAIGHT)
+    requests = [Request(id=i, at=0.0, prompt_ids=[1], num_tokens=2 + i // 3) for i in range(4)]
+    served, iterations = reported(config, costs, requests)
+    apart = []
+    for i, each in enumerate(served):
+        times: dict[str, Any] = {"arrived_at": each.arrived_at + 0.002 * i}
+        times["received_at"] = each.answered_at + 0.003 * i
+        apart.append(each._replace(**times))
+    together = Segment("burst", False, False, apart, iterations)
+    others = [together._replace(streamed=True), together._replace(arrivals="loop")]
+    assert turns([together, *others]) == pytest.approx((0.002, 0.003))
+    assert turns(others) == (0.0, 0.0)
+
+
+def test_no_coefficient_is_negative() -> None:
+    """y = 1 - x falls: without a negative slope its mean is what remains."""
+    x = np.arange(4.0)
+    found = nonnegative(np.column_stack([np.ones(4), x]), 4 - x, np.ones(4))
+    assert found == pytest.approx([2.5, 0])
+    assert list(nonnegative(np.empty((0, 2)), np.empty(0), np.empty(0))) == [0, 0]
+
+
+@pytest.mark.nightly
+def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "KEPT", tmp_path / "rounds")
+    small = f"--model fake --max-model-len 64 --seconds 0 --out {tmp_path}".split()
+    two_rows = ["--max-batch-size", "2"]
+    with pytest.raises(ConfigError, match="no rounds of fake-server are kept"):
+        ran("lab.benchmarks.costs", *small, *two_rows, "--more")
+    assert "held_out: iterations" in output("lab.benchmarks.costs", "", *small, *two_rows)
+    costs = load(tmp_path / "fake-server.json")
+    # a sleep is never shorter than was asked for
+    assert costs.decode[1].iteration >= 1060 * US
+    assert min(costs.gap + costs.gap_row, costs.request, costs.answer, costs.request_turn) > 0
+    first = costs.source
+    assert first["config"]["model"] == "fake" and first["n_blocks"] == 8 and first["commit"]
+    assert first["rounds"] == 1 and first["residuals"]["held_out"]["iterations"] > 20
+    ran("lab.benchmarks.costs", *small, *two_rows, "--more")
+    more = load(tmp_path / "fake-server.json").source
+    assert more["rounds"] == 2
+    n = [each["residuals"]["held_out"]["iterations"] for each in (first, more)]
+    assert n[1] > 1.5 * n[0], "both rounds are judged"
+    with pytest.raises(ConfigError, match="other settings"):
+        ran("lab.benchmarks.costs", *small, "--max-batch-size", "1", "--more")

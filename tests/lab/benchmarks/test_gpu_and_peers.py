@@ -1,0 +1,210 @@
+"""lab/benchmarks/gpu.sh on a CPU, and lab/studies/peers.py with fakes in the place of peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from client.calls import ServerError
+from config import ConfigError
+from lab.benchmarks import agreement, burst, engine, gpu
+from lab.benchmarks.peers import engines
+from lab.studies import peers
+from tests.servers import ROOT
+
+
+def called(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """Call gpu.main with these words."""
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", *shlex.split(words)])
+    gpu.main()
+
+
+def test_every_part_gets_the_settings_that_it_knows() -> None:
+    chosen = {"max_batch_size": 16, "loop_interval_ms": 1, "order": "sjf"}
+    options = Namespace(rows="1", contexts="9", n=3, numsamples=5, **chosen)
+    model = {"model": "gpt2", "model_name": "gpt2", "max_model_len": 1024}
+    config: Any = SimpleNamespace(**model, dtype="float32", device="cuda")
+    flags = ("--tokenizer", "--max-batch-size", "--loop-interval-ms", "--order")
+    commands = gpu.commands(options, config, Path("out"), "NVIDIA H100 80GB HBM3")
+    tokenizer, size, interval, order = flags
+    found = {name: [word for word in words if word in flags] for name, words in commands.items()}
+    assert found == {
+        "agreement": [size, order], "steps": [size], "eager": [size], "cublas": [size],
+        "invariant": [size], "burst": [size, interval, order], "comparison": [*flags],
+        "identical": [*flags], "price": [], "prompts": [*flags], "costs": [tokenizer, size],
+        "simulated": [size, interval, order], "fidelity": [], "generate": [],
+    }  # fmt: skip
+    assert "sjf=dynamic --order sjf" in commands["comparison"]
+    assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
+
+
+def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All shares are of the time that is left, which these parts do not take."""
+    found = {"burst": "exit code 1: so it said"}
+    seconds = {}
+
+    def call(command: list[str], log: Path, limit: float) -> str | None:
+        log.write_text(f"{log.stem} ran\n{{}}")
+        seconds[log.stem] = limit
+        return found.get(log.stem)
+
+    monkeypatch.setattr(gpu, "call", call)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 0.0)  # takes its time
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="1"):
+        called(monkeypatch, f"{small} --out {out}")
+    page = (out / "gpu.md").read_text()
+    assert "```\nsteps ran\n```" in page and "Missing: burst** (exit code 1: so it said)" in page
+    assert "**Missing: eager** (not measured here: it needs a GPU)" in page
+    assert sum(seconds.values()) > 2 * 510 and seconds["agreement"] < 510 / 5
+    found.clear()
+    seconds.clear()
+    called(monkeypatch, f"{small} --out {out} --only costs --only burst")
+    assert [*seconds] == ["burst", "costs"]
+    page = (out / "gpu.md").read_text()
+    assert "steps ran" in page and page.count("Missing") == 5
+    for words, sentence in (
+        (f"{small} --out {out} --only burst --max-batch-size 3", "have other settings or another"),
+        (f"{small} --out {out} --only eager", "--only eager: the parts here are agreement, steps"),
+        (f"{small} --out {tmp_path}", "holds no earlier run of this; choose another --out"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            called(monkeypatch, words)
+
+
+def test_targets_are_met_or_missed() -> None:
+    step = {"context": 256, "memory_s": 2.5e-4, "arithmetic_s": 1e-4, "seconds": 5.25e-4}
+    steps = [step | {"rows": n} for n in (1, 8, 32)]
+    assert gpu.targets(steps, ours=True).splitlines()[2:] == [
+        "| 1 | 4,000 | 1,905 | 1,500 (met) | 2,000 (**missed**) |",
+        "| 8 | 32,000 | 15,238 | – | 13,000 (met) |",
+        "| 32 | 128,000 | 60,952 | 64,000 (**missed**) | 40,000 (met) |",
+    ]
+    assert gpu.targets(steps, ours=False).splitlines()[2] == "| 1 | 4,000 | 1,905 | – | – |"
+
+
+@pytest.mark.nightly
+def test_every_part_is_reported_or_said_to_be_missing(
+    small: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    parts = {part.__name__: part for part in (agreement, engine, burst, engines)}
+    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
+
+    def here(command: list[str], log: Path, seconds: float) -> str | None:
+        """The part in this process; those with servers, which other tests run, end out of time."""
+        if command[0] not in parts:
+            log.touch()
+            return "its 9 s were not enough"
+        monkeypatch.setattr(sys, "argv", [*command])
+        capsys.readouterr()
+        parts[command[0]].main()
+        log.write_text(capsys.readouterr().out)
+        return None
+
+    monkeypatch.setattr(gpu, "call", here)
+    out = tmp_path / "out"
+    sizes = "--max-batch-size 16 --rows 1,3 --contexts 20 --n 3"
+    with pytest.raises(SystemExit, match="1"):
+        called(monkeypatch, f"{small} {sizes} --out {out}")
+    page = (out / "gpu.md").read_text()
+    for text in (
+        "\nfloat32: 20 of 20 requests have the oracle's ids",
+        "[All of it](steps/engine.md):\n\n| rows |",
+        "](steps/step_time.png)",
+        "\ndynamic: 3 requests, ",
+        "**Missing: comparison** (its 9 s were not enough)",
+    ):
+        assert text in page
+    result = json.loads((out / "gpu.json").read_text())
+    assert result["commit"] and '"hardware"' not in page
+
+
+@pytest.mark.nightly
+def test_a_part_that_fails_is_told_from_one_that_ran(tmp_path: Path) -> None:
+    failed = gpu.call(["lab.benchmarks.engine", "--rows", "x"], tmp_path / "log", 100)
+    assert failed == "exit code 2: error: 'x' is no list of positive numbers such as 1,8,64"
+    assert "positive numbers" in (tmp_path / "log").read_text()
+    assert gpu.call(["lab.benchmarks.engine"], tmp_path / "log", -1.0) == "no time was left"
+    endless = gpu.call(["http.server", "0"], tmp_path / "log", 1.0)
+    assert endless == "its 1 s were not enough"
+
+
+@pytest.mark.nightly
+def test_an_environment_is_made_of_what_is_there(tmp_path: Path) -> None:
+    """Without a network, and of an environment's packages; setup.sh finds nothing to do."""
+    for name in ("lab/benchmarks/carry_wheels.sh", "setup.sh", "client/requirements.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for path in ROOT.glob("requirements*.txt"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "wheels").mkdir()
+    here = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    script = "lab/benchmarks/carry_wheels.sh install && ROOT=. && . ./setup.sh requirements.txt"
+    program = f"{script} && $PYTHON -c 'import flask, torch; print(torch.__file__)'"
+    command = ["bash", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
+    assert done.stderr == "" and done.stdout.endswith("torch/__init__.py\n")
+
+
+def test_a_round_is_ours_and_a_peer_and_what_a_peer_says_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With interpreters that log what they run: ours says 30 tok/s, a peer 10, in int8 nothing."""
+    log, model = tmp_path / "log", tmp_path / "small"
+    model.mkdir()
+    (model / "config.json").touch()
+
+    def fake(name: str, speech: str) -> str:
+        path = tmp_path / name
+        path.write_text(f'#!/bin/bash\necho "$@" >>{log}\n{speech}\n')
+        path.chmod(0o755)
+        return str(path)
+
+    fails = 'case "$*" in *int8*) echo "no int8 here" >&2; exit 2; esac'
+    both = fake("peer", f"{fails}; echo A peer 1.2, float32: 64 requests, 10.0 tok/s")
+    monkeypatch.setattr(sys, "executable", fake("ours", "echo dynamic: 64 requests, 3,000.5 tok/s"))
+    monkeypatch.setattr(peers, "native_bfloat16", lambda: True)
+    with pytest.raises(ConfigError, match="make one by"):
+        peers.cases(1, str(tmp_path), both, both)
+    cases = peers.cases(1, str(model), both, both)
+    kept: Any = None
+    case = next(case for case in cases if case["peer"] == "openvino --dtype bfloat16")
+    found = [peers.run(case, 1, seed, kept) for seed in range(2)]
+    one = {"ours_per_s": 3000.5, "peer_per_s": 10.0, "ratio": 300.05, "version": "A peer 1.2"}
+    assert found == [one, one]
+    once = ["lab.benchmarks.burst --threads 2", "lab.benchmarks.peers.engines openvino"]
+    same = f"--dtype bfloat16 --model {model} --n 64"
+    ran = [f"-m {program} {same}" for program in once + once[::-1]]
+    assert log.read_text().splitlines() == ran
+    case = next(case for case in cases if case["peer"] == "ctranslate2 --dtype int8")
+    with pytest.raises(
+        ServerError, match="printed no tok/s; mend it, or leave it out by --only: …no"
+    ):
+        peers.run(case, 1, 0, kept)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("openvino", "No module named 'openvino'; install lab/benchmarks/requirements-peers.txt"),
+    ("vllm --n 65", "--n must be from 1 to 64"),
+    ("ctranslate2", "make it by python -m lab.benchmarks.peers.checkpoint"),
+    ("vllm --dtype int8", "vllm computes in bfloat16 or float32 here"),
+])  # fmt: skip
+def test_bad_input_ends_with_a_sentence(
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["engines", *arguments.split(), "--model", str(tmp_path)])
+    (tmp_path / "openvino").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        engines.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err

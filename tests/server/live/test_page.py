@@ -1,0 +1,345 @@
+"""The live page in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.calls import ServerError, get, get_text, post
+from client.workloads import Workload
+from compare import servers
+from config import build
+from server.live import page as live_page
+from simulate.costs import FAKE
+from simulate.saved import serve_again
+from tests.fronts import EVERY_FRONT, FRONTS, servers_of
+from tests.servers import server, started
+from tests.servers import wait_until as waited
+from tests.shown import CASES, assert_stats_say, rows_of
+
+pytestmark = pytest.mark.extra
+
+
+def state(tab: Any) -> dict[str, Any]:
+    return dict(tab.evaluate("liveForTests.state()"))
+
+
+def sends_load(tab: Any, seconds: int = 2, rate: int = 200) -> None:
+    """Start a load from the page; rate: of its slider, which is logarithmic."""
+    tab.evaluate(f"document.getElementById('rate').value = {rate}")
+    tab.fill("#most", "20")
+    tab.fill("#seconds", str(seconds))
+    tab.click("#loading button[type=submit]")
+
+
+def comes_true(tab: Any, condition: str) -> None:
+    """Wait for a condition. Playwright's own way needs eval, which the page's policy refuses."""
+    wait_until(lambda: bool(tab.evaluate(condition)))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    waited(true, 30, every_s=0.05)
+
+
+SLOW = {"model": "fake", "max_batch_size": 4, "loop_interval_ms": 10}  # 2,000 iterations last long
+COUNTS = """() => {
+  const {first, next} = liveForTests.state(), {counts} = liveForTests;
+  return Array.from({length: next - first}, (_, i) => counts(first + i, first + i + 1));
+}"""
+
+
+@contextlib.contextmanager
+def at_port(port: int, mode: str) -> Iterator[str]:
+    """A server where another one was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers, "free_port", lambda: port)
+        with server(mode, SLOW) as url:
+            yield url
+
+
+@pytest.mark.parametrize("name", ["windowed, padding", "demand, few blocks", "srpt"])
+def test_rows_of_a_load_are_what_stats_say(name: str, opened: Callable[..., Any]) -> None:
+    mode, flags, has = CASES[name]
+    with server(mode, {**SLOW, **flags}) as url:
+        tab = opened(url)
+        assert tab.url.endswith("/live")
+        comes_true(tab, "liveForTests.state().frames > 0")
+        post(f"{url}/stats/reset")
+        sends_load(tab, seconds=2)  # in one second srpt once had no reason to pause a row
+        comes_true(tab, "liveForTests.state().next > 20")
+        comes_true(tab, "!document.getElementById('loaded').textContent.includes('left')")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+        last = get(f"{url}/live/events")["next"]
+        comes_true(tab, f"liveForTests.state().next === {last}")
+        stats = get(f"{url}/stats?iterations=1")
+        counts = tab.evaluate(COUNTS)
+        assert_stats_say(counts, stats, has)
+        assert counts == rows_of(get(f"{url}/live/events"))[-len(counts) :]
+        assert stats["completed"] > 10 and state(tab)["requests"] >= stats["completed"]
+
+
+def test_pausing_holds_still_and_steps_and_scrubs(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW) as url:
+        tab = opened(url)
+        sends_load(tab, seconds=20)
+        comes_true(tab, "liveForTests.state().next > 50")
+        tab.keyboard.press("Escape")
+        tab.click("#pause")
+        comes_true(tab, "liveForTests.state().paused")
+        before = state(tab)["next"]
+        time.sleep(0.7)
+        assert state(tab)["next"] == before, "nothing new is taken"
+        seen = [tab.inner_text("#clock")]
+        for button in ("back", "oldest", "forth"):
+            tab.click(f"#{button}")
+            comes_true(tab, f"document.getElementById('clock').innerText !== {seen[-1]!r}")
+            seen.append(tab.inner_text("#clock"))
+        iterations = [int(text.split()[1]) for text in seen]
+        assert iterations[1] == iterations[0] - 1 and iterations[3] == iterations[2] + 1
+        assert iterations[2] < iterations[1]
+        tab.locator("#scrub").fill("30")
+        comes_true(tab, "document.getElementById('clock').innerText.startsWith('iteration 30 ')")
+        tab.click("#newest")  # it goes on
+        comes_true(tab, f"liveForTests.state().next > {before + 20}")
+        tab.click("#unload")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW, key="sesame") as url:
+        tab = opened(url)
+        tab.wait_for_selector("#key-dialog[open]")
+        tab.fill("#key", "wrong")
+        tab.click("#unlock button")
+        comes_true(tab, "document.getElementById('refused').textContent !== ''")
+        tab.fill("#key", "sesame")
+        tab.click("#unlock button")
+        tab.wait_for_selector("#key-dialog", state="hidden")
+        comes_true(tab, "document.getElementById('name').textContent.includes('dynamic')")
+        assert "sesame" not in tab.url and "sesame" not in tab.title()
+        assert tab.evaluate("Object.keys(localStorage).length") == 0
+        tab.reload()
+        comes_true(tab, "document.getElementById('name').textContent.includes('dynamic')")
+
+
+def test_it_goes_on_by_itself_when_a_server_is_back(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW) as url:
+        port = int(url.rsplit(":", 1)[1])
+        tab = opened(url)
+        sends_load(tab, seconds=1)
+        comes_true(tab, "liveForTests.state().next > 5")
+    tab.wait_for_selector("#problem:not([hidden])")
+    assert "trying again" in tab.inner_text("#problem")
+    with at_port(port, "static") as url:
+        tab.wait_for_selector("#problem", state="hidden")
+        comes_true(tab, "document.getElementById('name').textContent.includes('static')")
+        sends_load(tab, seconds=1)
+        comes_true(tab, "liveForTests.state().next > 5")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</script>"
+
+
+@pytest.mark.parametrize(("n_bytes", "message"), [
+    (900_000, "The prompt is longer than the context of 1024 tokens"),
+    (1_200_000, "The body is larger than 1,000,000 bytes"),
+])  # fmt: skip
+def test_a_prompt_of_a_megabyte_is_refused_and_the_page_goes_on(
+    n_bytes: int, message: str, opened: Callable[..., Any]
+) -> None:
+    prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
+    with started("--loop-interval-ms", "5", "--log-level", "debug") as (url, process):
+        tab = opened(url)
+        comes_true(tab, "liveForTests.state().frames > 0")
+        with pytest.raises(ServerError, match=message):
+            post(f"{url}/inference", {"prompt": prompt, "num_tokens": 20})
+        tab.fill("#prompt", prompt)
+        tab.click("#ask button[type=submit]")
+        comes_true(tab, f"document.getElementById('answer').textContent.includes({message!r})")
+        tab.fill("#prompt", HOSTILE)  # one that is answered
+        tab.fill("#tokens", "40")
+        tab.click("#ask button[type=submit]")
+        comes_true(tab, "document.getElementById('answer').textContent.length === 40")
+        wait_until(lambda: get(f"{url}/stats")["completed"] > 0)
+        comes_true(tab, "document.getElementById('stop').disabled")
+        events = get(f"{url}/live/events")
+        last = events["next"]
+        assert [end[4] for end in events["ended"]] == [40]
+        comes_true(tab, f"liveForTests.state().next === {last}")
+        tab.fill("#prompt", "")
+        places = [get_text(f"{url}/live/events"), tab.url, tab.title(), tab.content()]
+        process.terminate()
+        assert process.stdout is not None
+        places.append(process.stdout.read())  # its log
+        for place in places:
+            assert not re.search(r"onerror|gnol|alert\(", place)
+        assert last > 10 and '"requests":[[0,' in places[0], "it was seen"
+
+
+def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) -> None:
+    with server("dynamic", SLOW | {"live_prompts": True}) as url:
+        tab = opened(url)
+        comes_true(tab, "liveForTests.state().frames > 0")
+        body = {"prompt": HOSTILE, "num_tokens": 30, "user": "<b>\u202eeve</b>"}
+        post(f"{url}/inference", body)
+        comes_true(tab, "liveForTests.state().next > 20")
+        tab.click("#pause")
+        tab.focus("#plots canvas[tabindex]")
+        tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("Home")
+        comes_true(tab, "document.getElementById('cell').textContent.includes('eve')")
+        shown = tab.inner_text("#cell")
+        assert "<b>" in shown and "onerror=alert(1)" in shown and "202E" in shown
+        assert "\u202e" not in shown and tab.query_selector("#cell b, #cell img") is None
+        assert "eve" not in tab.url + tab.title()
+
+
+REQUESTS = 16  # as many colours as there are
+# what lines do in iterations 0, 1, …; the last lasts
+NAMES = {
+    "p": "prefill", "i": "idle", "r": "recomputed", "w": "no token budget left", "s": "paused",
+    "d": "decode",
+}  # fmt: skip
+# of an iteration the colours of each line's cell, without the thin line that is left between cells
+COLOURS = """([iteration, lines]) => {
+  const canvas = document.querySelector('canvas[tabindex]'), height = canvas.height / lines;
+  const context = canvas.getContext('2d'), [x, width] = liveForTests.column(iteration);
+  return Array.from({length: lines}, (_, line) => {
+    const {data} = context.getImageData(x + 1, line * height, width - 1, height - 1);
+    return [...new Set(new Uint32Array(data.buffer))];
+  });
+}"""
+CHIPS = """() => [...document.querySelectorAll('.legend li')].map((item) => {
+  const {width, height} = item.firstChild, context = item.firstChild.getContext('2d');
+  const {data} = context.getImageData(0, 0, width, height);
+  return [item.innerText.trim(), [...new Set(new Uint32Array(data.buffer))]];
+})"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of two simulated servers."""
+    trace = Workload(seed=1).requests(30, "poisson:60")
+    settings = {"model": "fake", "max_batch_size": 8}
+    histories = [
+        serve_again(mode, build(mode, settings, {}), FAKE, trace, "x", False)
+        for mode in ("static", "dynamic")
+    ]
+    path = tmp_path_factory.mktemp("saved") / "live.html"
+    path.write_text(live_page.saved(histories))
+    return path
+
+
+def test_a_saved_page_needs_no_server(saved: Path, opened: Callable[..., Any]) -> None:
+    requested: list[str] = []
+    tab = opened("about:blank")
+    tab.on("request", lambda request: requested.append(request.url))
+    tab.goto(saved.as_uri())
+    comes_true(tab, "liveForTests.state().frames > 0")
+    assert requested == [saved.as_uri()]
+    text = tab.inner_text("body")
+    assert text.count("simulated, costs fake") >= 2 and "static" in text and "dynamic" in text
+    assert not tab.is_visible("#loading") and not tab.is_visible("#asking")
+
+
+def every_kind(*adapters: str) -> str:
+    """A page made by hand: request k is on line k, and does there what NAMES say; below them are a
+    line of padding and a free one. adapters: of requests, in turn.
+    """
+    about = {
+        "name": "every kind", "mode": "dynamic", "model": "fake", "order": "fcfs",
+        "max_batch_size": REQUESTS + 2, "token_budget": 256, "n_blocks": 100, "block_size": 16,
+        "simulated": "made by hand",
+    }  # fmt: skip
+    iterations = []
+    for i in range(40):  # in sight at once they are wide, and have no room for figures
+        changes: list[Any] = []
+        for kind, k in itertools.product([*NAMES][i : i + 1], range(REQUESTS)):
+            changes += [k, k, kind, 1 if kind == "d" else 4, 0, 0]
+        iterations.append([0.1 * i, 0.1, 0, REQUESTS, 50, 1, changes])
+    history = {
+        "about": about, "now": 4, "restart": True, "first": 0, "next": 40, "lines": [],
+        "iterations": iterations, "ended": [], "snapshots": [[0, 50, 0, 0, []]],
+        "requests": [
+            [k, 0.0, 4, 100, None, 0, None, adapters[k % len(adapters)]] for k in range(REQUESTS)
+        ],
+    }  # fmt: skip
+    return live_page.saved([json.dumps(history)])
+
+
+def show_all(tab: Any) -> None:
+    """A saved page shows all of its run, and stands still."""
+    tab.keyboard.press("End")
+    comes_true(tab, "liveForTests.state().paused")
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def colours(tab: Any, iteration: int) -> list[frozenset[int]]:
+    return [frozenset(cell) for cell in tab.evaluate(COLOURS, [iteration, state(tab)["lines"]])]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_requests_have_colours(theme: str, opened: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "every-kind.html").write_text(every_kind(""))
+    tab = opened((tmp_path / "every-kind.html").as_uri())
+    tab.emulate_media(color_scheme=theme)
+    comes_true(tab, f"document.documentElement.dataset.theme === {theme!r}")
+    show_all(tab)
+    decoding = colours(tab, 30)[:REQUESTS]
+    assert len({*decoding}) == REQUESTS and {*map(len, decoding)} == {1}, "one plain colour each"
+    chips = dict(tab.evaluate(CHIPS))
+    assert {*NAMES.values(), "padding", "draft, accepted", "draft, rejected"} == {*chips}
+    for i, name in enumerate(NAMES.values()):
+        assert colours(tab, i)[14] == frozenset(chips[name]), name  # the legend has its colour
+    assert colours(tab, 30)[REQUESTS] == frozenset(chips["padding"])
+
+
+def test_with_adapters_each_has_a_colour(opened: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "adapters.html").write_text(every_kind("", "sql", "of/docs"))
+    tab = opened((tmp_path / "adapters.html").as_uri())
+    show_all(tab)
+    cells = colours(tab, 30)[:REQUESTS]
+    assert cells == (6 * cells[:3])[:REQUESTS] and len({*cells}) == 3
+    assert tab.inner_text(".adapters").split() == ["base", "model", "A", "sql", "B", "of/docs"]
+
+
+TWO_ROWS: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}
+
+
+# not among test_conformance.py's: Playwright runs a loop, which clients there cannot have
+def test_lengths_on_a_page_fit_a_small_context(opened: Callable[..., Any]) -> None:
+    """A load and a prompt as they stand on the page were refused, and Stop was, too."""
+    with server("dynamic", SLOW | {"max_model_len": 32, "kv_cache": "8blocks"}) as url:
+        tab = opened(url)
+        comes_true(tab, "document.getElementById('most').value === '16'")
+        tab.click("#ask button[type=submit]")
+        comes_true(tab, "document.getElementById('answer').textContent.length === 16")
+        tab.click("#loading button[type=submit]")
+        comes_true(tab, "document.getElementById('loaded').textContent.includes('in flight')")
+        tab.click("#unload")
+        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+
+
+@pytest.mark.parametrize("front", EVERY_FRONT[1:])
+def test_the_page_of_each_server_shows_its_own_rows(front: str, opened: Callable[..., Any]) -> None:
+    with FRONTS[front]("dynamic", TWO_ROWS, None) as url:
+        *others, own = servers_of(url)
+        assert others
+        tab = opened(f"{own}/live")
+        comes_true(tab, "liveForTests.state().frames > 0")
+        tab.fill("#tokens", "3")
+        tab.click("#ask button[type=submit]")
+        wait_until(lambda: get(f"{own}/stats")["completed"] == 1)
+        sends_load(tab, seconds=1, rate=5)
+        wait_until(lambda: get(f"{own}/stats")["completed"] > 1)
+        comes_true(tab, "liveForTests.state().next > 3")
+        assert not any(get(f"{other}/stats")["completed"] for other in others)

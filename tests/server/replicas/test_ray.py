@@ -1,0 +1,248 @@
+"""Replicas on Ray Serve, where Ray is installed: what test_conformance.py does not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from client.calls import ServerError, get, post
+from config import ConfigError
+from lab.benchmarks.faults import replicas, tools
+from lab.benchmarks.faults.tools import Fault, Served
+from scheduling import routers
+from scheduling.routers import ON_RAY, PrefixAffinity
+from server.api.request import Request
+from server.replicas import serve
+from tests.servers import PATIENCE_S, free_port, launched, scrape, wait_until
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")
+pytestmark = pytest.mark.extra
+
+
+def remaining_of(session: int) -> list[str]:
+    """Return its processes that still run."""
+    command = ["ps", "-o", "pid=,args=", "--sid", str(session)]
+    listed = subprocess.run(command, capture_output=True, text=True)
+    return [line for line in listed.stdout.splitlines() if "<defunct>" not in line]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Served]:
+    """Two replicas, since they start slowly; each test leaves them whole, but the last one."""
+    with tools.serving(replicas.SLOW, replicas.FLEET) as served:
+        yield served
+
+
+@pytest.fixture
+def two(fleet: Served) -> str:
+    return fleet.url
+
+
+def names(url: str) -> list[str]:
+    return [*get(f"{url}/stats")["replicas"]]
+
+
+def burst(url: str, n: int, tokens: int = 30) -> list[Any]:
+    body = {"prompt": "hi", "num_tokens": tokens}
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(lambda _: post(f"{url}/inference", body), range(n)))
+
+
+@contextlib.contextmanager
+def stream_at(fleet: Served, path: str = "/inference") -> Iterator[http.client.HTTPResponse]:
+    """Send a streamed request; yield the answer once its first event has come."""
+    with contextlib.closing(http.client.HTTPConnection(*fleet.address())) as connection:
+        body = json.dumps({"prompt": "hi", "num_tokens": 100, "stream": True})
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.readline().startswith(b'data: {"index":0')
+        yield response
+
+
+def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_are_merged(two: str) -> None:
+    """Ray's own caps are 5 requests at a replica, and an adapter's 10 threads."""
+    post(f"{two}/stats/reset")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: burst(f"{two}/replicas/{name}", 32, 150), names(two)))
+    with pytest.raises(ServerError, match="num_tokens"):
+        post(f"{two}/inference", {"prompt": "hi", "num_tokens": 0})
+    stats = get(f"{two}/stats")
+    each = stats["replicas"].values()
+    assert [(of["largest_batch"], of["completed"]) for of in each] == [(32, 32), (32, 32)]
+    assert (stats["completed"], stats["invalid"]) == (64, 1)
+    assert stats["kv_blocks"] == 2 * 32 * 64
+    assert stats["live_rows"] == sum(of["live_rows"] for of in each)
+    assert stats["max_e2el_ms"] == max(of["max_e2el_ms"] for of in each)
+    text = scrape(two)
+    assert text.count("# TYPE vllm:num_requests_running gauge") == 1
+    for name in names(two):
+        labels = f'{{mode="dynamic",model_name="fake",replica="{name}"}}'
+        assert f"vllm:num_requests_running{labels}" in text
+    page = get(f"{two}/replicas/{names(two)[0]}/stats?iterations=1")
+    assert page["iterations"] and page["completed"] == 32
+    for path in ("/stats?iterations=1", "/live/events"):
+        with pytest.raises(ServerError, match="/replicas/NAME/"):
+            get(f"{two}{path}")
+
+
+def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served) -> None:
+    pids = replicas.pids(fleet)
+    victim = min(pids)
+    with stream_at(fleet, f"/replicas/{victim}/inference") as response:
+        os.kill(pids[victim], signal.SIGKILL)
+        *_, last, done = response.read().decode().split("\n\n")[:-1]
+    assert "is gone; send it once more" in last and done == "data: [DONE]"
+    wait_until(lambda: len(replicas.answering(fleet) - {victim}) == 2)
+
+
+@pytest.mark.parametrize(("flags", "sentence"), [
+    (["--model", "fake", "--port", "TAKEN"], "choose another --port"),
+    (["--model", "demo", "--replicas", "64"], "64 replicas of 1 CPUs need 64"),
+])  # fmt: skip
+def test_a_failed_start_is_a_sentence_and_leaves_nothing(flags: list[str], sentence: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {"TAKEN": str(taken.getsockname()[1])}
+        argv = ["--port", str(free_port()), *(ports.get(flag, flag) for flag in flags)]
+        with launched(sys.executable, "-m", "server.replicas.serve", "dynamic", *argv) as process:
+            output, _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 2 and sentence in output, output
+            assert "Traceback" not in output and not remaining_of(process.pid)
+
+
+# ---- settings and routers, without a cluster
+
+
+def read(*words: str) -> serve.Fleet:
+    return serve.read(["dynamic", "--model", "fake", *words])
+
+
+def test_values_of_autoscale_are_ray_serves_own() -> None:
+    fleet = read("--replicas", "2", "--autoscale", "max_replicas=4", "target_ongoing_requests=24")
+    assert fleet.rule is not None and fleet.most == 4
+    assert (fleet.rule.min_replicas, fleet.rule.initial_replicas) == (1, 2)
+    assert fleet.rule.target_ongoing_requests == 24
+    assert read("--replicas", "3").rule is None and read("--replicas", "3").most == 3
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("target_tokens=4000", "--autoscale target_tokens: name one of min_replicas, "),
+    ("max_replicas", "--autoscale max_replicas: "),
+    ("max_replicas=many", "--autoscale max_replicas: "),
+    ("max_replicas=1 min_replicas=2", "--autoscale max_replicas"),
+])  # fmt: skip
+def test_a_wrong_value_of_autoscale_is_a_sentence(words: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("--autoscale", *words.split())
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+class Id(str):
+    """A ReplicaID: one that has a name, and may be a key."""
+
+    @property
+    def unique_id(self) -> str:
+        return str(self)
+
+
+def pending(request: Request, number: int, to: str | None = None, tried: Sequence[str] = ()) -> Any:
+    metadata = SimpleNamespace(internal_request_id=str(number))
+    context = SimpleNamespace(should_backoff=False)
+    kwargs = {"to": to, "tried": tried}
+    return SimpleNamespace(
+        args=[request], kwargs=kwargs, metadata=metadata, routing_context=context
+    )
+
+
+class Fleet:
+    """A router, and the replicas that it knows."""
+
+    def __init__(self, name: str, *names: str):
+        with warnings.catch_warnings(action="ignore"):  # of Ray
+            from server.replicas.ray_routers import OurRouter
+        self.router: Any = OurRouter.__new__(OurRouter)
+        self.router.initialize_state(name, 16)
+        self.replicas = [SimpleNamespace(replica_id=Id(each), routing_stats={}) for each in names]
+        self._n = 0
+
+    def sent(self, request: Request, to: str | None = None, tried: Sequence[str] = ()) -> str:
+        """Return the replica that gets a request; it is not answered."""
+        self._n += 1
+        call = pending(request, self._n, to, tried)
+        ranks = asyncio.run(self.router.choose_replicas(self.replicas, call))
+        chosen = ranks[0][0].replica_id
+        self.router.on_request_routed(call, chosen, None)
+        return str(chosen)
+
+
+def test_prompts_that_begin_alike_go_where_their_blocks_are() -> None:
+    fleet = Fleet("prefix", "a", "b", "c")
+    begins = [list(range(k, k + 64)) for k in (0, 100, 200)]
+    first = [fleet.sent(Request([begin], 8)) for begin in begins]
+    assert sorted(first) == ["a", "b", "c"]
+    for _ in range(3):
+        again = [fleet.sent(Request([begin + [7] * 20], 8)) for begin in begins]
+        assert again == first
+    # also after that replica was full for one of them
+    assert fleet.sent(Request([[7] * 64], 8), tried=[first[0]]) != first[0]
+    assert fleet.sent(Request([begins[0]], 8)) == first[0]
+    salted = {fleet.sent(Request([begins[0]], 8, cache_salt=str(k))) for k in range(6)}
+    assert len(salted) > 1, "another salt shares no blocks"
+    assert isinstance(fleet.router._router, PrefixAffinity)
+
+
+def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> None:
+    routers.report_ages_s.clear()
+    fleet = Fleet("least_tokens", "a", "b")
+    a, b = fleet.replicas
+    began = time.time()
+    for each, tokens in ((a, 500), (b, 0)):
+        each.routing_stats = {"at": began - 2, "tokens": tokens}
+    assert fleet.sent(Request([[1] * 100], 300)) == "b"
+    assert fleet.sent(Request([[1] * 10], 200)) == "b", "400 there now"
+    assert fleet.sent(Request([[1] * 10], 10)) == "a", "610 there now"
+    b.routing_stats = {"at": began - 1, "tokens": 0}
+    assert fleet.sent(Request([[1] * 10], 10)) == "a", "a new one, made before all that"
+    b.routing_stats = {"at": time.time(), "tokens": 5}
+    assert fleet.sent(Request([[1] * 10], 10)) == "b"
+    assert {round(age) for age in [*routers.report_ages_s][:2]} == {2}, "for report_age_ms"
+
+
+@pytest.mark.parametrize("name", ON_RAY)
+def test_a_request_goes_to_the_replica_that_it_names_or_to_one_with_room(name: str) -> None:
+    fleet = Fleet(name, "a", "b", "c")
+    request = Request([[1] * 64], 8, user="ann")
+    assert [fleet.sent(request, to) for to in "aabbcc"] == list("aabbcc")
+    homes = {fleet.sent(request) for _ in range(20)}
+    assert len(homes) == 1 or name != "session", "a user stays where the first request went"
+    assert {fleet.sent(request, tried=["a", "b"]) for _ in range(20)} == {"c"}
+    assert {fleet.sent(request, tried=["b"]) for _ in range(20)} <= {"a", "c"}
+    assert fleet.sent(request, tried=["a", "b", "c"]) in "abc"
+
+
+@pytest.mark.parametrize("fault", replicas.FAULTS, ids=lambda fault: fault.name)
+def test_a_promise_is_kept(fault: Fault, fleet: Served) -> None:
+    seen, kept = tools.joined(fault.do(fleet, True))
+    assert kept, seen
+
+
+def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Served) -> None:
+    with stream_at(fleet) as response:
+        fleet.process.send_signal(signal.SIGTERM)
+        assert response.read().endswith(b"data: [DONE]\n\n")
+    assert fleet.process.wait(PATIENCE_S) == 0
+    wait_until(lambda: not remaining_of(fleet.process.pid))

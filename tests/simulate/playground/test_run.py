@@ -1,0 +1,188 @@
+"""The playground's runs, on CPython, beside the simulator's; and what its editor's text does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.traces import load_trace
+from scheduling.policies import MODES, ORDERS, own
+from simulate.playground import run
+from simulate.playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, build, settings
+from simulate.playground.serve import Server
+from simulate.run import SimulatedServer
+from simulate.simulation import parse
+from tests.servers import wait_until
+
+STATE = BURST | {"costs": "demo", "rate": 60.0, "requests": 40}
+VARIANTS = ["static", "windowed", "dynamic --order sjf", "dynamic --kv-reservation demand"]
+
+
+def simulated(command: str, trace: Path) -> list[list[list[float]]]:
+    """Return each variant's answers, by the command that the page shows and its trace."""
+    words = shlex.split(command)[1:]
+    options = parse([str(trace) if word == "trace.jsonl" else word for word in words])
+    servers = [
+        SimulatedServer(name, options.config(name), options.costs, stream=options.stream)
+        for name in options.variants
+    ]
+    answers = [
+        [each.answer for each in server.replay(load_trace(trace)) if each.answer]
+        for server in servers
+    ]
+    return [
+        [[a.id, a.first_token_at, a.last_token_at, a.answered_at] for a in of] for of in answers
+    ]
+
+
+@pytest.fixture(scope="module")
+def of_costs() -> run.Settings:
+    return settings()[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{}, {"costs": ESTIMATES[0], "stream": True, "blocks": 64, "rows": 8, "budget": 32, "seed": 1}],
+)
+def test_a_run_is_that_of_simulate_sh_to_the_picosecond(
+    other: dict[str, Any], of_costs: run.Settings, tmp_path: Path
+) -> None:
+    state = STATE | other | {"variants": VARIANTS}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(run.jsonl(state))
+    results = [run.served(variant, state, of_costs) for variant in VARIANTS]
+    answers = [sorted(result["answers"]) for result in results]
+    assert answers == simulated(run.command(state), trace)
+
+
+@pytest.fixture
+def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder for the editor's text, and the tables of modes and orders as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(own.HANDED_ON, "{}")
+    monkeypatch.setattr(own, "PROBLEMS", {})
+    yield
+    run.learn("")
+
+
+ORDER = """from scheduling.policies.orders import Order
+class Mine(Order):
+    in_order = False
+    def key(self, inference):
+        return {}
+"""
+
+
+def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: run.Settings) -> None:
+    mine = "dynamic --order yours.py:Mine"
+    state = STATE | {"rows": 2}
+    for key, same in (("-inference.num_tokens", False), ("inference.num_tokens", True)):
+        learnt = {"modes": [], "orders": ["yours.py:Mine"], "error": ""}
+        assert run.learn(ORDER.format(key)) == learnt
+        sjf = run.served("dynamic --order sjf", state, of_costs)["answers"]
+        assert (run.served(mine, state, of_costs)["answers"] == sjf) is same
+    run.learn(ORDER.format("1 / 0"))
+    error = run.served(mine, state, of_costs)["error"]
+    assert error.endswith("ZeroDivisionError: division by zero (yours.py, line 5)")
+    assert run.learn("x = 1\nx = = 2")["error"].endswith("(yours.py, line 2)")
+    assert "yours.py:Mine" not in {*MODES, *ORDERS}
+    assert run.served(mine, state, of_costs) == {"error": "there is no yours.py:Mine"}
+
+
+def test_without_npm_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BuildError, match="install Node"):
+        build(tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+# ---- in a real browser: Pyodide in Debian's Chromium, driven by Playwright
+
+PATIENCE_S = 120  # Pyodide loads in seconds, and in a minute beside other tests
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("site")
+    try:
+        assert build(folder) < MOST_BYTES
+    except BuildError as error:
+        pytest.skip(str(error))
+    with Server(folder, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def comes_true(tab: Any, condition: str) -> None:
+    wait_until(lambda: bool(tab.evaluate(condition)), PATIENCE_S, every_s=0.1)
+
+
+DONE = "document.getElementById('state').textContent.includes('simulated in')"
+
+
+@pytest.mark.extra
+@pytest.mark.alone  # a run in it takes a core
+def test_it_shows_what_simulate_does(site: str, opened: Callable[..., Any], tmp_path: Path) -> None:
+    tab = opened(f"{site}#costs=gpt2&rate=5&requests=60&stream=1&v=static&v=dynamic+--order+sjf")
+    comes_true(tab, DONE)
+    comes_true(tab, "document.getElementById('live').className === 'known'")
+    with tab.expect_download() as download:
+        tab.click("#trace")
+    download.value.save_as(trace := tmp_path / "trace.jsonl")
+    found = "playgroundForTests.results.map((result) => result.answers)"
+    answers = tab.evaluate(found)
+    assert len(answers[0]) == 60
+    wanted = simulated(tab.inner_text("#command"), trace)
+    assert [sorted(of_variant) for of_variant in answers] == wanted
+    tab.evaluate("navigator.serviceWorker.ready.then(() => 0)")
+    tab.context.set_offline(True)
+    tab.reload()
+    comes_true(tab, DONE)
+    assert tab.evaluate(found) == answers
+
+
+WATCHED = """addEventListener("DOMContentLoaded", () => {
+  const state = document.getElementById("state"), all = {childList: true};
+  window.said = [];
+  if (state) new MutationObserver(() => said.push(state.textContent)).observe(state, all);
+});"""
+
+
+@pytest.mark.extra
+@pytest.mark.alone  # a run in it takes a core
+def test_while_python_is_loaded_a_percentage_grows(site: str, opened: Callable[..., Any]) -> None:
+    """It said "14 MB" for half a minute."""
+    tab = opened("about:blank")
+    tab.add_init_script(WATCHED)
+    tab.goto(site)
+    comes_true(tab, DONE)
+    *loading, starting, done = dict.fromkeys(tab.evaluate("said"))
+    assert starting == "starting Python …" and "simulated in" in done
+    percents = [int(each) for each in re.findall(r"loading Python: (\d+)% of", " ".join(loading))]
+    assert len(percents) == len(loading) > 3 and percents == sorted(percents) and percents[-1] < 100
+
+
+CODE = """from scheduling.policies.orders import Order%0A
+class Mine(Order):%0A    def key(self, inference):%0A        return 1 / 0%0A""".replace("\n", "")
+
+
+@pytest.mark.extra
+@pytest.mark.alone  # a run in it takes a core
+def test_a_policy_from_a_link_runs_by_a_click_alone(site: str, opened: Callable[..., Any]) -> None:
+    tab = opened(f"{site}#v=dynamic&v=dynamic+--order+yours.py:Mine&code={CODE}")
+    comes_true(tab, DONE)
+    assert tab.is_visible("#foreign") and "Run it" in tab.inner_text("#variants")
+    assert "ZeroDivisionError" not in tab.inner_text("body")
+    tab.click("#run")
+    comes_true(tab, "document.querySelector('#lines .at')?.textContent === '4'")
+    assert "ZeroDivisionError" in tab.inner_text("#wrong")
+    tab.fill("#code", tab.input_value("#code").replace("1 / 0", "inference.id"))
+    comes_true(tab, f"!document.getElementById('wrong').textContent && {DONE}")
+    comes_true(tab, "playgroundForTests.results[1].answers?.length === 300")
