@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 FILES = [
     ROOT / "client" / "requirements.txt",

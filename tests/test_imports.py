@@ -30,7 +30,7 @@ def read_arrows() -> dict[str, set[str]]:
 
 
 ARROWS = read_arrows()
-OUTSIDE = ("tests", "course", ".venv")  # course: a reader's own policies
+OUTSIDE = ("tests", ".venv")
 
 
 def rooms() -> Iterator[tuple[str, list[Path]]]:
@@ -90,15 +90,15 @@ HEAVY = "torch flask gunicorn safetensors app"
 ABSENT = {  # modules, and what they load without
     "scheduling.scheduler, scheduling.policies, simulate.costs": "torch flask pydantic numpy",
     "batching, stats, generate.fake": "torch flask aiohttp matplotlib pydantic numpy",
-    "simulate.playground.run": "client config numpy pydantic rich aiohttp torch",
+    "simulate.playground.run": "client numpy pydantic rich aiohttp torch",
     "client.client, compare.comparison": f"{HEAVY} matplotlib scipy tiktoken "
     "sortedcontainers ray fastapi server.replicas.serve",
-    "simulate.simulation, simulate.run": f"{HEAVY} matplotlib scipy serving batching",
-    "serving": "flask gunicorn",
+    "simulate.simulation, simulate.run": f"{HEAVY} matplotlib scipy server.serving batching",
+    "server.serving": "flask gunicorn",
     "server.replicas.replica, server.replicas.serve": "flask ray torch",
     "server.api.own, server.api.refusals": "flask werkzeug torch",
     "app": "torch aiohttp matplotlib",
-    "launch": "torch aiohttp matplotlib flask app serving numpy",
+    "server.launch": "torch aiohttp matplotlib flask app server.serving numpy",
     "model": "pydantic",
 }
 

@@ -32,7 +32,7 @@ def test_to_end_a_script_ends_what_it_started(words: list[str], tmp_path: Path) 
     (tmp_path / "stays").write_text(STAYS)
     (tmp_path / "stays").chmod(0o700)
     script = tmp_path / words[0]
-    script.parent.mkdir(exist_ok=True)
+    script.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / words[0], script)
     (tmp_path / "setup.sh").write_text('PYTHON="$ROOT/stays"')
     n = 2 if words == ["./test.sh"] else 1  # mypy and pytest

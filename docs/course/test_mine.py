@@ -1,5 +1,5 @@
-"""The exercises of docs/course: each file of docs/course/mine is held to a worked schedule, and then to
-the contract of every policy.
+"""The exercises of the course: each file of mine/ is held to a worked schedule, and then to the
+contract of every policy.
 
     ./test.sh course -k static
 

@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
 CONTEXT, TARGETS = 256, {1: 2e3, 8: 13e3, 32: 40e3, 128: 80e3}
 LEAST, MANY = {1: 1.5e3}, 32
 UNUSED: dict[str, Collection[str]] = {  # settings without effect on commands that begin so
-    f"benchmarks.{part.BENCHMARK.name} ": part.BENCHMARK.unused
+    f"lab.benchmarks.{part.BENCHMARK.name} ": part.BENCHMARK.unused
     for part in (agreement, burst, costs, engine)
 } | {
     "simulate ": {*ENGINE, *NOT_SIMULATED},

@@ -42,7 +42,7 @@ PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The command line of `python -m benchmarks.NAME`, and the writer of its results.
+    """The command line of `python -m lab.benchmarks.NAME`, and the writer of its results.
 
     description: the module's docstring. options: its own flags, each with its default (or its type,
     if it has none) and help. unused: settings of a server without effect here, which are neither
@@ -58,7 +58,7 @@ class Benchmark:
 
     @property
     def program(self) -> list[str]:
-        return ["python", "-m", f"benchmarks.{self.name}"]
+        return ["python", "-m", f"lab.benchmarks.{self.name}"]
 
     def parser(self, most_used: Sequence[str] = ()) -> Parser:
         parser = Parser(description=self.description, usage=argparse.SUPPRESS, most_used=most_used)

@@ -33,7 +33,7 @@ NAMES = (
 
 def load(name: str) -> Study:
     """Return the study of a module's name."""
-    study: Study = importlib.import_module(f"studies.{name}").STUDY
+    study: Study = importlib.import_module(f"lab.studies.{name}").STUDY
     return study
 
 

@@ -70,7 +70,7 @@ def code(study: Study) -> str:
     valid when the simulator changes.
     """
     digest = hashlib.sha256()
-    for name in (f"studies/{study.name}.py", *CODE, *(() if study.servers else ("simulate",))):
+    for name in (f"lab/studies/{study.name}.py", *CODE, *(() if study.servers else ("simulate",))):
         path = ROOT / name
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.suffix in SUFFIXES and file.exists():

@@ -87,7 +87,7 @@ def test_a_page_of_rows_is_made_anew_in_its_run_and_writes_over_no_other_file(
     page = tmp_path / "rows.html"
     for words in (f"{tmp_path}/run", f"{tmp_path}/run --out {page}", f"{tmp_path}/run"):
         output("simulate.saved_page", words)
-    refused("live", f"{tmp_path}/run --out {page}", tmp_path, str(page))
+    refused("simulate.saved_page", f"{tmp_path}/run --out {page}", tmp_path, str(page))
     output("simulate.saved_page", f"{tmp_path}/run --out {page} --overwrite")
 
 

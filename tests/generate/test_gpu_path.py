@@ -121,7 +121,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import triton.language as tl
 from generate.kernels.add_norm import add_norm_kernel
-from kernels import lora, products
+from generate.kernels import lora, products
 from generate.kernels.paged_attention import KEYS, QUERIES, ROUNDS, TILE, WARPS, attention_kernel
 
 LORA = {n: getattr(lora, n) for n in ("TOKENS", "TILE", "RANKS", "INPUTS", "OUTPUTS")}

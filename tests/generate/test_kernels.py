@@ -113,8 +113,8 @@ def test_triton_is_missing_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("program", [
-    "import sys, kernels; sys.path.insert(0, {0!r})",  # torch's, before torch is imported
-    "import ctypes, importlib.util, kernels; importlib.util.find_spec = lambda name: None; "
+    "import sys; sys.path.insert(0, {0!r})",  # torch's, before torch is imported
+    "import ctypes, importlib.util; importlib.util.find_spec = lambda name: None; "
     "ctypes.CDLL({1!r})",  # one that is mapped already
 ])  # fmt: skip
 def test_an_openmp_is_found_in_a_folder_with_a_space(program: str, tmp_path: Path) -> None:
@@ -125,7 +125,8 @@ def test_an_openmp_is_found_in_a_folder_with_a_space(program: str, tmp_path: Pat
     shutil.copy(runtime, copy)
     copy.parents[1].joinpath("__init__.py").write_text("raise AssertionError('imports torch')")
     program = program.format(str(copy.parents[2]), str(copy))
-    printed = run(f"{program}; print(kernels._openmp(), kernels.why_unavailable(), *mapped())")
+    shown = "print(kernels._openmp(), kernels.why_unavailable(), *mapped())"
+    printed = run(f"from generate import kernels; {program}; {shown}")
     assert printed == f"{[str(copy)]} None {copy}"
 
 

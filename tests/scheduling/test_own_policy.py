@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine
 KINDS: dict[str, type[Any]] = {}
 for file in sorted((ROOT / "lab" / "proposals").glob("*.py")):
     name = file.stem.title().replace("_", "")
-    KINDS[file.stem] = getattr(importlib.import_module(f"proposals.{file.stem}"), name)
+    KINDS[file.stem] = getattr(importlib.import_module(f"lab.proposals.{file.stem}"), name)
 EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 

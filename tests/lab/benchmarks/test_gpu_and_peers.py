@@ -144,7 +144,7 @@ def test_a_part_that_fails_is_told_from_one_that_ran(tmp_path: Path) -> None:
 def test_an_environment_is_made_of_what_is_there(tmp_path: Path) -> None:
     """Without a network, and of an environment's packages; setup.sh finds nothing to do."""
     for name in ("lab/benchmarks/carry_wheels.sh", "setup.sh", "client/requirements.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for path in ROOT.glob("requirements*.txt"):
         shutil.copy(path, tmp_path)

@@ -205,7 +205,7 @@ def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
     port = free_port()
     change = "; ".join(f"worker.{name} = {value}" for name, value in constants.items())
     run = (
-        f"from front_door import worker; {change}; from gunicorn.app import wsgiapp; wsgiapp.run()"
+        f"from server.http import worker; {change}; from gunicorn.app import wsgiapp; wsgiapp.run()"
     )
     config = build("dynamic", {"model": "fake", "port": port}, {})
     given = f"{HANDOFF}={config.model_dump_json()}", sys.executable, "-c", run

@@ -146,7 +146,8 @@ def test_a_server_that_wants_no_requests_is_not_healthy(client_of: ClientOf) -> 
 
 
 FIND_CACHES = """
-import kernels, tiktoken.load, huggingface_hub.constants
+from generate import kernels
+import tiktoken.load, huggingface_hub.constants
 print(huggingface_hub.constants.HF_HUB_CACHE)
 tiktoken.load.read_file = lambda name: b"of the network"
 tiktoken.load.read_file_cached("https://example.com/vocabulary")
