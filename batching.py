@@ -17,9 +17,9 @@ from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
 from scheduling.inference import Generator, Inference, Iteration, State
 from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
-from scheduling.policies.own import described
 from scheduling.records import IterationRecord, Observer, Snapshot
 from scheduling.scheduler import Scheduler
+from scheduling.user_policies import described
 
 # failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an
 # illegal access
@@ -42,7 +42,8 @@ class BatchingManager:
     that hangs keeps the lock; `deciding.hangs_because` reports it without.
     """
 
-    _launched: Sequence[object] = ()  # iterations that are computed meanwhile (server/ahead.py)
+    # iterations that are computed meanwhile (server/asynchronous.py)
+    _launched: Sequence[object] = ()
 
     def __init__(
         self,

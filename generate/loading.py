@@ -11,7 +11,7 @@ import torch
 
 from config import Config
 from generate import FEW, OutOfMemory, memory_for
-from generate.ahead import LaunchingGenerator, SampledIds
+from generate.asynchronous import LaunchingGenerator, SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scheduling.policies.own import SOURCES, described, file_of, reason
+from scheduling.user_policies import SOURCES, described, file_of, reason
 
 if TYPE_CHECKING:
     from scheduling.scheduler import Scheduler
@@ -18,8 +18,8 @@ class Deciding:
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]):
         kinds = type(scheduler.policy), type(scheduler.order)
-        self._own = [kind for kind in kinds if kind in SOURCES]  # classes of a user's own
-        self._names = " with ".join(SOURCES[kind].word for kind in self._own) or kinds[0].__name__
+        self._users = [kind for kind in kinds if kind in SOURCES]  # classes of users' files
+        self._names = " with ".join(SOURCES[kind].word for kind in self._users) or kinds[0].__name__
         self._clock = clock
         self._since: float | None = None
 
@@ -37,8 +37,8 @@ class Deciding:
         return f"a plan of {self._names} has been running for more than {LONGEST_S:.0f} s"
 
     def in_words(self, error: BaseException, deciding: bool) -> str:
-        """Return what went wrong, with the line of a user's own file that it passed. deciding: the
+        """Return what went wrong, with the line of a user's file that it passed. deciding: the
         policy or the order failed, and not the engine.
         """
-        why = reason(error, *self._own) if deciding else None
-        return why or described(error, *map(file_of, self._own))
+        why = reason(error, *self._users) if deciding else None
+        return why or described(error, *map(file_of, self._users))

@@ -1,7 +1,7 @@
 """Features attached to a scheduler from outside, since the four modes do not need them.
 
-Others are `pauses.PausedRows`, `ledger.Ledger`, `past.Past`, and `UserLimits` and `QueuePolicies`
-of admission.
+Others are `pauses.PausedRows`, `ledger.Ledger`, `history.History`, and `UserLimits` and
+`QueuePolicies` of admission.
 """
 
 from __future__ import annotations

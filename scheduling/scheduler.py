@@ -14,21 +14,21 @@ from scheduling.admission import QueuePolicies, UserLimits, never_fitting, refus
 from scheduling.drafts import kept
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
 from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
+from scheduling.history import History
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import Reservations, rows_of
 from scheduling.ledger import Ledger
 from scheduling.padding import padding
-from scheduling.past import Past
 from scheduling.pauses import PausedRows
 from scheduling.policies import Fcfs, Limits, Order, Plan, Policy, View
 from scheduling.policies.lengths import predictor
-from scheduling.policies.own import check_plan
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
 from scheduling.shedding import Shedding, SloClasses
 from scheduling.speculation import Speculation
 from scheduling.unchanged import plans_repeat, same_rows
+from scheduling.user_policies import check_plan
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
 
@@ -79,7 +79,7 @@ class Scheduler:
 
         self.pauses = PausedRows(order, self.queue)
         self.ledger = Ledger(order.weights) if order.by_user else None
-        self.past = Past() if policy.reads_past or shed else None
+        self.history = History() if policy.reads_history or shed else None
         self.speculation = Speculation(speculate) if speculate else None
         self.plans_repeat = plans_repeat(policy, order, self.speculation)
         ordering = ResponseOrder()
@@ -91,8 +91,8 @@ class Scheduler:
             user_limits if user_limits and user_limits.are_set else None,
             LengthPrediction(predictor(length_predictor), policy.n_bins),
             self.ledger,
-            self.past,
-            Shedding(self, self.past) if shed and self.past else None,
+            self.history,
+            Shedding(self, self.history) if shed and self.history else None,
             ordering if preserve_ordering else None,
             self.pauses,
             self.speculation,
@@ -182,7 +182,7 @@ class Scheduler:
             paused=self.pauses.paused.values(),
             processed=self.processed,
             ledger=self.ledger,
-            past=self.past,
+            history=self.history,
             speculation=self.speculation,
             adapters=self.adapters,
             find=self.pool.finder(),

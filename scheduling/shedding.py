@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from scheduling.admission import has_begun
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, Group
+from scheduling.history import History
 from scheduling.inference import Inference
-from scheduling.past import Past
 from scheduling.policies.deadlines import read_slo_classes
 from scheduling.queue import Timers
 
@@ -57,14 +57,14 @@ class Shedding(Extension):
     Without that end late requests would be the earliest due, and make others late.
     """
 
-    def __init__(self, scheduler: Scheduler, past: Past):
-        self._scheduler, self._past = scheduler, past
+    def __init__(self, scheduler: Scheduler, history: History):
+        self._scheduler, self._history = scheduler, history
         self._timeouts: Timers[Group] = Timers(has_begun)
 
     def check(self, group: Group, now: float) -> None:
         """Raise Overloaded for a request whose first token would come after its limit."""
         limit_ms = group[0].slo_ttft_ms
-        if limit_ms is None or not self._past.is_known:
+        if limit_ms is None or not self._history.is_known:
             return
         for member in group:
             member.arrived_at = now
@@ -114,7 +114,7 @@ class Shedding(Extension):
                 joins = max(joins, heappop(ends))
             heappush(ends, joins + turns * _iterations_left(inference))
             prompt_tokens += inference.uncomputed
-            wait_s = self._past.seconds(joins + 1, decode_rows, prompt_tokens)
+            wait_s = self._history.seconds(joins + 1, decode_rows, prompt_tokens)
             if wait_s > enough_s:
                 break
         return wait_s

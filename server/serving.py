@@ -26,12 +26,12 @@ from scheduling.errors import InvalidRequest
 from scheduling.inference import Generator, Inference
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Scores
-from server.ahead import AheadManager
 from server.api.events import Events, Part
 from server.api.logprobs import Logprobs
 from server.api.models import Models
 from server.api.replies import REPLIES
 from server.api.request import Request
+from server.asynchronous import AsynchronousManager
 from server.observers.line_writer import LineWriter
 from server.observers.metrics import Metrics
 from server.observers.recording import END, Entry, gap, line_of, record
@@ -79,7 +79,7 @@ class Server:
             self.generator = load(config, path, n_vocab)
             return self.generator
 
-        manager = AheadManager if config.ahead else BatchingManager
+        manager = AsynchronousManager if config.ahead else BatchingManager
         self.manager = manager(
             self.scheduler, loaded, loop_interval_s=config.loop_interval_ms / 1e3
         )

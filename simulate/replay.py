@@ -15,9 +15,9 @@ from typing import Any
 from config import Config
 from config.left import used
 from config.reading import parse
+from scheduling import user_policies
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
 from scheduling.inference import Inference, Iteration
-from scheduling.policies import own
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -152,7 +152,7 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
         )
     try:
         settings = entry["settings"]
-        if absent := own.absent(str(settings.get(key)) for key in ("mode", "order")):
+        if absent := user_policies.absent(str(settings.get(key)) for key in ("mode", "order")):
             raise ReplayError(f"{absent}.")
         if sentence := used(settings):
             raise ReplayError(f"{sentence}.")

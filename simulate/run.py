@@ -27,11 +27,11 @@ from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, ORDERS
-from scheduling.policies.own import reason
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from scheduling.user_policies import reason
 from server.observers.server_stats import ServerStats
 from simulate.apart import fleet_of
 from simulate.costs import Costs

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from config.shapes import Shape
-from generate.ahead import SampledIds
+from generate.asynchronous import SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model

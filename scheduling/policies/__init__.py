@@ -7,12 +7,9 @@ documentation, the colours of figures and the contract tests derive from the two
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from scheduling.policies import own
 from scheduling.policies.base import Limits, Plan, Policy, View, setting
 from scheduling.policies.deadlines import Edf
 from scheduling.policies.demand import VICTIMS
@@ -73,7 +70,6 @@ ORDERS: dict[str, type[Order]] = {
     "mlfq": Mlfq,
     "edf": Edf,
 }
-own.load(own.words(sys.argv[1:], os.environ), MODES, ORDERS)
 Choice = TypeVar("Choice", Policy, Order)
 
 

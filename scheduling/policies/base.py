@@ -16,9 +16,9 @@ from scheduling.prefix_cache import Account, Find, PrefixCache
 
 if TYPE_CHECKING:
     from scheduling.adapters import Adapters
+    from scheduling.history import History
     from scheduling.inference import Inference
     from scheduling.ledger import Ledger
-    from scheduling.past import Past
     from scheduling.policies.orders import Order
     from scheduling.queue import Queue
     from scheduling.speculation import Speculation
@@ -52,7 +52,7 @@ class View(NamedTuple):
     paused: Collection[Inference] = ()  # running ones that are, in the order
     processed: int = 0  # prompt and completion tokens since the start
     ledger: Ledger | None = None  # service of each user, for orders by user
-    past: Past | None = None  # earlier iterations, for policies that depend on them
+    history: History | None = None  # earlier iterations, for policies that depend on them
     speculation: Speculation | None = None  # adds draft tokens to rows of the plan
     adapters: Adapters | None = None  # which have the slots of the engine
 
@@ -135,8 +135,8 @@ class Policy:
         return False
 
     @property
-    def reads_past(self) -> bool:
-        """True if plans depend on the view's `past`."""
+    def reads_history(self) -> bool:
+        """True if plans depend on the view's `history`."""
         return False
 
     def plan(self, view: View) -> Plan:

@@ -21,13 +21,13 @@ from batching import FAILURES, BatchingManager
 from client.calls import ServerError, post
 from config import BOOT_ERROR
 from generate.fake import FakeGenerator
+from scheduling import user_policies
 from scheduling.deciding import LONGEST_S
 from scheduling.errors import EngineFailed, GenerationFailed, ServingError
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
-from scheduling.policies import own as own_files
 from scheduling.records import IterationRecord
-from server.ahead import AheadManager
+from server.asynchronous import AsynchronousManager
 from tests.counts import examples
 from tests.servers import PATIENCE_S, Spelling, started
 from tests.virtual import Ask, make_scheduler, run
@@ -107,24 +107,23 @@ class ListKey(Order):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def users(tmp_path: Path) -> Iterator[Any]:
     """Return what makes a policy, or an order, of FAULTS by its name, as the server does."""
-    monkeypatch.setenv(own_files.HANDED_ON, "{}")
     path = tmp_path / "faults.py"
     path.write_text(FAULTS)
-    known = set(own_files.SOURCES)
+    known = set(user_policies.SOURCES)
 
     def make(name: str) -> tuple[Policy, Order]:
         modes: dict[str, Any] = {}
         orders: dict[str, Any] = {}
-        own_files.load([f"{path}:{name}"], modes, orders)
+        user_policies.load([f"{path}:{name}"], {}, modes, orders)
         for kind in modes.values():
             return kind(), Fcfs()
         return Dynamic(), next(iter(orders.values()))()
 
     yield make
-    for kind in own_files.SOURCES.keys() - known:
-        del own_files.SOURCES[kind]
+    for kind in user_policies.SOURCES.keys() - known:
+        del user_policies.SOURCES[kind]
 
 
 def asked(manager: BatchingManager, n: int = 1) -> list[ServingError | None]:
@@ -158,12 +157,12 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-@pytest.mark.parametrize("kind", [BatchingManager, AheadManager])
+@pytest.mark.parametrize("kind", [BatchingManager, AsynchronousManager])
 def test_its_requests_get_the_sentence_and_after_three_failures_the_server_ends(
-    kind: type[BatchingManager], name: str, own: Any
+    kind: type[BatchingManager], name: str, users: Any
 ) -> None:
     """The server went on with `dynamic` before, and one that planned nothing waited for ever."""
-    sentence, (policy, order) = SENTENCES[name], own(name)
+    sentence, (policy, order) = SENTENCES[name], users(name)
     manager = kind(make_scheduler(policy, order=order), FakeGenerator)
     ended = threading.Event()
     manager.on_failure(lambda error: ended.set())
@@ -181,12 +180,12 @@ def test_its_requests_get_the_sentence_and_after_three_failures_the_server_ends(
 
 
 def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_computes(
-    own: Any,
+    users: Any,
 ) -> None:
     """One iteration ahead, the end was forgotten when the iteration before succeeded."""
-    policy, order = own("NoKey")
+    policy, order = users("NoKey")
     gate, states, ended = Spelling([1], gated=True), list[State](), threading.Event()
-    manager = AheadManager(make_scheduler(policy, order=order), lambda: gate)
+    manager = AsynchronousManager(make_scheduler(policy, order=order), lambda: gate)
     manager.on_failure(lambda error: ended.set())
 
     class Notes:
@@ -208,12 +207,12 @@ def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_com
 
 
 @pytest.mark.parametrize("name", ["Nothing", "WakesAtOnce", "Alternates"])
-def test_virtual_time_finds_the_same(name: str, own: Any) -> None:
+def test_virtual_time_finds_the_same(name: str, users: Any) -> None:
     with pytest.raises(RuntimeError, match="the plan computes none of them and has no wake_at"):
-        run(own(name)[0], [Ask(0.0), Ask(9.0)])
+        run(users(name)[0], [Ask(0.0), Ask(9.0)])
 
 
-# methods of policies and orders that one's own may have, as each is called
+# methods of policies and orders that a user's may have, as each is called
 CALLS = ["plan", "check", "arrive", "key", "rank", "computed", "promote", "ordered", "is_overdue"]
 
 
@@ -246,7 +245,7 @@ def failing(draw: st.DrawFn) -> tuple[Policy, Order, Counter[str]]:
 
 
 GROUPS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=12)
-KINDS = st.sampled_from([BatchingManager, AheadManager])
+KINDS = st.sampled_from([BatchingManager, AsynchronousManager])
 
 
 @examples(600)

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.adapters import Adapters, Rule
+from scheduling.history import Line
 from scheduling.inference import Inference, Iteration, State
-from scheduling.past import Line
 from scheduling.policies import (
     Dynamic,
     Fcfs,

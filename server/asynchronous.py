@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from batching import BatchingManager
-from scheduling.ahead import (
+from scheduling.asynchronous import (
     Unknown,
     as_computed,
     fill,
@@ -31,9 +31,9 @@ from scheduling.errors import (
     ServingError,
 )
 from scheduling.inference import Generator, Inference, Iteration, State
-from scheduling.policies.own import described
 from scheduling.records import IterationRecord
 from scheduling.scheduler import EXITS
+from scheduling.user_policies import described
 
 
 class Launched(NamedTuple):
@@ -53,7 +53,7 @@ class _Nothing(Exception):
     """Nothing can be launched beside the iteration that is computed."""
 
 
-class AheadManager(BatchingManager):
+class AsynchronousManager(BatchingManager):
     """A manager that plans an iteration before it knows the ids of the one before.
 
     Texts are those of a `BatchingManager`. A request that arrives while an iteration is computed

@@ -124,9 +124,9 @@ def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine
 # ---- the proposals of proposals/: the contract of policies, and an example that shows each rule
 
 KINDS: dict[str, type[Any]] = {}
-for file in sorted((ROOT / "lab" / "proposals").glob("*.py")):
+for file in sorted((ROOT / "lab" / "proposals").glob("[a-z]*.py")):
     name = file.stem.title().replace("_", "")
-    KINDS[file.stem] = getattr(importlib.import_module(f"proposals.{file.stem}"), name)
+    KINDS[file.stem] = getattr(importlib.import_module(f"lab.proposals.{file.stem}"), name)
 EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 

@@ -1,4 +1,4 @@
-"""Past iterations, for policies that depend on them: how many had no prompt, and how long they
+"""History iterations, for policies that depend on them: how many had no prompt, and how long they
 took.
 """
 
@@ -40,7 +40,7 @@ class Line:
         return max(0.0, self._xy / self._xx) if self._xx else 0.0
 
 
-class Past(Extension):
+class History(Extension):
     """Record of iterations. An iteration with decode rows takes the time from the one before it, so
     that the gap between them is counted: it is a part of the time between two tokens.
 
