@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from scheduling.deciding import Deciding
-from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
-from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.inference import Drafter, Generator, Inference, Iteration, State
 from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
 from scheduling.records import IterationRecord, Observer, Snapshot
 from scheduling.scheduler import Scheduler

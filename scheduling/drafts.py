@@ -7,10 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
 
 
 @dataclass(slots=True)
@@ -21,14 +17,6 @@ class Drafts:
     blocks: int = 0  # KV blocks that it would have without those that are verified now
     verified: int = 0  # draft tokens so far
     accepted: int = 0  # of these
-
-
-class Drafter(Protocol):
-    """Proposes draft tokens. It decides on speed alone: texts are the same with any."""
-
-    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
-        """Return at most so many ids of next tokens for each inference, all of which decode."""
-        ...
 
 
 def read_draft(text: str) -> tuple[str, str]:

@@ -11,14 +11,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from scheduling.drafts import Drafter, Drafts
+from scheduling.drafts import Drafts
 from scheduling.errors import ServingError
 from scheduling.sampling import Sampling, Scores
-
-if TYPE_CHECKING:
-    import threading
 
 
 class State(enum.Enum):
@@ -119,7 +116,7 @@ class Inference:
     error: ServingError | None = None
     decodes: bool = False  # only its last token is uncomputed
     is_over: bool = False  # nothing is left to compute; if it still has a row, that is idle
-    done: threading.Event = field(init=False, repr=False)  # set when it is answered
+    done: Any = field(init=False, repr=False)  # the manager's event, set when it is answered
 
     @property
     def total_tokens(self) -> int:
@@ -227,6 +224,14 @@ class Iteration(NamedTuple):
     padding: int = 0  # tokens computed for no request, each like a row (scheduling/padding.py)
     preempted: int = 0  # inferences that gave their KV blocks up before it
     loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens. It decides on speed alone: texts are the same with any."""
+
+    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
+        """Return at most so many ids of next tokens for each inference, all of which decode."""
+        ...
 
 
 class Generator(Protocol):

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from scheduling.drafts import Drafter
 from scheduling.extensions import Extension
-from scheduling.inference import Inference, Row
+from scheduling.inference import Drafter, Inference, Row
 from scheduling.memory import BlockPool
 from scheduling.prefix_cache import Account
 

@@ -17,8 +17,7 @@ from generate.draft_model import DraftModel
 from generate.lora import random_adapter
 from model import GPT2
 from scheduling.adapters import Adapters, Rule
-from scheduling.drafts import Drafter
-from scheduling.inference import Inference
+from scheduling.inference import Drafter, Inference
 from scheduling.policies import (
     VICTIMS,
     Dynamic,
