@@ -14,8 +14,7 @@ from itertools import groupby
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.extensions import Extension, Group
 from scheduling.inference import Inference
-from scheduling.policies.base import Limits, Policy
-from scheduling.policies.orders import Order
+from scheduling.policies.base import Limits, Order, Policy
 from scheduling.policies.priority import QueuePolicy
 from scheduling.queue import Timers, WaitingQueue
 
@@ -61,10 +60,13 @@ def never_fitting(
 class QueuePolicies(Extension):
     """Limits of each level's queue: requests, and the time of each (Triton's queue policies)."""
 
-    def __init__(self, policies: Mapping[int, QueuePolicy], queue: WaitingQueue, order: Order):
-        self._policies, self._queue, self._order = policies, queue, order
+    def __init__(self, order: Order):
+        self._order, self._policies = order, order.queue_policies
         self._sizes: Counter[int] = Counter()  # waiting inferences by level
         self._timeouts: Timers[Group] = Timers(has_begun)
+
+    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
+        self._queue = queue
 
     def check(self, group: Group, now: float) -> None:
         """Raise InvalidRequest for a timeout that the level does not allow, and Overloaded if its
@@ -152,10 +154,6 @@ class UserLimits(Extension):
         self._tokens = tokens
         self._windows: dict[str | None, _Window] = {}
         self._most_windows = IDLE_USERS
-
-    @property
-    def are_set(self) -> bool:
-        return not (self._requests is None and self._tokens is None)
 
     def check(self, group: Group, now: float) -> None:
         """Count a request. Raises RateLimited, and InvalidRequest for one that is beyond a whole

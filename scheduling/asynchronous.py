@@ -126,7 +126,7 @@ def stop(scheduler: Scheduler, inferences: Iterable[Inference], now: float) -> l
     over = []
     for inference in inferences:
         if inference.state is State.WAITING:  # preempted, in vain
-            scheduler.queue.remove(inference)
+            scheduler.stop_waiting(inference)
             scheduler.running[inference.id], inference.state = inference, State.RUNNING
         elif inference.id not in scheduler.running or inference.state is not State.RUNNING:
             continue

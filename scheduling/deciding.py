@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from scheduling.scheduler import Scheduler
 from scheduling.user_policies import SOURCES, described, file_of, reason
-
-if TYPE_CHECKING:
-    from scheduling.scheduler import Scheduler
 
 LONGEST_S = 60.0  # after which a plan is taken to go on for ever
 

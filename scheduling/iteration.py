@@ -39,8 +39,10 @@ def rows_of(
     n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(reserved)
     if n_rows > limits.max_batch_size:
         raise impossible(f"{n_rows} rows are more than max_batch_size {limits.max_batch_size}")
-    if view.adapters is not None and (excess := view.adapters.excess(plan, view)):
-        raise impossible(excess)
+    if view.adapters is not None and reserved:
+        left = [inference for inference in view.running if inference.id not in preempted]
+        if excess := view.adapters.excess([*left, *(inference for inference, _ in plan.admit)]):
+            raise impossible(excess)
     computed = {inference.id for inference, _ in plan.run}
     if computed & preempted or not computed - reserved.keys() <= running:
         raise impossible("only a running inference can be computed")

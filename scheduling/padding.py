@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduling.inference import Row
+from scheduling.policies.base import Limits
 
 
-def padding(rows: Sequence[Row], decoder_batch_sizes: Sequence[int], padded: str = "") -> int:
-    """Return how many padding rows fill an iteration of decode rows up to the smallest size, of
-    ascending ones, that holds it. padded: see `rectangles`; then, how many tokens fill them up.
+def padding(rows: Sequence[Row], limits: Limits) -> int:
+    """Return how many tokens fill the rectangles of an iteration up, or how many padding rows an
+    iteration of decode rows up to the smallest size that holds it.
     """
-    if padded:
+    n, sizes = len(rows), limits.decoder_batch_sizes
+    if limits.padded:
         return sum(
             max(rows[i].n_tokens for i in rectangle) - rows[i].n_tokens
-            for rectangle in rectangles(rows, padded)
+            for rectangle in rectangles(rows, limits.padded)
             for i in rectangle
         )
-    n = len(rows)
-    if n and decoder_batch_sizes and all(row.decodes for row in rows):
-        return next((size for size in decoder_batch_sizes if size >= n), n) - n
+    if n and sizes and all(row.decodes for row in rows):
+        return next((size for size in sizes if size >= n), n) - n
     return 0
 
 

@@ -5,12 +5,8 @@ Functions of a scheduler.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from scheduling.inference import Inference, Iteration
-
-if TYPE_CHECKING:
-    from scheduling.scheduler import Scheduler
+from scheduling.scheduler import Scheduler
 
 
 def next_iteration(scheduler: Scheduler, now: float) -> tuple[Iteration, float | None]:

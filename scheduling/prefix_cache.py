@@ -60,6 +60,11 @@ class PrefixCache(BlockPool):
         self._keys: dict[int, bytes] = {}  # by block
         self._unused: OrderedDict[int, None] = OrderedDict()  # free ones with a key, oldest first
 
+    def limit(self, n_blocks: int) -> None:
+        """Have so many blocks from now on; none may be in use yet."""
+        self.n_blocks = self.free_blocks = n_blocks
+        self.references, self._ranges = [0] * n_blocks, [(0, n_blocks)]
+
     def allocate(self, n: int) -> list[int]:
         short = n - (self.free_blocks - len(self._unused))
         if short > 0 and n <= self.free_blocks:

@@ -6,21 +6,19 @@ of its plan).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from scheduling.admission import has_begun
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, Group
 from scheduling.history import History
 from scheduling.inference import Inference
+from scheduling.policies.base import Limits, Order
 from scheduling.policies.deadlines import read_slo_classes
-from scheduling.queue import Timers
-
-if TYPE_CHECKING:
-    from scheduling.scheduler import Scheduler
+from scheduling.prefix_cache import PrefixCache
+from scheduling.queue import Timers, WaitingQueue
 
 
 class SloClasses(Extension):
@@ -57,9 +55,12 @@ class Shedding(Extension):
     Without that end late requests would be the earliest due, and make others late.
     """
 
-    def __init__(self, scheduler: Scheduler, history: History):
-        self._scheduler, self._history = scheduler, history
+    def __init__(self, order: Order, limits: Limits, pool: PrefixCache, history: History):
+        self._order, self._limits, self._pool, self._history = order, limits, pool, history
         self._timeouts: Timers[Group] = Timers(has_begun)
+
+    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
+        self._queue, self._running = queue, running
 
     def check(self, group: Group, now: float) -> None:
         """Raise Overloaded for a request whose first token would come after its limit."""
@@ -95,15 +96,13 @@ class Shedding(Extension):
         A request joins at once where a row and KV blocks for its whole life are free, else in place
         of the next one that ends. Paused rows and others take turns.
         """
-        limits, running = self._scheduler.limits, self._scheduler.running.values()
+        limits, running = self._limits, self._running.values()
         decode_rows = min(limits.max_batch_size, len(running))
         turns = max(1.0, len(running) / limits.max_batch_size)
         ends = [turns * _iterations_left(each) for each in running]
         heapify(ends)
-        rows = (
-            math.inf if self._scheduler.order.preemptive else limits.max_batch_size - len(running)
-        )
-        blocks = self._scheduler.pool.free_blocks
+        rows = math.inf if self._order.preemptive else limits.max_batch_size - len(running)
+        blocks = self._pool.free_blocks
         joins, prompt_tokens, wait_s = 0.0, 0, 0.0  # joins: after so many iterations
         for inference in chain(self._before(newcomer), [newcomer]):
             needed = limits.blocks(inference.total_tokens)
@@ -121,8 +120,8 @@ class Shedding(Extension):
 
     def _before(self, newcomer: Inference) -> Iterator[Inference]:
         """Return the waiting requests that go before one that arrives now."""
-        [queue], order = self._scheduler.queue.queues, self._scheduler.order
-        last = (*order.turn(newcomer)[:-1], math.inf)
+        [queue] = self._queue.queues
+        last = (*self._order.turn(newcomer)[:-1], math.inf)
         return (queue.by_key[key] for key in queue.by_key.irange(maximum=last))
 
 

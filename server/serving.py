@@ -72,7 +72,7 @@ class Server:
         )
         self.models = Models(config)
         if config.lora_slots:
-            self.scheduler.extensions.append(self.models)
+            self.scheduler.attach(self.models)
         self.generator: Generator | None = None  # once it is loaded
 
         def loaded() -> Generator:

@@ -32,7 +32,7 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
         live += 1
         if not samples or inference.stop is not None:
             return 1
-        if not inference.decodes and scheduler.decoder_batch_sizes:  # the next may be padded
+        if not inference.decodes and scheduler.limits.decoder_batch_sizes:  # the next may be padded
             return 1
         if (remaining := inference.num_tokens - len(inference.tokens)) < most:
             most = remaining

@@ -8,10 +8,11 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
+from scheduling.building import features
 from scheduling.inference import Inference, Iteration, Row
-from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
+from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy
 from scheduling.policies.deadlines import Slo
-from scheduling.prefix_cache import block_keys
+from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import drive
@@ -148,11 +149,17 @@ class Run:
         return [[row.n_tokens for row in iteration.rows] for _, iteration in self.iterations]
 
 
-def make_scheduler(policy: Policy, **limits: Any) -> Scheduler:
-    """Of two rows, a budget of 100 tokens and 100 blocks of 4, unless `limits` say otherwise."""
-    defaults = {"max_batch_size": 2, "token_budget": 100, "block_size": 4}
-    theirs = Limits(**{name: limits.pop(name, value) for name, value in defaults.items()})
-    return Scheduler(policy, limits=theirs, **({"n_blocks": 100, "max_in_flight": 1000} | limits))
+def make_scheduler(policy: Policy, **settings: Any) -> Scheduler:
+    """Of two rows, a budget of 100 tokens and 100 blocks of 4, unless `settings` say otherwise: an
+    order, n_blocks, and what `Limits` and `features` take.
+    """
+    defaults = {"max_batch_size": 2, "token_budget": 100, "block_size": 4, "max_in_flight": 1000}
+    order, n_blocks = settings.pop("order", Fcfs()), settings.pop("n_blocks", 100)
+    theirs = {f.name: settings.pop(f.name) for f in fields(Limits) if f.name in settings}
+    limits = Limits(**defaults | theirs)
+    pool = PrefixCache(n_blocks, limits.block_size)
+    attached = features(policy, order, limits, pool, **settings)
+    return Scheduler(policy, order, limits, pool, attached)
 
 
 def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Inference]]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from scheduling.policies.base import Limits, Plan, Policy, View, setting
+from scheduling.policies.base import Limits, Order, Plan, Policy, View, setting
 from scheduling.policies.deadlines import Edf
 from scheduling.policies.demand import VICTIMS
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.fair import Fair
 from scheduling.policies.multibin import MultiBin
 from scheduling.policies.nobatch import NoBatching
-from scheduling.policies.orders import Fcfs, Hrrn, Order, Prefix, Sjf
+from scheduling.policies.orders import Fcfs, Hrrn, Prefix, Sjf
 from scheduling.policies.planner import Victim
 from scheduling.policies.preemptive import Mlfq, Srpt
 from scheduling.policies.priority import Priority

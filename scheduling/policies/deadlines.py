@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from scheduling.policies.orders import Order
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
+from scheduling.inference import Inference
+from scheduling.policies.base import Order
 
 EXAMPLE = "interactive=ttft:200,tpot:50 batch=ttft:10000"
 

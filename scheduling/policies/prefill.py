@@ -10,10 +10,9 @@ adaptive   both, with as many prompt tokens as keep the time between two tokens 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from scheduling.policies.base import View
+from scheduling.policies.base import View
 
 
 class Share(NamedTuple):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from scheduling.inference import Inference
 from scheduling.policies.base import Plan, Policy, View, setting, share_budget, start, whole_groups
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
-    from scheduling.queue import Queue
+from scheduling.queue import Queue
 
 
 @dataclass(frozen=True)

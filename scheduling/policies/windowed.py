@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from scheduling.inference import Inference
 from scheduling.policies.base import Plan, View, setting
 from scheduling.policies.static import Static
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
 
 
 @dataclass(frozen=True)

@@ -332,7 +332,7 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         captures[2].replayed.clear()
         asked = requests()
         generator.drafter = Guesses(asked, expected)
-        served = serve(policy, generator, asked, **limits, decoder_batch_sizes=[3, 1])
+        served = serve(policy, generator, asked, **limits, decoder_batch_sizes=[1, 3])
         assert served == expected
         decodes = {1, 3, 7} if limits["speculate"] == 0 else {3, 7}
         assert {*captures[2].replayed} == decodes, "decodes of two sizes, and some with a prompt"

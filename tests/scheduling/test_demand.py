@@ -8,11 +8,10 @@ from typing import Any, Literal, get_args
 import pytest
 
 from scheduling.errors import Cancelled
-from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference, Iteration, State
-from scheduling.pauses import PausedRows
+from scheduling.pauses import PromotedRows
 from scheduling.policies import Dynamic, Fcfs, Limits, Mlfq, Order, Plan, Srpt, Victim, View
-from scheduling.policies.lengths import Predictor
+from scheduling.policies.lengths import LengthPrediction, Predictor
 from scheduling.policies.preemptive import Level
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue, WaitingQueue
@@ -227,8 +226,9 @@ def test_by_turns_none_joins_without_budget() -> None:
 
 def test_a_preempted_request_returns_to_the_first_level_after_its_longest_wait() -> None:
     order = Mlfq(max_wait_s=5.0)
-    queue = WaitingQueue(order, 1, [])
-    pauses, late = PausedRows(order, queue), inference(0, 2)
+    queue = WaitingQueue(order.place, 1, by_user=False)
+    pauses, late = PromotedRows(order, 5.0), inference(0, 2)
+    pauses.attach(queue, {})
     late.standing.state, late.interruptions.preempted_at = Level(2, since=0.0), 1.0
     queue.put(late)
     pauses.wait(late, 1.0)

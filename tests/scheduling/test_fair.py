@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration
-from scheduling.ledger import MANY, Ledger
+from scheduling.ledger import COMPLETION, MANY, PROMPT, Ledger
 from scheduling.policies import VICTIMS, Dynamic, Fair, Policy, Static
-from scheduling.policies.fair import COMPLETION, PROMPT
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
 from tests.virtual import Ask, make_scheduler, run

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.workloads import Workload
-from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference
 from scheduling.ledger import Ledger
 from scheduling.policies import (
@@ -32,7 +31,7 @@ from scheduling.policies import (
     View,
     Windowed,
 )
-from scheduling.policies.lengths import Bins, Predictor, predictor
+from scheduling.policies.lengths import Bins, LengthPrediction, Predictor, predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue
 from scheduling.sampling import Sampling

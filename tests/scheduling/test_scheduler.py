@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
+from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row, State, TokenEvent
 from scheduling.memory import BlockPool
-from scheduling.policies import Dynamic, Plan, Policy, Static, View, Windowed
+from scheduling.policies import Dynamic, Fair, Plan, Policy, Static, View, Windowed
+from scheduling.scheduler import HOOKS
 from tests.virtual import make_scheduler, step
 
 
@@ -36,7 +41,7 @@ def test_what_can_never_fit_is_refused_at_the_door() -> None:
 
 
 def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> None:
-    limits = {"max_batch_size": 8, "decoder_batch_sizes": [8, 4, 1], "token_budget": 3}
+    limits = {"max_batch_size": 8, "decoder_batch_sizes": [1, 4, 8], "token_budget": 3}
     scheduler, padded = make_scheduler(Dynamic(), **limits), []
     # RBLN's example: three requests run on the decoder of 4, seven on that of 8
     for rows in (1, 3, 3):
@@ -242,7 +247,7 @@ def test_who_only_listens_is_answered_with_its_batch_and_a_stream_with_its_own_l
 
 def test_prompts_of_one_token_are_prompts_and_get_no_padding() -> None:
     """Rows that computed one token and sampled were taken for decode rows."""
-    scheduler = make_scheduler(Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4])
+    scheduler = make_scheduler(Dynamic(), max_batch_size=8, decoder_batch_sizes=[4, 8])
     seen = []
     for arriving in (3, 0, 1):
         for _ in range(arriving):
@@ -269,6 +274,30 @@ def test_a_policy_that_splits_no_group_says_its_largest(policy: Policy, limit: i
     group = [Inference([0], 1) for _ in range(limit)]
     scheduler.enqueue(group, now=0.0)
     assert step(scheduler, now=5.0)[1] == group
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, ["PausedRows.planned"]),
+    ({"order": Fair(), "shed": True}, [
+        "History.planned", "PausedRows.planned", "Ledger.sampled", "History.sampled",
+    ]),
+], ids=["none", "fair, shed"])  # fmt: skip
+def test_a_decode_step_calls_the_features_that_are_on_and_no_others(
+    settings: dict[str, Any], expected: list[str]
+) -> None:
+    scheduler, calls = make_scheduler(Dynamic(), **settings), list[str]()
+    scheduler.enqueue([Inference([0], 9), Inference([0], 9)], now=0.0)
+    step(scheduler)
+
+    def counted(extension: Extension, hook: str) -> Callable[..., Any]:
+        call, name = getattr(extension, hook), f"{type(extension).__name__}.{hook}"
+        return lambda *args: calls.append(name) or call(*args)
+
+    for extension in scheduler.extensions:
+        for hook in set(HOOKS) - {"next_due"}:
+            setattr(extension, hook, counted(extension, hook))
+    step(scheduler, 1.0)
+    assert calls == expected
 
 
 def test_answered_requests_are_not_kept_until_their_deadlines() -> None:

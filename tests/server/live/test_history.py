@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "demand, few blocks": (Dynamic(kv_reservation="demand"), {"n_blocks": 20, "token_budget": 16}),
     "srpt, which pauses": (Dynamic(), {"order": Srpt(), "max_batch_size": 3}),
     "prompts first, which pauses": (Dynamic(prefill="first"), {}),
-    "padding": (Dynamic(), {"decoder_batch_sizes": [8, 4]}), "bins": (MultiBin(), {}),
+    "padding": (Dynamic(), {"decoder_batch_sizes": [4, 8]}), "bins": (MultiBin(), {}),
 }  # fmt: skip
 
 
