@@ -86,7 +86,7 @@ def reads_ids(iteration: Iteration, block_size: int) -> bool:
         if inference.sampling.penalizes or inference.scores is not None:
             return True
         ends = len(inference.tokens) + 1 == inference.num_tokens
-        if inference.keys is not None and ends and (start + n_tokens) % block_size == 0:
+        if inference.prefix is not None and ends and (start + n_tokens) % block_size == 0:
             return True
     return False
 
@@ -114,8 +114,8 @@ def fill(
             inference.stopped = True
             scheduler.completion_tokens -= forget_unknown(inference)
             stopped.append(inference)
-        elif inference.keys is not None and inference.state is State.RUNNING:
-            scheduler.pool.cache_computed(inference, inference.keys)
+        elif inference.prefix is not None and inference.state is State.RUNNING:
+            scheduler.pool.cache_computed(inference, inference.prefix)
     return stop(scheduler, stopped, now)
 
 

@@ -25,6 +25,7 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
     """
     policy = chosen(MODES, settings.mode, settings)
     order = chosen(ORDERS, settings.order, settings)
+    pool = PrefixCache(settings.n_blocks, settings.block_size)
     limits = Limits(
         settings.max_batch_size,
         settings.token_budget,
@@ -33,7 +34,6 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         sorted(settings.decoder_batch_sizes),
         settings.padded_prefill if settings.generator == "padded" else "",
     )
-    pool = PrefixCache(settings.n_blocks, limits.block_size)
     adapters = None
     if settings.lora_slots:
         adapters = Adapters(settings.lora_slots, settings.lora_policy, settings.max_wait_s)

@@ -69,6 +69,23 @@ class Interruptions:
         self.preempted_at = self.paused_at = None
 
 
+class Slo(NamedTuple):
+    """Limits of a request's time to first token, and per output token after it; None: none."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    name: str | None = None  # of a class, whose limits hold where the request states none
+
+
+@dataclass(slots=True)
+class CachedPrefix:
+    """What an inference shares with others through the prefix cache."""
+
+    keys: list[bytes]  # `prefix_cache.block_keys` of prompt and completion so far
+    n_blocks: int = 0  # its first blocks, full and known to the cache: read-only
+    found_tokens: int = 0  # prompt tokens found there
+
+
 @dataclass(slots=True, eq=False)
 class Inference:
     """One request while it is served. Times are seconds on the manager's clock."""
@@ -85,11 +102,8 @@ class Inference:
     request_id: str = ""  # the client's name for it, for the request log
     priority: int = 0  # level, 1 first; 0: the default level
     queue_timeout_s: float | None = None  # shortens the limit of its level's queue policy
-    slo_class: str | None = None  # its limits hold where the request states none
-    slo_ttft_ms: float | None = None  # limit of its time to first token
-    slo_tpot_ms: float | None = None  # limit of its time per output token
-    # `prefix_cache.block_keys` of prompt and completion so far; None: its KV blocks are not shared
-    keys: list[bytes] | None = None
+    slo: Slo = Slo()  # noqa: RUF009  (it is immutable)
+    prefix: CachedPrefix | None = None  # None: its KV blocks are not shared
     # first completion of the same prompt; this one waits until it has computed what both share
     leader: Inference | None = None
     scores: Scores | None = None  # log-probabilities, if wanted
@@ -108,8 +122,6 @@ class Inference:
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are cached, or come with it
-    num_cached_blocks: int = 0  # its first blocks, full and known to the prefix cache: read-only
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     tokens: list[int] = field(default_factory=list)  # completion ids; below 0: not known yet
     token_times: list[float] = field(default_factory=list)
     stopped: bool = False  # by `stop`
@@ -127,6 +139,11 @@ class Inference:
     def uncomputed(self) -> int:
         """Tokens of prompt and completion whose keys and values are not in the cache."""
         return len(self.prompt_ids) + len(self.tokens) - self.computed
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache."""
+        return self.prefix.found_tokens if self.prefix else 0
 
     @property
     def remaining_tokens(self) -> int:

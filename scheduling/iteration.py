@@ -60,7 +60,7 @@ def rows_of(
         uncomputed, cached, recomputed = 1, 0, 0
         if not inference.decodes:
             uncomputed = inference.uncomputed
-            if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
+            if uncomputed > 1 and inference.prefix is not None:  # its last token is always computed
                 cached = view.cached_tokens(inference)
                 start, uncomputed = start + cached, uncomputed - cached
             recomputed = max(0, min(n, inference.interruptions.recompute_until - start))

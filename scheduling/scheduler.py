@@ -206,7 +206,9 @@ class Scheduler:
         interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
         interrupted.preempted_at = now
         interrupted.preemptions += 1
-        inference.computed = inference.num_cached_blocks = 0
+        inference.computed = 0
+        if inference.prefix is not None:
+            inference.prefix.n_blocks = 0
         inference.decodes = False  # for policies it joins like a prompt, if of one token
         self.pool.release(inference)
         self._wait(inference, now)
@@ -253,9 +255,9 @@ class Scheduler:
                 self.prompt_tokens += row.new_prompt_tokens
                 inference.interruptions.recomputed_tokens += recomputed
                 inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
-            keys = inference.keys
-            if keys is not None and inference.computed >= (inference.num_cached_blocks + 1) * size:
-                self.pool.cache_computed(inference, keys)
+            prefix = inference.prefix
+            if prefix is not None and inference.computed >= (prefix.n_blocks + 1) * size:
+                self.pool.cache_computed(inference, prefix)
         self.completion_tokens += len(got_token)
         for extension in self._with["sampled"]:
             extension.sampled(got_token, now)

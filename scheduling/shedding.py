@@ -14,7 +14,7 @@ from scheduling.admission import has_begun
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, Group
 from scheduling.history import History
-from scheduling.inference import Inference
+from scheduling.inference import Inference, Slo
 from scheduling.policies.base import Limits, Order
 from scheduling.policies.deadlines import read_slo_classes
 from scheduling.prefix_cache import PrefixCache
@@ -32,8 +32,8 @@ class SloClasses(Extension):
 
         Without any classes a name is a mere label, where the request states its limits itself.
         """
-        name, stated = group[0].slo_class, group[0].slo_ttft_ms or group[0].slo_tpot_ms
-        if name is None or (stated and not self._classes):
+        ttft_ms, tpot_ms, name = group[0].slo
+        if name is None or ((ttft_ms or tpot_ms) and not self._classes):
             return
         if name not in self._classes:
             known = ", ".join(self._classes) or "none; start it with --slo-classes"
@@ -42,10 +42,9 @@ class SloClasses(Extension):
                 f"server has ({known}), or state slo_ttft_ms and slo_tpot_ms.",
                 param="slo_class",
             )
-        slo = self._classes[name]
+        of_class = self._classes[name]
         for member in group:
-            member.slo_ttft_ms = member.slo_ttft_ms or slo.ttft_ms
-            member.slo_tpot_ms = member.slo_tpot_ms or slo.tpot_ms
+            member.slo = Slo(ttft_ms or of_class.ttft_ms, tpot_ms or of_class.tpot_ms, name)
 
 
 class Shedding(Extension):
@@ -64,7 +63,7 @@ class Shedding(Extension):
 
     def check(self, group: Group, now: float) -> None:
         """Raise Overloaded for a request whose first token would come after its limit."""
-        limit_ms = group[0].slo_ttft_ms
+        limit_ms = group[0].slo.ttft_ms
         if limit_ms is None or not self._history.is_known:
             return
         for member in group:
@@ -76,8 +75,8 @@ class Shedding(Extension):
             )
 
     def arrive(self, group: Group, now: float) -> None:
-        if group[0].slo_ttft_ms is not None:
-            self._timeouts.add(now + group[0].slo_ttft_ms / 1e3, group)
+        if (limit_ms := group[0].slo.ttft_ms) is not None:
+            self._timeouts.add(now + limit_ms / 1e3, group)
 
     @property
     def next_due(self) -> float | None:
@@ -87,7 +86,7 @@ class Shedding(Extension):
         """Return the requests that wait although their first token was due."""
         late = [member for group in self._timeouts.due(now) for member in group]
         text = "The first token was due after {:g} ms, and the request still waited."
-        return [(member, DeadlinePassed(text.format(member.slo_ttft_ms))) for member in late]
+        return [(member, DeadlinePassed(text.format(member.slo.ttft_ms))) for member in late]
 
     def wait_s(self, newcomer: Inference, enough_s: float) -> float:
         """Return an estimate of the time to the first token of a request that arrives now; one

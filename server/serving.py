@@ -23,7 +23,7 @@ from generate.tokenizer import Detokenizer, StopRule, load_tokenizer
 from generate.weights import locate
 from scheduling.building import build_scheduler
 from scheduling.errors import InvalidRequest
-from scheduling.inference import Generator, Inference
+from scheduling.inference import CachedPrefix, Generator, Inference, Slo
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Scores
 from server.api.events import Events, Part
@@ -158,10 +158,8 @@ class Server:
                     request_id=request.id,
                     priority=request.priority,
                     queue_timeout_s=request.queue_timeout_s,
-                    slo_class=request.slo_class,
-                    slo_ttft_ms=request.slo_ttft_ms,
-                    slo_tpot_ms=request.slo_tpot_ms,
-                    keys=keys and [*keys],
+                    slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
+                    prefix=CachedPrefix([*keys]) if keys else None,
                     leader=leader,
                     scores=None if top is None else Scores(top, 1 if echo else len(ids)),
                     prompt_only=not request.num_tokens,

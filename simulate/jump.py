@@ -36,10 +36,10 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
             return 1
         if (remaining := inference.num_tokens - len(inference.tokens)) < most:
             most = remaining
-        if inference.keys is not None:  # a block that it fills can be found by others
+        if (prefix := inference.prefix) is not None:  # others can find a block that it fills
             if not inference.decodes:
                 return 1
-            most = min(most, (inference.num_cached_blocks + 1) * size - inference.computed)
+            most = min(most, (prefix.n_blocks + 1) * size - inference.computed)
     unfinished = [inference.is_over for inference in scheduler.running.values()].count(False)
     return most if live == unfinished and most < sys.maxsize else 1
 

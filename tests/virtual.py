@@ -9,9 +9,8 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import strategies as st
 
 from scheduling.building import features
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import CachedPrefix, Inference, Iteration, Row, Slo
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy
-from scheduling.policies.deadlines import Slo
 from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -106,8 +105,7 @@ class Ask:
                     ids, self.tokens, Sampling(seed=self.seed), self.deadline,
                     streamed=self.streamed, user=self.user, adapter=self.adapter,
                     priority=self.priority, queue_timeout_s=self.queue_timeout_s,
-                    slo_ttft_ms=self.slo.ttft_ms, slo_tpot_ms=self.slo.tpot_ms,
-                    keys=keys and [*keys], leader=leader,
+                    slo=self.slo, prefix=CachedPrefix([*keys]) if keys else None, leader=leader,
                 )  # fmt: skip
                 leader = leader or member
                 group.append(member)

@@ -159,14 +159,14 @@ def _one_of_each(ordered: Iterable[Inference], view: View) -> Iterator[Inference
     computes: dict[bytes, int] = {}  # by which request
 
     def is_first(inference: Inference, cached: int) -> bool:
-        keys = inference.keys or ()
+        keys = inference.prefix.keys if inference.prefix else ()
         if len(keys) <= cached + blocks:
             return True
         return computes.setdefault(keys[cached + blocks], inference.group) == inference.group
 
     for inference in view.running:
         if prefills(inference):
-            is_first(inference, inference.num_cached_blocks)
+            is_first(inference, inference.prefix.n_blocks if inference.prefix else 0)
     for inference in ordered:
         if is_first(inference, len(view.find(inference))):
             yield inference

@@ -94,8 +94,8 @@ def test_prompts_of_different_adapters_share_nothing() -> None:
     settings = {"model": "fake", "prefix_caching": True, "lora_random": "1:1"}
     server = Server(build("dynamic", settings, {}), lambda *_: FakeGenerator())
     requests = [Request([[1] * 16], 1, adapter=name) for name in ("", "lora-0")]
-    base, adapted = (Exchange(server, request).group[0].keys for request in requests)
+    base, adapted = (Exchange(server, request).group[0].prefix for request in requests)
     server.close()
-    assert base and adapted and not {*base} & {*adapted}
+    assert base and adapted and not {*base.keys} & {*adapted.keys}
     salted = [("", ""), ("a", ""), ("", "a"), ("a", "b"), ("b", "a")]  # salt, adapter
     assert len({block_keys([1] * 4, 4, *each)[-1] for each in salted}) == len(salted)

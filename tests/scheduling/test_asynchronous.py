@@ -16,7 +16,7 @@ from batching import BatchingManager
 from generate.asynchronous import LaunchingGenerator, SampledIds
 from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
-from scheduling.inference import Generator, Inference, Iteration, TokenEvent
+from scheduling.inference import CachedPrefix, Generator, Inference, Iteration, TokenEvent
 from scheduling.policies import ORDERS, Dynamic, NoBatching, Policy, Static, Windowed
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
@@ -117,7 +117,8 @@ def test_texts_and_iterations_are_the_same(policy: Policy) -> None:
         requests = workload(12, Sampling())
         for each in requests:
             each.prompt_ids[:8] = range(8)
-            each.keys = block_keys(each.prompt_ids, 4)  # named at the same time, too
+            # named at the same time, too
+            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4))
         return requests
 
     plain, ahead = (
@@ -138,7 +139,7 @@ def test_texts_are_the_same_where_stop_strings_end_requests(policy: Policy, orde
         for i, each in enumerate(requests):
             each.stop, each.streamed = lambda token: token % 5 == 0, i % 3 == 0
             each.user, each.priority = "ab"[i % 2], i % 3
-            each.keys = block_keys(each.prompt_ids, 4) if i % 2 else None
+            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4)) if i % 2 else None
         return requests
 
     limits: dict[str, Any] = {"n_blocks": 14, "preserve_ordering": True, "order": ORDERS[order]()}
@@ -158,7 +159,7 @@ def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2)
         inferences = workload(16, Sampling(temperature=0.8, top_k=40))
         for i, each in enumerate(inferences):
             each.prompt_ids[:8] = range(8)
-            each.keys = block_keys(each.prompt_ids, 4)
+            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4))
             if i % 5 == 0:
                 each.sampling = replace(each.sampling, frequency_penalty=1.5)
             if i % 5 == 1:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed
-from scheduling.inference import Inference, State
+from scheduling.inference import CachedPrefix, Inference, State
 from scheduling.policies import Dynamic, Fcfs, NoBatching, Order, Policy, Prefix, Static
 from scheduling.prefix_cache import PrefixCache, block_keys
 from simulate import drive
@@ -44,7 +44,8 @@ def test_the_worked_example() -> None:
 
 
 def asked(ids: Sequence[int], tokens: int = 1, salt: str = "", block_size: int = 4) -> Inference:
-    return Inference([*ids], tokens, keys=block_keys(ids, block_size, salt))
+    prefix = CachedPrefix(block_keys(ids, block_size, salt))
+    return Inference([*ids], tokens, prefix=prefix)
 
 
 IDS = st.lists(st.integers(0, 1), min_size=1, max_size=24)

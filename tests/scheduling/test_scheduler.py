@@ -290,8 +290,13 @@ def test_a_decode_step_calls_the_features_that_are_on_and_no_others(
     step(scheduler)
 
     def counted(extension: Extension, hook: str) -> Callable[..., Any]:
-        call, name = getattr(extension, hook), f"{type(extension).__name__}.{hook}"
-        return lambda *args: calls.append(name) or call(*args)
+        call = getattr(extension, hook)
+
+        def note(*args: Any) -> Any:
+            calls.append(f"{type(extension).__name__}.{hook}")
+            return call(*args)
+
+        return note
 
     for extension in scheduler.extensions:
         for hook in set(HOOKS) - {"next_due"}:
