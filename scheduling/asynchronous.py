@@ -10,26 +10,10 @@ turns out to be a request's last one, the row that was planned after it is waste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.inference import Inference, Iteration, State
 from scheduling.scheduler import Scheduler
-
-
-@runtime_checkable
-class Launches(Protocol):
-    """An engine that computes beside its caller."""
-
-    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
-        """Begin to compute the iteration; return a call that waits for its ids."""
-
-
-def launched(generator: Generator, iteration: Iteration) -> Callable[[], list[int]]:
-    """Launch an iteration, or compute it where the engine does so at once."""
-    if isinstance(generator, Launches):
-        return generator.launch(iteration)
-    ids = generator.generate(iteration)
-    return lambda: ids
 
 
 def unknown(place: int) -> int:

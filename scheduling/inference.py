@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from scheduling.drafts import Drafts
 from scheduling.errors import ServingError
 from scheduling.sampling import Sampling, Scores
 
@@ -46,6 +45,16 @@ class Standing:
     state: Any = None  # the order's own record
     batch: int = -1  # number of its iteration, among those that admitted anything
     position: int = -1  # rows before it when it was admitted
+
+
+@dataclass(slots=True)
+class Drafts:
+    """Draft tokens of an inference, and how many were accepted so far."""
+
+    ids: list[int] = field(default_factory=list)  # proposed for its next tokens
+    blocks: int = 0  # KV blocks that it would have without those that are verified now
+    verified: int = 0  # draft tokens so far
+    accepted: int = 0  # of these
 
 
 @dataclass(slots=True)
@@ -238,7 +247,7 @@ class Iteration(NamedTuple):
     waiting: int
     blocks_used: int
     reason: str = ""
-    padding: int = 0  # tokens computed for no request, each like a row (scheduling/padding.py)
+    padding: int = 0  # tokens computed for no request, each like a row (`iteration.padding`)
     preempted: int = 0  # inferences that gave their KV blocks up before it
     loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
 
@@ -260,3 +269,10 @@ class Generator(Protocol):
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return the ids of rows with `samples`, in row order."""
+
+    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
+        """Begin to compute the iteration; return a call that waits for its ids. Here it is computed
+        at once.
+        """
+        ids = self.generate(iteration)
+        return lambda: ids

@@ -1,11 +1,14 @@
-"""The rows of a plan, or the rule that it breaks."""
+"""The rows of a plan, or the rule that it breaks; rows without a plan, where `dynamic` goes on with
+what runs; and tokens that an engine computes for no request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, KeysView
+from collections.abc import Container, KeysView, Sequence
 
 from scheduling.inference import Inference, Row
-from scheduling.policies.base import Plan, Policy, View
+from scheduling.policies import Dynamic, Limits, Order, Plan, Policy, View
+from scheduling.speculation import Speculation
 
 Reservations = list[tuple[Inference, int]]  # tokens for which each gets KV blocks
 
@@ -84,3 +87,55 @@ def rows_of(
     if view.speculation is not None:
         view.speculation.add(rows, reserved, account, limits.token_budget - charged, size)
     return rows, list(reserved.values())
+
+
+def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:
+    """Return whether `dynamic` goes on with rows that decode until one ends or a request joins:
+    blocks are reserved for their last tokens, and each computes one token an iteration.
+    """
+    if type(policy) is not Dynamic or policy.kv_reservation == "demand":
+        return False
+    return not order.preemptive and speculation is None
+
+
+def same_rows(view: View) -> list[Row]:
+    """Return a row for each running inference if all decode, the budget allows them and no request
+    can join; else nothing. Equal to a plan where `plans_repeat`.
+    """
+    running, limits = view.running, view.limits
+    if view.queues[0] and len(running) < limits.max_batch_size:
+        return []
+    if len(running) > limits.token_budget:  # the budget may count decode rows
+        return []
+    row = tuple.__new__  # as above
+    rows = [
+        row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in running if i.decodes
+    ]
+    return rows if len(rows) == len(running) else []
+
+
+def padding(rows: Sequence[Row], limits: Limits) -> int:
+    """Return how many tokens fill the rectangles of an iteration up, or how many padding rows an
+    iteration of decode rows up to the smallest size that holds it.
+    """
+    n, sizes = len(rows), limits.decoder_batch_sizes
+    if limits.padded:
+        return sum(
+            max(rows[i].n_tokens for i in rectangle) - rows[i].n_tokens
+            for rectangle in rectangles(rows, limits.padded)
+            for i in rectangle
+        )
+    if n and sizes and all(row.decodes for row in rows):
+        return next((size for size in sizes if size >= n), n) - n
+    return 0
+
+
+def rectangles(rows: Sequence[Row], padded: str) -> list[list[int]]:
+    """Return the indices of the rows of each rectangle of tokens: of all rows (`together`), or of
+    decode rows, and of prompts (`apart`).
+    """
+    every = range(len(rows))
+    if padded == "together":
+        return [[*every]]
+    kinds = [[i for i in every if rows[i].decodes is decodes] for decodes in (True, False)]
+    return [indices for indices in kinds if indices]

@@ -12,21 +12,18 @@ from typing import TypeVar
 
 from scheduling.adapters import Adapters
 from scheduling.admission import never_fitting, refuse_too_large
-from scheduling.drafts import kept
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
 from scheduling.extensions import Extension, ResponseOrder
 from scheduling.history import History
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import Reservations, rows_of
+from scheduling.iteration import Reservations, padding, plans_repeat, rows_of, same_rows
 from scheduling.ledger import Ledger
-from scheduling.padding import padding
 from scheduling.pauses import PausedRows, PromotedRows
 from scheduling.policies import Limits, Order, Plan, Policy, View
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
-from scheduling.speculation import Speculation
-from scheduling.unchanged import plans_repeat, same_rows
+from scheduling.speculation import Speculation, kept
 from scheduling.user_policies import check_plan
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}

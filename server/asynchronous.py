@@ -17,7 +17,6 @@ from scheduling.asynchronous import (
     forget_unknown,
     is_known,
     known_to,
-    launched,
     reads_ids,
     unknown,
     unknown_of,
@@ -126,7 +125,7 @@ class AsynchronousManager(BatchingManager):
         if not self._launched:
             self._iteration_started_at = at
         try:
-            ids = launched(generator, iteration)
+            ids = generator.launch(iteration)
             n = sum(row.samples for row in iteration.rows)
             answered = self._apply(iteration, [unknown(place) for place in range(n)])
         except Exception as error:
