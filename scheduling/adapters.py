@@ -1,7 +1,5 @@
-"""LoRA adapters: their slots in the engine, and the requests that wait for a slot.
-
-The base model, whose name is empty, needs no slot (S-LoRA: Sheng et al., MLSys 2024; vLLM's
-`max_loras`).
+"""LoRA adapters: their slots in the engine, and the requests that wait for a slot (S-LoRA: Sheng et
+al., MLSys 2024; vLLM's `max_loras`). The base model, whose name is empty, needs none.
 """
 
 from __future__ import annotations
@@ -65,9 +63,7 @@ class Adapters(Extension):
     def place(
         self, admitted: Iterable[Inference], rows: list[Row], running: Iterable[Inference]
     ) -> Sequence[tuple[int, str]]:
-        """Give slots to the adapters of admitted inferences, which run by now, and sort the rows by
-        slot, the base model's first; return what to load.
-        """
+        """Give slots to admitted adapters, and sort the rows by slot; return what to load."""
         for inference in admitted:
             if (name := inference.adapter) and name not in self.slots:
                 slot = self._free.pop(0) if self._free else self._evict(running)

@@ -1,8 +1,4 @@
-"""Admission control: requests that can never run, and limits of queues and of users.
-
-A user's window is that of the rate limit that fair queueing is compared with (Sheng et al., OSDI
-2024, section 5).
-"""
+"""Admission control: requests that can never run, and limits of queues and of users."""
 
 from __future__ import annotations
 
@@ -69,9 +65,7 @@ class QueuePolicies(Extension):
         self._queue = queue
 
     def check(self, group: Group, now: float) -> None:
-        """Raise InvalidRequest for a timeout that the level does not allow, and Overloaded if its
-        queue is full.
-        """
+        """Raise InvalidRequest for a timeout that its level lacks, Overloaded if that is full."""
         policy, timeout_s = self._policy_of(group[0]), group[0].queue_timeout_s
         if timeout_s is not None and not (policy.timeout_ms and policy.override):
             raise InvalidRequest(
@@ -143,10 +137,10 @@ class _Window:
 
 
 class UserLimits(Extension):
-    """Requests and tokens a minute that each user may ask for; None: any number.
+    """Requests and tokens a minute that each user may ask for; None: any number (as fair queueing
+    is compared with: Sheng et al., OSDI 2024, section 5).
 
-    Tokens are those of a request's prompts and all that it may generate. A refused request does not
-    count.
+    Tokens are those of prompts, and all that may be generated. Refused requests do not count.
     """
 
     def __init__(self, requests: int | None, tokens: int | None):
@@ -156,9 +150,7 @@ class UserLimits(Extension):
         self._most_windows = IDLE_USERS
 
     def check(self, group: Group, now: float) -> None:
-        """Count a request. Raises RateLimited, and InvalidRequest for one that is beyond a whole
-        minute's tokens.
-        """
+        """Count a request. Raises RateLimited, or InvalidRequest beyond a whole minute's tokens."""
         user = group[0].user
         tokens = sum(
             member.num_tokens + (len(member.prompt_ids) if member.leader is None else 0)

@@ -30,9 +30,7 @@ class Unknown(NamedTuple):
 
 
 def unknown_of(iteration: Iteration, before: Sequence[int]) -> list[Unknown]:
-    """Return the tokens of an iteration that was applied with unknown ids. before: the number of
-    tokens that the inference of each row had.
-    """
+    """Return the tokens of an iteration that was applied. before: those that each row had then."""
     sampled = [(row, n) for row, n in zip(iteration.rows, before) if row.samples]
     return [
         Unknown(row.inference, n, place)
@@ -76,9 +74,7 @@ def reads_ids(iteration: Iteration, block_size: int) -> bool:
 
 
 def without_ended(iteration: Iteration) -> Iteration:
-    """Return an iteration that was planned before some of its inferences ended: their rows are
-    idle.
-    """
+    """Return an iteration whose rows of inferences that ended since its plan are idle."""
     rows = [row._replace(idle=row.idle or row.inference.is_over) for row in iteration.rows]
     return iteration._replace(rows=rows)
 

@@ -34,8 +34,6 @@ class Deciding:
         return f"a plan of {self._names} has been running for more than {LONGEST_S:.0f} s"
 
     def in_words(self, error: BaseException, deciding: bool) -> str:
-        """Return what went wrong, with the line of a user's file that it passed. deciding: the
-        policy or the order failed, and not the engine.
-        """
+        """Return what failed, with the line of a user's file; deciding: not in the engine."""
         why = reason(error, *self._users) if deciding else None
         return why or described(error, *map(file_of, self._users))

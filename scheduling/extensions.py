@@ -1,7 +1,4 @@
-"""Features attached to a scheduler from outside, since the modes do not need them.
-
-`building.features` has all of them.
-"""
+"""Features attached to a scheduler from outside (`building.features`): no mode needs them."""
 
 from __future__ import annotations
 
@@ -16,9 +13,7 @@ Group = Sequence[Inference]  # the inferences of one request
 
 
 class Extension:
-    """Called by the scheduler when something happens. Each method does nothing here, and those that
-    an extension does not override are not called.
-    """
+    """Called by the scheduler when something happens, for the methods that it overrides alone."""
 
     def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
         """What waits, and what runs by id, of the scheduler that calls it from now on."""

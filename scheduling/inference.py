@@ -162,10 +162,7 @@ class Inference:
         return max(0, prompt - computed) + self.num_tokens - len(self.tokens)
 
     def awaits_leader(self, block_size: int, joining: Iterable[Inference] = ()) -> bool:
-        """Return whether its leader is about to compute full blocks that it will share.
-
-        joining: what this plan admits. No leader is waited for that may need this one's row.
-        """
+        """Return whether its leader, if it runs or is `joining`, will compute blocks for it."""
         leader = self.leader
         if leader is None or leader.answered_at is not None:
             return False
@@ -232,9 +229,7 @@ class Row(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """True if it is idle or computes the token generated last, and drafts after it; else it
-        computes a part of a prompt, if only of one token.
-        """
+        """True if it is idle or computes the token generated last; else it computes a prompt."""
         only = self.n_tokens - len(self.drafts) == 1
         return self.idle or (self.samples and only and self.start >= len(self.inference.prompt_ids))
 
@@ -271,8 +266,6 @@ class Generator(Protocol):
         """Compute the iteration; return the ids of rows with `samples`, in row order."""
 
     def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
-        """Begin to compute the iteration; return a call that waits for its ids. Here it is computed
-        at once.
-        """
+        """Begin to compute the iteration, here to the end; return a call that waits for its ids."""
         ids = self.generate(iteration)
         return lambda: ids

@@ -4,22 +4,20 @@ what runs; and tokens that an engine computes for no request.
 
 from __future__ import annotations
 
-from collections.abc import Container, KeysView, Sequence
+from collections.abc import Collection, Container, KeysView, Sequence
 
 from scheduling.inference import Inference, Row
 from scheduling.policies import Dynamic, Limits, Order, Plan, Policy, View
-from scheduling.speculation import Speculation
-
-Reservations = list[tuple[Inference, int]]  # tokens for which each gets KV blocks
+from scheduling.speculation import Reservations, Speculation
 
 
 def rows_of(
     plan: Plan, view: View, policy: Policy, running: KeysView[int], waiting: Container[int]
-) -> tuple[list[Row], Reservations]:
-    """Return the rows of a plan and their reservations. Changes nothing.
+) -> tuple[list[Row], Collection[tuple[Inference, int]]]:
+    """Return the rows of a plan, and for how many tokens inferences get KV blocks; running and
+    waiting are ids. Changes nothing.
 
-    running, waiting: ids. Raises ValueError, naming the policy and the rule, if the plan cannot be
-    carried out.
+    Raises ValueError, naming the policy and the rule, if the plan cannot be carried out.
     """
 
     def impossible(rule: str) -> ValueError:
@@ -34,7 +32,7 @@ def rows_of(
             raise impossible("only a running inference can be preempted, and only once")
         preempted.add(inference.id)
         account.release(inference)
-    reserved: dict[int, tuple[Inference, int]] = {}
+    reserved: Reservations = {}
     for inference, tokens in plan.admit:
         if inference.id not in waiting or inference.id in reserved:
             raise impossible("only a waiting inference can be admitted, and only once")
@@ -85,8 +83,8 @@ def rows_of(
             f"{charged} charged tokens are more than token_budget {limits.token_budget}"
         )
     if view.speculation is not None:
-        view.speculation.add(rows, reserved, account, limits.token_budget - charged, size)
-    return rows, list(reserved.values())
+        view.speculation.add(rows, reserved, account, limits.token_budget - charged)
+    return rows, reserved.values()
 
 
 def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:
@@ -115,9 +113,7 @@ def same_rows(view: View) -> list[Row]:
 
 
 def padding(rows: Sequence[Row], limits: Limits) -> int:
-    """Return how many tokens fill the rectangles of an iteration up, or how many padding rows an
-    iteration of decode rows up to the smallest size that holds it.
-    """
+    """Return how many tokens fill up the rectangles of an iteration, or its decode rows a size."""
     n, sizes = len(rows), limits.decoder_batch_sizes
     if limits.padded:
         return sum(
@@ -131,9 +127,7 @@ def padding(rows: Sequence[Row], limits: Limits) -> int:
 
 
 def rectangles(rows: Sequence[Row], padded: str) -> list[list[int]]:
-    """Return the indices of the rows of each rectangle of tokens: of all rows (`together`), or of
-    decode rows, and of prompts (`apart`).
-    """
+    """Return the rows of each rectangle: all (`together`), or decode rows and prompts (`apart`)."""
     every = range(len(rows))
     if padded == "together":
         return [[*every]]

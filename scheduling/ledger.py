@@ -84,9 +84,7 @@ class Ledger(Extension):
             self._moved.add(user)
 
     def by_counter(self) -> Iterator[tuple[float, int, User]]:
-        """Return users with waiting requests, the least served first: counter, a number that
-        breaks ties, user.
-        """
+        """Return counter, tie breaker and name of users that wait, the least served first."""
         self._put_in_order()
         for (counter, number), user in self._order.items():
             yield counter, number, user

@@ -60,9 +60,7 @@ class PausedRows(Extension):
 
 
 class PromotedRows(PausedRows):
-    """Paused rows, of which those that were not computed for too long are promoted, and waiting
-    requests, too.
-    """
+    """Paused rows that are promoted after too long a time, and waiting requests, too."""
 
     def __init__(self, order: Order, after_s: float):
         super().__init__(order)

@@ -1,7 +1,4 @@
-"""When to plan, and for which rows to draft: what the server's thread and virtual time share.
-
-Functions of a scheduler.
-"""
+"""When to plan, and for which rows to draft: what the server's thread and virtual time share."""
 
 from __future__ import annotations
 

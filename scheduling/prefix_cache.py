@@ -19,9 +19,8 @@ Find = Callable[[Inference], Sequence[int]]
 
 
 def next_key(key: bytes, ids: Sequence[int]) -> bytes:
-    """Return the key of the blocks that have `key` followed by one that holds `ids`.
-
-    SHA-256, so that no user can make two prompts whose blocks are mistaken for each other's.
+    """Return the key of a block that holds `ids` after those of `key`. By SHA-256, no user can make
+    two prompts whose blocks are mistaken for each other's.
     """
     return hashlib.sha256(key + array("q", ids).tobytes()).digest()
 
@@ -87,9 +86,7 @@ class PrefixCache(BlockPool):
             self.shared_blocks += self.references[block] == 2
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give a request's blocks back, the last first, so that a prompt's end is evicted before
-        its beginning.
-        """
+        """Give blocks back, the last first: a prompt's end is evicted before its beginning."""
         without_key = []
         for block in reversed(blocks):
             self.references[block] -= 1
@@ -147,9 +144,7 @@ class PrefixCache(BlockPool):
         return find
 
     def found_for(self, inference: Inference) -> list[int]:
-        """Return the blocks that hold what an inference would compute next, but for its last token,
-        which must be computed to sample.
-        """
+        """Return the blocks of what it would compute next, without the token that it samples."""
         prefix = inference.prefix
         if prefix is None or inference.computed != prefix.n_blocks * self.block_size:
             return []  # it is in the middle of a block of its own
@@ -162,9 +157,7 @@ class PrefixCache(BlockPool):
             self.queries += len(inference.prompt_ids)
 
     def share_found(self, inference: Inference, found: Sequence[int]) -> int:
-        """Give an inference the blocks found for it, in place of its own for the same tokens;
-        return how many prompt tokens that saves.
-        """
+        """Give it the blocks found, in place of its own; return how many prompt tokens it saves."""
         prefix = inference.prefix
         assert prefix is not None
         first, end = prefix.n_blocks, prefix.n_blocks + len(found)
@@ -201,7 +194,7 @@ class Account:
 
     def __init__(self, pool: PrefixCache, find: Find):
         self.free = pool.free_blocks
-        self._size, self._references, self._find = pool.block_size, pool.references, find
+        self.block_size, self._references, self._find = pool.block_size, pool.references, find
         self._change: defaultdict[int, int] = defaultdict(int)  # of references, by block
 
     def copy(self) -> Account:
@@ -231,7 +224,7 @@ class Account:
         found = self._find(inference)
         first = inference.prefix.n_blocks if inference.prefix else 0
         end = first + len(found)
-        new = max(0, -(-tokens // self._size) - max(len(inference.blocks), end))
+        new = max(0, -(-tokens // self.block_size) - max(len(inference.blocks), end))
         return found, inference.blocks[first:end], new
 
     def _refer(self, blocks: Sequence[int]) -> None:

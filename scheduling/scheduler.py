@@ -7,7 +7,7 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from scheduling.adapters import Adapters
@@ -16,7 +16,7 @@ from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingErro
 from scheduling.extensions import Extension, ResponseOrder
 from scheduling.history import History
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import Reservations, padding, plans_repeat, rows_of, same_rows
+from scheduling.iteration import padding, plans_repeat, rows_of, same_rows
 from scheduling.ledger import Ledger
 from scheduling.pauses import PausedRows, PromotedRows
 from scheduling.policies import Limits, Order, Plan, Policy, View
@@ -80,10 +80,7 @@ class Scheduler:
         return next((each for each in self.extensions if isinstance(each, kind)), None)
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
-        """Queue the inferences of a request, all or none.
-
-        Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
-        """
+        """Queue a request, all or none. Raises InvalidRequest, or Overloaded beyond the limits."""
         refuse_too_large(inferences, self.policy, self.limits, self.pool.n_blocks)
         self.order.check(inferences)
         running = len(self.running) + len(self.held)
@@ -108,15 +105,15 @@ class Scheduler:
                 self._deadlines.add(inference.deadline, inference)
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
-        """Carry the policy's plan out; return the next iteration (no rows: nothing to run) and
-        `wake_at`.
+        """Carry the policy's plan out; return the next iteration, maybe empty, and `wake_at`.
 
         Raises ValueError, before anything has changed, if the plan is impossible.
         """
         for extension in self._with["before_plan"]:
             extension.before_plan(now)
         view = self.view(now)
-        plan, reserved = Plan(), Reservations()
+        plan = Plan()
+        reserved: Collection[tuple[Inference, int]] = ()
         rows = same_rows(view) if self.plans_repeat else []
         if not rows:
             plan = self.policy.plan(view)
@@ -271,10 +268,8 @@ class Scheduler:
         self.pool.forget_all()
 
     def finish(self, over: list[Inference], now: float) -> list[Inference]:
-        """Answer finished inferences: each on its own, or in a request-level batch all at its end.
-
-        There a stream is answered with its own last token all the same; its row stays, idle, until
-        the batch ends.
+        """Answer finished inferences: each on its own, or in a request-level batch all at its end
+        but for streams, whose rows stay, idle, until then.
         """
         leave = True
         if self.policy.request_level:
@@ -294,12 +289,10 @@ class Scheduler:
     def fail(
         self, inferences: Iterable[Inference], error: ServingError, now: float
     ) -> list[Inference]:
-        """End the given inferences with an error, wherever they are; return all that are now to be
-        answered.
+        """End inferences with an error, unless they are over; return all to answer now.
 
-        Those already over are left alone. Blocks are free at once. In a request-level batch the row
-        of a cancelled or expired inference stays, idle, until the batch ends; one that failed takes
-        its row along.
+        Blocks are free at once. In a request-level batch the row of a cancelled or expired one
+        stays, idle, until the batch ends; one that failed takes its row along.
         """
         return self._fail([(inference, error) for inference in inferences], now)
 
@@ -341,9 +334,7 @@ class Scheduler:
         return min((at for at in (self._deadlines.next, *times) if at is not None), default=None)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
-        """Make the pool as large as the engine's, before anything has run; return the requests that
-        it can never hold.
-        """
+        """Make the pool as large as the engine's; return the requests that it can never hold."""
         self.pool.limit(n_blocks)
         never = never_fitting(self.waiting.values(), self.policy, self.limits, n_blocks)
         return self._fail(never, now)

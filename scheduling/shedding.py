@@ -1,6 +1,5 @@
-"""Requests with limits on their latency: classes that name limits, and shedding of requests that
-cannot meet theirs (the admission control of SLOs-Serve, arXiv 2504.08784, with an estimate in place
-of its plan).
+"""Requests with limits on their latency: classes of them, and shedding of those that cannot meet
+theirs (SLOs-Serve's admission control, arXiv 2504.08784, with an estimate in place of its plan).
 """
 
 from __future__ import annotations

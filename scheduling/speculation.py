@@ -16,14 +16,13 @@ from scheduling.inference import Drafter, Inference, Row
 from scheduling.memory import BlockPool
 from scheduling.prefix_cache import Account
 
+# tokens for which an inference gets KV blocks, by its id
+Reservations = dict[int, tuple[Inference, int]]
 log = logging.getLogger("effective_batching")
 
 
 def read_draft(text: str) -> tuple[str, str]:
-    """Return where draft tokens come from: a kind, and its folder or rates.
-
-    Raises ValueError, with a sentence.
-    """
+    """Return the kind of a drafter, and its folder or rates. Raises ValueError with a sentence."""
     kind, colon, value = text.partition(":")
     if (kind, colon) == ("ngram", "") or (kind == "model" and value):
         return kind, value
@@ -82,19 +81,11 @@ class Speculation(Extension):
         left = [(each, each.num_tokens - len(each.tokens) - 1) for each in decoding]
         return [(each, min(self._n_drafts, n)) for each, n in left if n > 0]
 
-    def add(
-        self,
-        rows: list[Row],
-        reserved: dict[int, tuple[Inference, int]],
-        account: Account,
-        budget: int,
-        size: int,
-    ) -> None:
+    def add(self, rows: list[Row], reserved: Reservations, account: Account, budget: int) -> None:
         """Add the drafts that were proposed to rows that decode: as many as the rest of the token
-        budget, and the KV blocks that are left free, allow.
-
-        reserved: tokens for which each inference gets blocks, by id; extended. size: of a block.
+        budget, and the KV blocks that are left free, allow. reserved: is extended.
         """
+        size = account.block_size
         for i, row in enumerate(rows):
             inference, drafts = row.inference, row.inference.drafts
             if not drafts.ids or not row.decodes or row.idle:
@@ -116,9 +107,7 @@ class Speculation(Extension):
         inference.drafts.ids = []
 
     def verified(self, row: Row, pool: BlockPool) -> int:
-        """Count the accepted drafts of a row that has its tokens, and give back what the others
-        took; return how many of the row's tokens are kept.
-        """
+        """Count accepted drafts, and free the blocks of others; return how many tokens it keeps."""
         inference, drafts = row.inference, row.inference.drafts
         n = len(inference.prompt_ids) + len(inference.tokens) - 1 - row.start
         kept_blocks = max(drafts.blocks, -(-(row.start + n) // pool.block_size))

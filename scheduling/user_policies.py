@@ -94,9 +94,7 @@ def described(error: BaseException, *paths: str) -> str:
 
 
 def reason(error: BaseException, *kinds: type) -> str | None:
-    """Return a sentence about what a user's policy or order raised, with the line of its file; None
-    if no class of these is one.
-    """
+    """Return a sentence about what a user's policy or order raised; None if none is a user's."""
     users = [kind for kind in kinds if kind in SOURCES]
     if not users:
         return None
@@ -105,9 +103,7 @@ def reason(error: BaseException, *kinds: type) -> str | None:
 
 
 def check_plan(plan: Plan, policy: Policy) -> None:
-    """Raise TypeError, which says what belongs there, for what a user's policy returned that is no
-    plan, or has something else in its fields.
-    """
+    """Raise TypeError for what a user's policy returned that is no plan, or has wrong fields."""
     if type(policy) not in SOURCES:
         return
     if not isinstance(plan, Plan):

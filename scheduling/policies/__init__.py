@@ -24,33 +24,9 @@ from scheduling.policies.priority import Priority
 from scheduling.policies.static import Static
 from scheduling.policies.windowed import Windowed
 
-__all__ = [
-    "MODES",
-    "ORDERS",
-    "VICTIMS",
-    "Dynamic",
-    "Edf",
-    "Fair",
-    "Fcfs",
-    "Hrrn",
-    "Limits",
-    "Mlfq",
-    "MultiBin",
-    "NoBatching",
-    "Order",
-    "Plan",
-    "Policy",
-    "Prefix",
-    "Priority",
-    "Sjf",
-    "Srpt",
-    "Static",
-    "Victim",
-    "View",
-    "Windowed",
-    "chosen",
-    "setting",
-]
+__all__ = ["MODES", "ORDERS", "VICTIMS", "Dynamic", "MultiBin", "NoBatching", "Static", "Windowed"]
+__all__ += ["Edf", "Fair", "Fcfs", "Hrrn", "Mlfq", "Prefix", "Priority", "Sjf", "Srpt"]
+__all__ += ["Limits", "Order", "Plan", "Policy", "Victim", "View", "chosen", "setting"]
 
 MODES: dict[str, type[Policy]] = {
     "nobatch": NoBatching,
@@ -74,9 +50,6 @@ Choice = TypeVar("Choice", Policy, Order)
 
 
 def chosen(table: dict[str, type[Choice]], name: str, settings: Any) -> Choice:
-    """Return the table's policy or order of this name, with the settings that are its fields.
-
-    settings: has them as attributes, as a Config does.
-    """
+    """Return the table's policy or order of this name; its fields are attributes of settings."""
     kind = table[name]
     return kind(**{field.name: getattr(settings, field.name) for field in fields(kind)})

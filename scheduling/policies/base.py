@@ -91,6 +91,11 @@ class Plan:
     reason: str = ""  # why this batch was formed; empty when none was admitted
 
 
+# limits of a setting in seconds, say
+POSITIVE: dict[str, Any] = {"gt": 0, "le": 1e9, "allow_inf_nan": False}
+NOT_NEGATIVE: dict[str, Any] = {"ge": 0, "le": 1e9, "allow_inf_nan": False}
+
+
 def setting(
     default: Any,
     meaning: str,
@@ -182,14 +187,10 @@ class Order:
         """Raise InvalidRequest for a request that the order cannot place."""
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
-        """Record what the order needs of an arriving request. processed: tokens that the server has
-        computed so far.
-        """
+        """Note what the order needs of an arriving request. processed: all tokens so far."""
 
     def turn(self, inference: Inference) -> tuple[Any, ...]:
-        """Return rank, key and id, so that of equals the first arrival goes first, and members of
-        a request stay side by side.
-        """
+        """Return rank, key and id: of equals the first goes first, and groups stay together."""
         return self.rank(inference), self.key(inference), inference.id
 
     def place(self, inference: Inference) -> tuple[Any, ...]:
@@ -210,9 +211,7 @@ class Order:
         return False
 
     def computed(self, inference: Inference, tokens: int, now: float) -> None:
-        """Note that so many tokens were computed, recomputed ones aside; called for `preemptive`
-        orders, whose turns it may change.
-        """
+        """Note so many new tokens; may change its turn. Called for `preemptive` orders alone."""
 
     def delay(self, inference: Inference) -> None:
         """Put an inference behind all others of its level."""

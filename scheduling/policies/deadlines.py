@@ -1,6 +1,4 @@
-"""Requests with limits of their own, by which the earliest due goes first: classes that name such
-limits, and the order.
-"""
+"""Requests with limits on their latency: classes of them, and the order by what is due first."""
 
 from __future__ import annotations
 

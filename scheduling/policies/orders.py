@@ -8,8 +8,8 @@ from itertools import chain, groupby, islice, takewhile
 from typing import Any, ClassVar
 
 from scheduling.inference import Inference
+from scheduling.policies.base import NOT_NEGATIVE, POSITIVE, View, prefills, setting
 from scheduling.policies.base import Order as Order
-from scheduling.policies.base import View, prefills, setting
 from scheduling.queue import Queue
 
 OLDEST = 128  # requests that `hrrn` sorts
@@ -31,9 +31,7 @@ class Bounded(Order):
         "a request that has waited this long goes first (mlfq: returns to the first level); with "
         "--lora-policy skip or drain it is overtaken no longer",
         "none",
-        gt=0,
-        le=1e9,
-        allow_inf_nan=False,
+        **POSITIVE,
     )
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
@@ -62,9 +60,7 @@ class ByWork(Order):
     prefill_weight: float = setting(
         0.2,
         "decoded tokens that a prompt token to compute counts as",
-        ge=0,
-        le=1e9,
-        allow_inf_nan=False,
+        **NOT_NEGATIVE,
     )
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
@@ -89,9 +85,7 @@ class Sjf(ByWork, Bounded):
     aging: float = setting(
         0.0,
         "decoded tokens that a second of waiting takes off the length of a request",
-        ge=0,
-        le=1e9,
-        allow_inf_nan=False,
+        **NOT_NEGATIVE,
     )
 
     def key(self, inference: Inference) -> float:

@@ -1,6 +1,4 @@
-"""Orders that pause rows: an iteration computes the rows whose turn it is, and the others keep
-their KV blocks.
-"""
+"""Orders that pause rows: those whose turn it is are computed, and the others keep their blocks."""
 
 from __future__ import annotations
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.inference import Inference
+from scheduling.extensions import Group
 from scheduling.policies.base import Plan, Policy, View, setting, share_budget, start, whole_groups
 from scheduling.queue import Queue
 
@@ -30,21 +29,13 @@ class Static(Policy):
         return self._begin(view.queues[0], view, "idle")
 
     def _begin(
-        self,
-        queue: Queue,
-        view: View,
-        reason: str,
-        rows: int | None = None,
-        first: Sequence[Inference] = (),
+        self, queue: Queue, view: View, reason: str, rows: int | None = None, first: Group = ()
     ) -> Plan:
         """Begin a batch of at most so many rows from the head of a queue, with `first` in it."""
         most = self.max_rows(view.limits.max_batch_size) if rows is None else rows
         return start(whole_groups(view, most, queue, first), view, reason)
 
     def _continue(self, view: View) -> Plan:
-        rows = [
-            inference
-            for inference in view.running
-            if not (self.compact_batches and inference.is_over)
-        ]
+        dropped = self.compact_batches
+        rows = [inference for inference in view.running if not (dropped and inference.is_over)]
         return Plan(run=share_budget(rows, view))
