@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import inf
 from pathlib import Path
@@ -39,6 +39,7 @@ class Source(NamedTuple):
     sha256: str
 
 
+LONGEST_S = 60.0  # after which a plan is taken to go on for ever
 SOURCES: dict[type[Policy] | type[Order], Source] = {}
 PROBLEMS: dict[str, str] = {}  # of each FILE.py:NAME that cannot be used, why
 
@@ -61,8 +62,8 @@ def words(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 def load(
     named: Iterable[str],
     environ: MutableMapping[str, str],
-    modes: dict[str, type[Policy]] = MODES,
-    orders: dict[str, type[Order]] = ORDERS,
+    modes: dict[str, Any] = MODES,
+    orders: dict[str, Any] = ORDERS,
 ) -> None:
     """Add the class of each FILE.py:NAME, and of each that the environment hands on, to the table
     of modes or of orders, under that name. environ: hands the paths on to processes started later.
@@ -78,10 +79,7 @@ def load(
         except Exception as error:  # whatever a user's file does
             PROBLEMS[word] = f"{word} cannot be used: {described(error, path)}"
         else:
-            if issubclass(kind, Policy):
-                modes[word] = kind
-            else:
-                orders[word] = kind
+            (modes if issubclass(kind, Policy) else orders)[word] = kind
 
 
 def described(error: BaseException, *paths: str) -> str:
@@ -100,6 +98,36 @@ def reason(error: BaseException, *kinds: type) -> str | None:
         return None
     names = " with ".join(SOURCES[kind].word for kind in users)
     return f"{names} failed: {described(error, *map(file_of, users))}"
+
+
+class Deciding:
+    """Context of calls of a policy or an order, of these kinds: since when one runs, and what it
+    raised, in words.
+    """
+
+    def __init__(self, kinds: Sequence[type], clock: Callable[[], float]):
+        self._users = [kind for kind in kinds if kind in SOURCES]  # classes of users' files
+        self._names = " with ".join(SOURCES[kind].word for kind in self._users) or kinds[0].__name__
+        self._clock = clock
+        self._since: float | None = None
+
+    def __enter__(self) -> None:
+        self._since = self._clock()
+
+    def __exit__(self, *error: object) -> None:
+        self._since = None
+
+    def hangs_because(self) -> str | None:
+        """Return a sentence about a call that has run for LONGEST_S. Takes no lock."""
+        since = self._since
+        if since is None or self._clock() - since <= LONGEST_S:
+            return None
+        return f"a plan of {self._names} has been running for more than {LONGEST_S:.0f} s"
+
+    def in_words(self, error: BaseException, deciding: bool) -> str:
+        """Return what failed, with the line of a user's file; deciding: not in the engine."""
+        why = reason(error, *self._users) if deciding else None
+        return why or described(error, *map(file_of, self._users))
 
 
 def check_plan(plan: Plan, policy: Policy) -> None:

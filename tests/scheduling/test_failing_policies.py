@@ -22,11 +22,11 @@ from client.calls import ServerError, post
 from config import BOOT_ERROR
 from generate.fake import FakeGenerator
 from scheduling import user_policies
-from scheduling.deciding import LONGEST_S
 from scheduling.errors import EngineFailed, GenerationFailed, ServingError
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
 from scheduling.records import IterationRecord
+from scheduling.user_policies import LONGEST_S
 from server.asynchronous import AsynchronousManager
 from tests.counts import examples
 from tests.servers import PATIENCE_S, Spelling, started
