@@ -160,6 +160,15 @@ def make_scheduler(policy: Policy, **settings: Any) -> Scheduler:
     return Scheduler(policy, order, limits, pool, attached)
 
 
+def begun(policy: Policy, *inferences: Inference, steps: int = 1, **settings: Any) -> Scheduler:
+    """A scheduler that has these inferences of one request, after so many iterations from 0 on."""
+    scheduler = make_scheduler(policy, **settings)
+    scheduler.enqueue(inferences, 0.0)
+    for now in range(steps):
+        step(scheduler, float(now))
+    return scheduler
+
+
 def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Inference]]:
     """One iteration, and the requests that it answers; every row that samples gets token 7."""
     iteration, _ = scheduler.schedule(now)
