@@ -10,6 +10,7 @@ from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 
 from scheduling.errors import ServingError
+from server.api.door import CALLER
 from server.http.connections import Connection
 from server.http.http_reader import no_request, rendered
 
@@ -29,7 +30,7 @@ def answer(app: Any, settings: Any, connection: Connection, request: Request, la
     except ParseException as error:
         connection.send(rendered(no_request(error)))
         return False
-    environ["wsgi.multithread"] = True
+    environ |= {"wsgi.multithread": True, CALLER: request.caller}
     if last:
         response.force_close()
     try:

@@ -36,7 +36,7 @@ BODIES = OF_MODELS | {
     "/live/load": {"rate": 0}, "/stats/reset": {}, "/reset_prefix_cache": {},
     LOAD: {"lora_name": "a", "lora_path": "/"}, UNLOAD: {"lora_name": "a"},
 }  # fmt: skip
-POSTS = [route.removeprefix("POST ") for route in ROUTES if route.startswith("POST ")]
+POSTS = [route.path for route in ROUTES if route.method == "POST"]
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -90,7 +90,9 @@ WRONG = (None, KEY, "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}",
          "Bearer \xff")  # fmt: skip
 
 
-@pytest.mark.parametrize("route", [*ROUTES, "GET /nope", "OPTIONS /inference"])
+@pytest.mark.parametrize(
+    "route", [*(route.name for route in ROUTES), "GET /nope", "OPTIONS /inference"]
+)
 def test_a_server_with_a_key_answers_those_who_have_it(client_of: ClientOf, route: str) -> None:
     client = client_of(api_key=KEY)
     method, path = route.replace("{name}", "fake").split()

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from flask.testing import FlaskClient
 
-from server.api.refusals import Refused
+from server.api.refusals import Refused, kind_of
 from server.api.routes import ROUTES
 from server.serving import member_seed
 from tests.server.api.test_guard import OF_MODELS
@@ -63,7 +63,7 @@ def test_methods_and_sizes_are_refused_with_what_is_taken(client: FlaskClient) -
     error(large, 413)  # which names no length
     largest = json.dumps(HI).ljust(1_000_000)
     assert client.post("/inference", data=largest, content_type=JSON).status_code == 200
-    assert Refused("code", "message", 500).type == "server_error"
+    assert kind_of(Refused("code", "message", 500)).type == "server_error"
 
 
 def test_a_deadline_is_the_request_s_or_else_the_server_s(client_of: ClientOf) -> None:
@@ -77,7 +77,9 @@ def test_a_deadline_is_the_request_s_or_else_the_server_s(client_of: ClientOf) -
 def test_the_front_page_describes_the_server(client: FlaskClient) -> None:
     page = client.get("/").get_json()
     assert page["mode"] == "dynamic" and page["model"] == "fake"
-    assert page["config"]["max_batch_size"] == 4 and page["routes"].keys() == ROUTES.keys()
+    assert page["config"]["max_batch_size"] == 4 and [*page["routes"]] == [
+        route.name for route in ROUTES
+    ]
 
 
 ASK = {"num_tokens": 12, "temperature": 1.0}

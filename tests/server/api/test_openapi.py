@@ -13,7 +13,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi import checks
 
 from scheduling.inference import Inference, Iteration
-from server.api.routes import ROUTES
+from server.api.openapi import DESCRIBED
+from server.api.routes import Route
 from tests.counts import tenth
 from tests.servers import ClientOf, Spelling
 
@@ -53,14 +54,13 @@ def fuzz(strategy: Any, cases: int, refused: bool = True) -> None:
 
 
 @pytest.mark.property
-@pytest.mark.parametrize("route", ROUTES)
-def test_whatever_is_sent_the_document_describes_the_answer(api: Any, route: str) -> None:
-    method, path = route.split()
-    operation = api[path][method]
+@pytest.mark.parametrize("route", DESCRIBED, ids=lambda route: route.name)
+def test_whatever_is_sent_the_document_describes_the_answer(api: Any, route: Route) -> None:
+    operation, described = api[route.path][route.method], DESCRIBED[route]
     positive = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-    by_query_alone = bool(ROUTES[route].parameters) and "{" not in path
-    fuzz(positive, tenth(30 if ROUTES[route].body else 10), refused=not by_query_alone)
-    if ROUTES[route].body or by_query_alone:
+    by_query_alone = bool(described.parameters) and "{" not in route.path
+    fuzz(positive, tenth(30 if described.body else 10), refused=not by_query_alone)
+    if described.body or by_query_alone:
         fuzz(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), tenth(40))
 
 

@@ -17,11 +17,10 @@ from generate.tokenizer import Detokenizer, load_tokenizer
 from scheduling.inference import Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic
 from scheduling.sampling import Score
-from server.api.events import Events, Part
+from server.api.pending import Events, Part
 from server.api.replies import Reply
-from server.api.request import Request
-from server.api.streams import Stream
-from server.api.watcher import Watcher
+from server.http.streams import Stream, Watcher
+from server.request import Request
 from tests.server.observers.test_metrics import metrics
 from tests.servers import PATIENCE_S, ClientOf, Spelling, events, wait_until
 from tests.virtual import make_scheduler

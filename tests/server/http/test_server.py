@@ -22,7 +22,8 @@ from client.calls import get, post
 from client.load import replay
 from config import ConfigError, build
 from config.ports import check_port
-from scheduling.errors import ServingError, Unauthorized
+from scheduling.errors import ServingError
+from server.api.refusals import kind_of, unauthorized
 from server.http.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, rendered
 from server.http.pool import Pool
 from tests.servers import (
@@ -192,7 +193,7 @@ def read(raw: bytes, piece: int) -> tuple[list[tuple[str, bytes]], int | None, s
             while request := door.next_request():
                 found.append((request.method, request.body.read()))
     except ServingError as refusal:
-        return found, refusal.status, ""
+        return found, kind_of(refusal).status, ""
     return found, None, door.awaits
 
 
@@ -254,7 +255,7 @@ def test_what_is_wrong_is_refused_once_it_is_seen(raw: bytes, status: int, piece
 
 def test_whose_body_is_not_to_be_read_is_refused_before_it_is_asked_to_continue() -> None:
     def admit(request: Request) -> None:
-        raise Unauthorized("Send a key.")
+        raise unauthorized("Send a key.")
 
     door = Reader(Config(), ("127.0.0.1", 1), 1000, admit)
     door.feed(GET)

@@ -22,9 +22,9 @@ from compare.report import sentences
 from config import ConfigError, build, resolve
 from config import parse as build_from
 from server.api.messages import Answer
-from server.api.request import Request
 from server.replicas import serve
 from server.replicas.replica import Full, Replica
+from server.request import Request
 from simulate import simulation as simulate
 from tests.programs import output
 from tests.servers import asks, processes_with

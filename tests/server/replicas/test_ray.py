@@ -26,8 +26,8 @@ from lab.benchmarks.faults import replicas, tools
 from lab.benchmarks.faults.tools import Fault, Served
 from scheduling import routers
 from scheduling.routers import ON_RAY, PrefixAffinity
-from server.api.request import Request
 from server.replicas import serve
+from server.request import Request
 from tests.servers import PATIENCE_S, free_port, launched, scrape, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")

@@ -201,7 +201,7 @@ def test_with_few_files_connections_are_bounded_with_a_warning_and_all_are_serve
 
 @contextlib.contextmanager
 def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
-    """A server whose front door has other constants, which are no settings."""
+    """A server whose worker has other constants, which are no settings."""
     port = free_port()
     change = "; ".join(f"worker.{name} = {value}" for name, value in constants.items())
     run = (
