@@ -14,9 +14,9 @@ from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration, Row, State
 from scheduling.records import IterationRecord
 from server.observers import server_stats
-from server.observers.ring import Ring
 from server.observers.run import added
 from server.observers.server_stats import ServerStats
+from server.observers.tallies import Ring
 from tests.servers import ClientOf
 
 
@@ -76,7 +76,7 @@ def test_a_row_costs_its_draft_tokens_and_is_one_row_of_the_occupancy() -> None:
     assert (result["occupancy"], result["largest_batch"]) == (1.0, 4)
     assert result["useful_fraction"] == 8 / 11
     assert (result["draft_tokens"], result["accepted_tokens"]) == (7, 4)
-    assert run.counts["drafts"] == 3 and (run + run).accepted_at == {0: 4, 1: 4}
+    assert run.counts["drafts"] == 3 and added([run, run]).accepted_at == {0: 4, 1: 4}
 
 
 def test_a_reset_leaves_out_what_arrived_before_it_and_reading_changes_nothing() -> None:
@@ -207,5 +207,5 @@ def test_runs_on_different_clocks_add_up_once_they_are_on_one() -> None:
     left, right = ServerStats(4), ServerStats(4)
     left.answered(finished(100.0, 4, 101.0))
     right.answered(finished(7.0, 4, 8.0))  # 0.5 s after the other one's
-    both = left.run() + right.run().later(93.5)
+    both = added([left.run(), right.run().later(93.5)])
     assert both.report()["total-elapsed-time"] == pytest.approx(1.5)

@@ -1,5 +1,5 @@
-"""deploy/ as far as it can be tested without Docker: its files are linted and agree on services and
-files, and the image's programs run here, on the files that the image would hold.
+"""docs/deploy as far as it can be tested without Docker: its files are linted and agree, and the
+image's programs run here, on the files that the image would hold.
 """
 
 from __future__ import annotations
