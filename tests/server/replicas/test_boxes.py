@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -22,7 +21,6 @@ from werkzeug.serving import make_server
 
 from client.calls import get_text, post
 from compare.servers import wait_until_ready
-from config import HANDOFF, build
 from tests.servers import ROOT, ClientOf, free_port
 
 DEPLOY = ROOT / "docs" / "deploy"
@@ -207,12 +205,3 @@ def test_nothing_is_published_beyond_this_machine_and_only_once() -> None:
     ports = [port for service in services for port in service.get("ports", [])]
     assert all(port.startswith("127.0.0.1:") for port in ports)
     assert sorted(port.split(":")[1] for port in ports) == ["3000", "8500", "9090"]
-
-
-def test_docker_waits_until_the_server_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = composed("compose.yaml")["services"]["server"]
-    limit = str(server["environment"]["EB_DRAIN_TIMEOUT_S"])
-    config = build("dynamic", {"model": "fake", "drain_timeout_s": limit}, {})
-    monkeypatch.setenv(HANDOFF, config.handoff())
-    gunicorn = runpy.run_path(str(ROOT / "server/gunicorn_conf.py"))
-    assert gunicorn["graceful_timeout"] < int(server["stop_grace_period"].removesuffix("s"))
