@@ -65,13 +65,11 @@ class RequestReader:
         field = "prompt" if body.prompt is not None else "prompt_ids"
         prompt = body.prompt if body.prompt is not None else body.prompt_ids
         assert prompt is not None
-        adapter = self.models.adapter_of(body.model)
-        return Request(
-            self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens"),
-            body.num_tokens, Sampling(body.temperature, body.top_k, body.top_p), body.seed,
-            adapter=adapter, alone=is_alone(prompt), echo=body.echo,
-            **body.model_dump(include={*Common.model_fields}),
-        )  # fmt: skip
+        more = body.model_dump(include={*Common.model_fields, "echo"})
+        more |= {"adapter": self.models.adapter_of(body.model), "alone": is_alone(prompt)}
+        prompts = self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
+        sampling = Sampling(body.temperature, body.top_k, body.top_p)
+        return Request(prompts, body.num_tokens, sampling, body.seed, **more)
 
     def completion(self, raw: bytes) -> Request:
         body = parse(CompletionRequest, raw)
@@ -124,22 +122,21 @@ class RequestReader:
         if not body.ignore_eos:
             stop_ids.add(self.tokenizer.eot_token)
         sampling = Sampling(
-            body.temperature if body.top_p else 0.0, body.top_k if body.top_k > 0 else None,
-            body.top_p if 0 < body.top_p < 1 else None, presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty, min_tokens=body.min_tokens,
+            body.temperature if body.top_p else 0.0,
+            body.top_k if body.top_k > 0 else None,
+            body.top_p if 0 < body.top_p < 1 else None,
+            **body.model_dump(include={"presence_penalty", "frequency_penalty", "min_tokens"}),
             stop_ids=tuple(sorted(stop_ids)),
-        )  # fmt: skip
-        options = body.stream_options
-        continuous = options is not None and options.continuous_usage_stats
-        return Request(
-            prompts, num_tokens, sampling, None if body.seed == -1 else body.seed,
-            adapter=self.models.adapter_of(body.model),
-            stop=[body.stop] if isinstance(body.stop, str) else body.stop,
-            logprobs=logprobs, form=form, echo=echo,
-            include_usage=continuous or (options is not None and options.include_usage),
-            continuous_usage=continuous,
-            **body.model_dump(include={*Common.model_fields}),
-        )  # fmt: skip
+        )
+        more = body.model_dump(include={*Common.model_fields})
+        more |= {"adapter": self.models.adapter_of(body.model), "logprobs": logprobs}
+        more |= {"form": form, "echo": echo}
+        more["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+        if options := body.stream_options:
+            more["continuous_usage"] = options.continuous_usage_stats
+            more["include_usage"] = options.include_usage or options.continuous_usage_stats
+        seed = None if body.seed == -1 else body.seed
+        return Request(prompts, num_tokens, sampling, seed, **more)
 
     def _encode(
         self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str
