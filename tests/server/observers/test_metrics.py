@@ -157,11 +157,15 @@ def assert_in_order_of_ends(lines: list[dict[str, Any]], mode: str) -> None:
     assert last == 0 if mode == "nobatch" else 0 < last < 32
 
 
-def test_the_gauges_are_of_this_moment(client_of: ClientOf) -> None:
+def test_gauges_are_of_this_moment_and_rows_of_the_latest_iteration(client_of: ClientOf) -> None:
     client = client_of("static", max_batch_size=2)
+    ask = {"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
+    client.post("/v1/completions", json=ask | {"prompt": "a"})
+    rows: Mapping[str, float] = metrics(client)
+    assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [1, 0, 0]
+    assert rows["batching_occupancy"] == 0.5
     manager = client.application.extensions["server"].manager
-    long = [Inference([0] * 16, 1000), Inference([0], 500)]
-    manager.enqueue(long)
+    manager.enqueue(long := [Inference([0] * 16, 1000), Inference([0], 500)])
     waiting = [Inference([0], 5) for _ in range(3)]
     wait_until(lambda: manager.snapshot().running == 2)
     for inference in waiting:
@@ -171,15 +175,6 @@ def test_the_gauges_are_of_this_moment(client_of: ClientOf) -> None:
     assert now["vllm:kv_cache_usage_perc"] == pytest.approx((64 + 32) / 128)
     manager.cancel([*long, *waiting])
     assert metrics(client)["vllm:num_requests_running"] == 0
-
-
-def test_rows_and_occupancy_are_those_of_the_latest_iteration(client_of: ClientOf) -> None:
-    client = client_of("static", max_batch_size=4)
-    ask = {"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
-    client.post("/v1/completions", json=ask)
-    rows: Mapping[str, float] = metrics(client)
-    assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [2, 0, 0]
-    assert rows["batching_occupancy"] == 0.5
 
 
 def test_draft_tokens_are_counted_alike_by_all_four(client_of: ClientOf, tmp_path: Path) -> None:
