@@ -51,10 +51,9 @@ from scheduling.errors import Draining, ServingError
 from server.api.door import Caller
 from server.api.messages import REQUEST_ID, request_id
 from server.api.refusals import Refused
-from server.http.answering import answer
+from server.http.answering import Pool, answer
 from server.http.connections import AT_ONCE, Connection, Connections, Wait, in_turn
 from server.http.http_reader import Reader, invalid, rendered
-from server.http.pool import Pool
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, which else would be reset under load
 LINGER_S = 2.0

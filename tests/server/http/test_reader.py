@@ -16,9 +16,9 @@ from gunicorn.http.message import Request
 
 from scheduling.errors import ServingError
 from server.api.refusals import kind_of, unauthorized
+from server.http.answering import Pool
 from server.http.connections import Connection, in_turn
 from server.http.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, rendered
-from server.http.pool import Pool
 from server.http.worker import Worker
 from tests.servers import wait_until
 
