@@ -19,12 +19,12 @@ from config.keys import digest
 from server.api import refusals
 from server.api.messages import HTML, JSON, Answer
 from server.api.refusals import Refused, unauthorized
-from server.api.routes import DESCRIPTION, MODEL, MODELS, OPEN, PAGE, PROBES, Route, offered
+from server.api.routes import DESCRIPTION, OPEN, PAGE, PROBES, Route, offered
 
 if TYPE_CHECKING:
     from config import Config
 
-OF_MODELS = f"{MODELS.path}/"
+NAME = "{name}"  # the end of some paths
 CALLER = "batching.caller"  # in a WSGI environment: the Caller, if the key was checked already
 
 
@@ -41,7 +41,7 @@ class Caller(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A request whose route may be called. name: of the path's model. user: as of Caller."""
+    """A request whose route may be called. name: the end of its path. user: as of Caller."""
 
     route: Route
     name: str
@@ -57,10 +57,11 @@ class Door:
         self._routes: dict[str, dict[str, Route]] = {}  # by path and method
         for route in offered(self._has_page):
             self._routes.setdefault(route.path, {})[route.method] = route
+        self._prefixes = [path.removesuffix(NAME) for path in self._routes if NAME in path]
 
     def caller(self, method: str, path: str, headers: Headers) -> Caller:
         """Check the key of a request. Raises Refused."""
-        route = self._route(method, path)
+        route, _, _ = self._find(method, path)
         if not self._keys or route in OPEN or self._shows_page(route, headers):
             return Caller(None)
         return Caller(user_of(self._keys, headers.get("Authorization", "")))
@@ -80,13 +81,11 @@ class Door:
         replica has.
         """
         user = (caller or self.caller(method, path, headers)).user
-        route = self._route(method, path)
+        route, taken, name = self._find(method, path)
         if method == "POST" and route is not None:
             check_body(headers)
         if self._hosts is not None and route not in PROBES:
             check_host(headers.get("Host", ""), self._hosts)
-        taken = self._methods(path)
-        # as Flask has it
         allowed = ", ".join(sorted({*taken, "OPTIONS", *(["HEAD"] if "GET" in taken else [])}))
         if not taken:
             raise refusals.no_such_route(method, path, self._has_page)
@@ -96,19 +95,21 @@ class Door:
             return to_page(prefix)
         if method == "OPTIONS":
             return Answer(b"", headers={"Allow": allowed}, content_type=HTML)
-        return Admitted(route, path.removeprefix(OF_MODELS) if route is MODEL else "", user)
+        return Admitted(route, name, user)
 
-    def _methods(self, path: str) -> Mapping[str, Route]:
-        """Return the routes of a path by their methods."""
-        one_model = path.startswith(OF_MODELS) and path != OF_MODELS
-        return self._routes.get(MODEL.path if one_model else path, {})
-
-    def _route(self, method: str, path: str) -> Route | None:
-        """Return the route that takes a request; of OPTIONS, any one of the path."""
-        taken = self._methods(path)
+    def _find(self, method: str, path: str) -> tuple[Route | None, Mapping[str, Route], str]:
+        """Return the route that takes a request (of OPTIONS, any one of the path), all routes of
+        the path by their methods, and the name at its end, if these have one.
+        """
+        place, name = path, ""
+        for prefix in self._prefixes:
+            if path not in self._routes and path.startswith(prefix) and path != prefix:
+                place, name = prefix + NAME, path.removeprefix(prefix)
+        taken = self._routes.get(place, {})
+        route = taken.get("GET" if method == "HEAD" else method)
         if method == "OPTIONS":
-            return next(iter(taken.values()), None)
-        return taken.get("GET" if method == "HEAD" else method)
+            route = next(iter(taken.values()), None)
+        return route, taken, name
 
     def _shows_page(self, route: Route | None, headers: Headers) -> bool:
         """Return whether this is GET / of a browser, which is redirected to the page."""
