@@ -10,17 +10,8 @@ from typing import Any, NamedTuple
 
 from config import MAX_BODY_BYTES
 from config.left import ROUTES as LEFT
-from scheduling.errors import (
-    Cancelled,
-    DeadlinePassed,
-    Draining,
-    EngineFailed,
-    GenerationFailed,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    ServingError,
-)
+from scheduling import errors
+from scheduling.errors import InvalidRequest, Overloaded, ServingError
 from server.api.messages import Answer, answer
 from server.api.routes import offered
 
@@ -36,12 +27,12 @@ class Kind(NamedTuple):
 KINDS: dict[type, Kind] = {
     ServingError: Kind(500, "server_error"),
     InvalidRequest: Kind(400, "invalid_request_error"),
-    ModelNotFound: Kind(404, "invalid_request_error"),
+    errors.ModelNotFound: Kind(404, "invalid_request_error"),
     Overloaded: Kind(429, "rate_limit_error"),
-    Cancelled: Kind(499, "server_error"),
-    Draining: Kind(503, "service_unavailable_error"),
-    EngineFailed: Kind(503, "service_unavailable_error"),
-    DeadlinePassed: Kind(504, "timeout_error"),
+    errors.Cancelled: Kind(499, "server_error"),
+    errors.Draining: Kind(503, "service_unavailable_error"),
+    errors.EngineFailed: Kind(503, "service_unavailable_error"),
+    errors.DeadlinePassed: Kind(504, "timeout_error"),
 }
 # codes of refusals by HTTP's own rules, and the status of each; docs/http.md shows them
 STATUSES = {
@@ -89,7 +80,7 @@ def body_of(error: ServingError) -> dict[str, Any]:
 def failure(error: Exception) -> Answer:
     """Return the answer to an error; an unexpected one shows no more than its class."""
     if not isinstance(error, ServingError):
-        error = GenerationFailed(f"Unexpected error: {type(error).__name__}")
+        error = errors.GenerationFailed(f"Unexpected error: {type(error).__name__}")
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}

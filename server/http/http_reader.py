@@ -12,16 +12,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
+from gunicorn.http import errors
 from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import (
-    ExpectationFailed,
-    InvalidHTTPVersion,
-    LimitRequestHeaders,
-    LimitRequestLine,
-    NoMoreData,
-    ParseException,
-    UnsupportedTransferCoding,
-)
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
@@ -41,11 +33,11 @@ VERSION = re.compile(rb" HTTP/[0-9]\.[0-9]$")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?")
 WRONG_CHUNKS = "The chunks of the body are malformed; send it with a Content-Length."
 STATUS: dict[type[Exception], int] = {
-    InvalidHTTPVersion: 505,
-    LimitRequestLine: 414,
-    ExpectationFailed: 417,
-    LimitRequestHeaders: 431,
-    UnsupportedTransferCoding: 501,
+    errors.InvalidHTTPVersion: 505,
+    errors.LimitRequestLine: 414,
+    errors.ExpectationFailed: 417,
+    errors.LimitRequestHeaders: 431,
+    errors.UnsupportedTransferCoding: 501,
 }
 
 
@@ -164,7 +156,7 @@ class Reader:
         self._searched = 0
         try:
             request = Request(self._settings, IterUnreader([head]), self._client)
-        except (ParseException, NoMoreData, StopIteration) as error:
+        except (errors.ParseException, errors.NoMoreData, StopIteration) as error:
             status = STATUS.get(type(error), 400)
             if status == 505 and not VERSION.search(head.partition(b"\r\n")[0]):
                 status = 400  # it is no version at all
