@@ -139,9 +139,11 @@ def rows(iteration: Iteration) -> str:
     (Dynamic(prefill="every:2"), "A1, A1, A1, B9, A1, A1, B4 C3, A1 B1 C1, A1", [2, 2, 3]),
 ], ids=lambda value: getattr(value, "prefill", None))  # fmt: skip
 def test_rules_serve_the_example(policy: Dynamic, expected: str, paused_s: list[float]) -> None:
-    served = run(policy, PROMPTS, max_batch_size=3, token_budget=9)
-    assert ", ".join(rows(iteration) for _, iteration in served.iterations) == expected
-    assert [i.interruptions.paused_s for i in served.inferences] == paused_s
+    """Also with --shed, which keeps a history: with it, last computed prompts first."""
+    for shed in (False, True):
+        served = run(policy, PROMPTS, max_batch_size=3, token_budget=9, shed=shed)
+        assert ", ".join(rows(iteration) for _, iteration in served.iterations) == expected
+        assert [i.interruptions.paused_s for i in served.inferences] == paused_s
 
 
 @pytest.mark.parametrize(("padded", "expected"), [("apart", [0, 0, 1]), ("together", [0, 8, 4])])
