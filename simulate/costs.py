@@ -20,7 +20,7 @@ from config.reading import read_json
 from generate import FEW, fake
 from scheduling.inference import Iteration
 from simulate import roofline
-from simulate.time import PS
+from simulate.loop import PS
 
 MOST_S = 10**9  # beyond it, a simulation never ends
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"

@@ -26,8 +26,8 @@ from lab.studies.virtual import VIRTUAL
 from scheduling.building import build_scheduler
 from scheduling.inference import Generator, Inference
 from simulate.costs import FAKE
-from simulate.run import SimulatedServer
-from simulate.time import PS
+from simulate.loop import PS
+from simulate.server import SimulatedServer
 
 LOAD_MS, TOKEN_MS = 50.0, 0.02  # of a fake engine, whose iteration takes 8 ms and 0.3 ms a row
 COSTS = replace(FAKE, load=round(LOAD_MS / 1e3 * PS), adapter_token=round(TOKEN_MS / 1e3 * PS))

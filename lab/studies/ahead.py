@@ -15,7 +15,7 @@ from client.measure import judged
 from client.workloads import Workload
 from lab.studies.study import Against, Case, Panel, Study, Table, grid
 from simulate import PS
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 from simulate.simulation import Simulation, parse
 
 COSTS = "roofline:h100,gpt2-medium,bfloat16"

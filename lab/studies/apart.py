@@ -14,7 +14,7 @@ from client.workloads import Workload
 from compare.analysis import ATTAINMENT, Estimate
 from compare.report.tables import NONE, formatted
 from lab.studies.study import Against, Case, Cases, Panel, Study, Table, only, ratio
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 from simulate.simulation import Simulation, parse
 
 WORDS = "--costs roofline:a100,gpt2-xl,bfloat16 --max-batch-size 64 --router least_tokens"

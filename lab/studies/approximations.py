@@ -21,7 +21,7 @@ from lab.studies.arena import FAST, Kind, Trace, prompts_of, requests_of
 from lab.studies.study import Against, Case, Panel, Study, Table
 from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings, pool, while_waiting
 from simulate.costs import load
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 TRACE = Trace(
     "three of four chat, the fourth has a long prompt",

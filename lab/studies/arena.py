@@ -27,7 +27,7 @@ from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings, while_waiting
 from scheduling.policies import MODES
 from scheduling.policies.own import SOURCES
 from simulate.costs import load
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 LOADS = (0.6, 0.85, 1.1)
 BURST, FAST = 240, 1e5  # requests that show a capacity, and their rate: kinds stay mixed

@@ -18,7 +18,7 @@ from config import MODES, build
 from lab.studies.study import Case, Panel, Study, Table
 from lab.studies.virtual import CAPACITY_SEED, SETTINGS, while_waiting
 from simulate.costs import FAKE
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 LENGTHS, ARRIVAL = "normal", "poisson:1"  # a comparison's own defaults
 LIMITS = parse_goodput(SWEEP_GOODPUT)

@@ -17,7 +17,7 @@ from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table, grid, only, values
 from lab.studies.virtual import SETTINGS, VIRTUAL, Settings
 from simulate.costs import FAKE
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 LENGTHS = "exponential:100:800"
 ROWS = 8

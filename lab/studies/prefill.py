@@ -17,8 +17,8 @@ from config import build
 from lab.studies.study import Against, Case, Panel, Study, Table
 from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings
 from simulate.costs import Work, load
-from simulate.run import SimulatedServer
-from simulate.time import PS
+from simulate.loop import PS
+from simulate.server import SimulatedServer
 
 MODELS = {"demo": "demo", "gpt2": "GPT-2 124M"}  # by the name of their costs
 ROWS, LENGTHS = 32, "exponential:64:200"

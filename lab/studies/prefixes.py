@@ -28,7 +28,7 @@ from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
 from simulate.costs import FAKE
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 from stats import times_of
 
 PREFIX = 256  # tokens of a shared prefix

@@ -21,7 +21,7 @@ from lab.studies.virtual import SETTINGS, pool
 from scheduling.routers import ROUTERS
 from simulate.costs import load
 from simulate.fleet import Layout
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 REPLICAS = (1, 2, 4, 8, 16)
 LEAST = 2000  # requests of a trace

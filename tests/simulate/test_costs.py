@@ -17,8 +17,8 @@ from generate.fake import FakeGenerator
 from scheduling.inference import Inference, Iteration, Row
 from simulate import costs
 from simulate.costs import FAKE, Costs, CostsError, Line, load, save, work
+from simulate.loop import PS
 from simulate.roofline import DEVICES, REACHED, Device
-from simulate.time import PS
 
 UNITS = ("bytes", "flops")
 LINE = Line(iteration=500, row=70, context=3, prefill=11, chunk_context=2)

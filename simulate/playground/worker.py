@@ -28,9 +28,8 @@ from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from server.live.observer import RunObserver, about
 from simulate.costs import load
-from simulate.loop import Arrival, Loop
+from simulate.loop import PS, Arrival, Loop, seconds
 from simulate.replica import SimulatedReplica, Stretch
-from simulate.time import PS, seconds
 from stats import ROW_KINDS, times_of
 
 FILE = "yours.py"  # the editor's text; a mode or an order in it is yours.py:NAME
