@@ -17,7 +17,7 @@ from client.machine import cpu
 from client.outcomes import Outcome
 from client.progress import Replayed
 from client.traces import Request
-from compare.report import replicas, report, side_by_side
+from compare.report import report, side_by_side
 from config import NOT_SIMULATED, Config, ConfigError, build
 from scheduling.policies import MODES, ORDERS
 from simulate import jobs
@@ -122,24 +122,21 @@ def test_all_that_is_written_says_that_costs_are_an_estimate(tmp_path: Path) -> 
     assert all(facts["costs"] in caption for caption in captions)
 
 
-def test_a_report_tells_how_many_replicas_there_were(tmp_path: Path) -> None:
+def test_a_figure_shows_how_many_replicas_there_were(tmp_path: Path) -> None:
     """One fewer until the failed one is replaced; and of a failure that ended no request."""
     words = "--modes nobatch,dynamic --numsamples 600 --arrival poisson:150 --replicas 4 "
     words += f"--fail 1:0.001 3:1000 --start-s 1 --out {tmp_path}"  # the first when it is idle
     output("simulate", words)
-    [part] = re.findall("## Replicas\n(.*?)\n## ", (tmp_path / "report.md").read_text(), re.S)
-    assert re.search(r"\| nobatch \| 3 to 4 \| [1-9]\d* \| [1-9]\d* to [1-9]\d* \|", part)
-    assert "In dynamic the failure of replica 3 at 1000 s ended no request: it was not up" in part
-    assert "replicas.png" in part
-    run = runs.load(tmp_path)
-    panels = report.drawings(run)["replicas"]().axes
+    said = "In dynamic the failure of replica 3 at 1000 s ended no request: it was not up"
+    assert said in (tmp_path / "report.md").read_text()
+    drawn = report.drawings(run := runs.load(tmp_path))
+    panels = drawn["replicas"]().axes
     assert [axes.get_title(loc="left") for axes in panels] == ["nobatch", "dynamic"]
-    rows = report.drawings(run)["occupancy"]().axes[0].get_ylim()[1]
+    rows = drawn["occupancy"]().axes[0].get_ylim()[1]
     assert rows == 4 * run.first["config"]["max_batch_size"], "those of all replicas"
-    for axes, replica in zip(panels, replicas.simulated(run).values()):
+    for axes in panels:
         every, up = (patch for patch in axes.patches if isinstance(patch, StepPatch))
-        most = max(up for _, up, _ in replica["changes"])
-        assert max(up.get_data()[0]) == most <= max(every.get_data()[0])
+        assert max(up.get_data()[0]) == 4 <= max(every.get_data()[0]), axes.get_title()
 
 
 def test_measured_beside_simulated_runs(simulated: Path, elsewhere: Path, tmp_path: Path) -> None:
@@ -299,12 +296,10 @@ def test_a_bad_command_line_ends_with_a_sentence(argv: str, reason: str, tmp_pat
 
 def test_a_trace_beyond_the_context_ends_with_a_sentence(tmp_path: Path) -> None:
     done = simulate(tmp_path, f"{SMALL} --max-model-len 64 --arrival burst")
-    assert done.returncode == 2 and re.fullmatch(
-        r"error: request \d+ of the trace can never be served: \d+ prompt tokens \+ \d+ completion "
-        r"tokens is beyond the context of 64\. Give shorter --lengths, or a smaller --scale\n",
-        done.stderr,
+    said = (
+        "served: 44 prompt tokens + 35 completion tokens is beyond the context of 64. Give shorter"
     )
-    assert not list(tmp_path.glob("*.json"))
+    assert done.returncode == 2 and said in done.stderr and not list(tmp_path.glob("*.json"))
 
 
 def test_the_environment_changes_no_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
