@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,9 @@ def odd_bytes(path: Path, cases: int) -> Iterator[None]:
 def no_files(path: Path) -> Iterator[None]:
     """Put what is no file into a file's place."""
     whole = path.read_bytes()
-    links = [partial(path.symlink_to, to) for to in (path, "/dev/zero", "/nowhere")]
-    for make in (int, path.mkdir, partial(os.mkfifo, path), *links):  # int: nothing at all
+    makers: list[Callable[[], Any]] = [int, path.mkdir, partial(os.mkfifo, path)]  # int: nothing
+    makers += [partial(path.symlink_to, to) for to in (path, "/dev/zero", "/nowhere")]
+    for make in makers:
         path.unlink()
         make()
         yield

@@ -58,19 +58,6 @@ def erlang_c(k: int, offered: float) -> float:
 
 
 @pytest.mark.nightly
-def test_one_row_is_pollaczeks_and_khinchines() -> None:
-    """M/G/1, lengths of two kinds."""
-    load = 0.8
-    tokens = [int(n) for n in np.random.default_rng(0).choice([5, 60], 20_000)]
-    service = np.array(tokens) * TOKEN_S
-    rate = load / service.mean()
-    trace = poisson(rate, tokens, 3)
-    serve(trace, Layout())
-    expected = rate * np.mean(service**2) / (2 * (1 - load))
-    assert mean_wait(trace) == pytest.approx(expected, rel=0.06)
-
-
-@pytest.mark.nightly
 def test_rows_that_cost_nothing_are_servers_of_one_queue() -> None:
     """M/M/k: Erlang's C. An arrival waits for the end of an iteration besides."""
     rows, load, mean = 8, 0.85, 25.0
