@@ -36,12 +36,8 @@ class Stretch(NamedTuple):
 
     def ends(self) -> list[int]:
         """Return the end of each iteration."""
-        end, step, ends = self.begun + self.first, self.gap + self.second, []
-        for _ in range(self.n):
-            ends.append(end)
-            end += step
-            step += self.growth
-        return ends
+        first, step, growth = self.begun + self.first, self.gap + self.second, self.growth
+        return [first + k * step + k * (k - 1) // 2 * growth for k in range(self.n)]
 
     def end(self, k: int) -> int:
         """Return the end of the k-th iteration, from 0."""
