@@ -31,7 +31,7 @@ from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
 from config.tables import NEEDS, ONLY_IN, bounds_skipping, flag, meaningful
 from scheduling.policies import MODES, ORDERS
-from scheduling.policies.own import PROBLEMS
+from scheduling.user_policies import PROBLEMS
 
 # settings without a meaning with engines but the cached one, and with none at all
 UNUSED = {

@@ -22,8 +22,7 @@ from generate.buffers import Buffer
 from generate.sampling import Sample
 from generate.scoring import ids_after
 from model import GPT2
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator, Inference, Iteration, Row
+from scheduling.inference import Drafter, Generator, Inference, Iteration, Row
 from scheduling.sampling import Sampling
 
 Known = Callable[[Tensor], Tensor]  # from ids to ids; see CachedGenerator

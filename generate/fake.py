@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from generate import OutOfMemory
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator, Iteration
+from scheduling.inference import Drafter, Generator, Iteration
 
 ITERATION_S = 1e-3
 ROW_S = 6e-5

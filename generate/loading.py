@@ -11,7 +11,7 @@ import torch
 
 from config import Config
 from generate import FEW, OutOfMemory, memory_for
-from generate.ahead import LaunchingGenerator, SampledIds
+from generate.asynchronous import LaunchingGenerator, SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -28,8 +28,7 @@ from generate.padded import PaddedGenerator
 from generate.sampling import sample, sample_on_cpu
 from generate.weights import locate
 from model import GPT2, KVCache
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator
+from scheduling.inference import Drafter, Generator
 
 
 def load(config: Config, path: Path | None, n_vocab: int) -> Generator:

@@ -23,15 +23,15 @@ from generate.tokenizer import Detokenizer, StopRule, load_tokenizer
 from generate.weights import locate
 from scheduling.building import build_scheduler
 from scheduling.errors import InvalidRequest
-from scheduling.inference import Generator, Inference
+from scheduling.inference import CachedPrefix, Generator, Inference, Slo
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Scores
-from server.ahead import AheadManager
 from server.api.events import Events, Part
 from server.api.logprobs import Logprobs
 from server.api.models import Models
 from server.api.replies import REPLIES
 from server.api.request import Request
+from server.asynchronous import AsynchronousManager
 from server.observers.line_writer import LineWriter
 from server.observers.metrics import Metrics
 from server.observers.recording import END, Entry, gap, line_of, record
@@ -72,14 +72,14 @@ class Server:
         )
         self.models = Models(config)
         if config.lora_slots:
-            self.scheduler.extensions.append(self.models)
+            self.scheduler.attach(self.models)
         self.generator: Generator | None = None  # once it is loaded
 
         def loaded() -> Generator:
             self.generator = load(config, path, n_vocab)
             return self.generator
 
-        manager = AheadManager if config.ahead else BatchingManager
+        manager = AsynchronousManager if config.ahead else BatchingManager
         self.manager = manager(
             self.scheduler, loaded, loop_interval_s=config.loop_interval_ms / 1e3
         )
@@ -158,10 +158,8 @@ class Server:
                     request_id=request.id,
                     priority=request.priority,
                     queue_timeout_s=request.queue_timeout_s,
-                    slo_class=request.slo_class,
-                    slo_ttft_ms=request.slo_ttft_ms,
-                    slo_tpot_ms=request.slo_tpot_ms,
-                    keys=keys and [*keys],
+                    slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
+                    prefix=CachedPrefix([*keys]) if keys else None,
                     leader=leader,
                     scores=None if top is None else Scores(top, 1 if echo else len(ids)),
                     prompt_only=not request.num_tokens,

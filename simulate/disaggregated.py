@@ -12,7 +12,7 @@ from typing import Any
 from config import Config, ConfigError, flag
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
-from simulate.ahead import AheadReplica
+from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop, instant, seconds
@@ -43,7 +43,7 @@ def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Disaggrega
     if layout.prefill_replicas:
         token_bytes = config.block_bytes // config.block_size
         return functools.partial(Disaggregated, token_bytes=token_bytes)
-    return functools.partial(Fleet, kind=AheadReplica) if config.ahead else Fleet
+    return functools.partial(Fleet, kind=AsynchronousReplica) if config.ahead else Fleet
 
 
 class Disaggregated:

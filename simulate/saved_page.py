@@ -24,7 +24,7 @@ from client.traces import Request, load_trace
 from compare.report import report
 from config import Config, ConfigError, Parser, refuse_unknown
 from config.left import used
-from scheduling.policies import own
+from scheduling import user_policies
 from scheduling.scheduler import Scheduler
 from server.live import page
 from server.live.observer import RunObserver, about
@@ -144,7 +144,8 @@ def again(run: Run, seed: str) -> dict[str, str]:
     if not trace.exists():
         raise RunError(f"{trace} is not there; simulate again, a trace that is short enough")
     given = {name: result.get("config") or {} for name, result in run.results[0].items()}
-    if absent := own.absent(str(each.get(k)) for each in given.values() for k in ("mode", "order")):
+    named = (str(each.get(key)) for each in given.values() for key in ("mode", "order"))
+    if absent := user_policies.absent(named):
         raise RunError(f"{run.folder}: {absent}")
     for name, each in given.items():
         if sentence := used(each):

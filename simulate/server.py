@@ -25,13 +25,13 @@ from generate.forced import ForcedAcceptance
 from generate.tokenizer import load_tokenizer
 from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import CachedPrefix, Inference, Iteration, Slo
 from scheduling.policies import MODES, ORDERS
-from scheduling.policies.own import reason
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from scheduling.user_policies import reason
 from server.observers.server_stats import ServerStats
 from simulate.costs import Costs
 from simulate.disaggregated import fleet_of
@@ -40,9 +40,6 @@ from simulate.loop import OBSERVE, PS, Arrival, Group, Loop, instant, seconds
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
 from stats import times_of, timings_of
-
-# fields that a request and its inference share
-SAME = ("num_tokens", "user", "slo_class", "slo_ttft_ms", "slo_tpot_ms")
 
 
 class SimulatedServer:
@@ -179,19 +176,19 @@ class _Replay:
         config, timeout_s = self._config, self._config.request_timeout_s
         adapter, arrives = self._adapter_of(request), at + self._request_s
         seed = i if request.seed is None else request.seed  # a server numbers them, too
-        keys = None
-        if config.prefix_caching:
-            keys = block_keys(ids, config.block_size, adapter=adapter)
         inference = Inference(
             ids,
-            sampling=Sampling(request.temperature, request.top_k, request.top_p, seed),
-            deadline=timeout_s and arrives + timeout_s,
+            request.num_tokens,
+            Sampling(request.temperature, request.top_k, request.top_p, seed),
+            timeout_s and arrives + timeout_s,
             streamed=self._server.stream,
+            user=request.user,
             adapter=adapter,
             priority=request.priority or 0,
-            keys=keys,
-            **{name: getattr(request, name) for name in SAME},
+            slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
         )
+        if config.prefix_caching:
+            inference.prefix = CachedPrefix(block_keys(ids, config.block_size, adapter=adapter))
         greedy = request.temperature == 0 and config.model != "fake"
         token = zlib.crc32(array("q", ids)) if greedy else seed
         self._in_flight[inference] = _InFlight(i, request, at, token)

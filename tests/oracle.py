@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from config.shapes import Shape
-from generate.ahead import SampledIds
+from generate.asynchronous import SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -27,8 +27,7 @@ from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
 from model import GPT2, KVCache
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator, Inference, Iteration, Row
+from scheduling.inference import Drafter, Generator, Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 from scheduling.sampling import Sampling
 from simulate import drive

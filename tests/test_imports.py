@@ -10,6 +10,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from unittest import mock
@@ -21,69 +22,75 @@ from packaging.utils import canonicalize_name
 from config import environment
 from tests.servers import ROOT
 
-
-def read_arrows() -> dict[str, set[str]]:
-    """Return the table of docs/design.md: the rooms that each room imports."""
-    [table] = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "design.md").read_text(), re.DOTALL)
-    lines = [line.partition("→") for line in table.splitlines()]
-    return {room.strip(): set(names.replace(",", " ").split()) for room, _, names in lines}
-
-
-ARROWS = read_arrows()
-OUTSIDE = ("tests", ".venv")
-
-
-def rooms() -> Iterator[tuple[str, list[Path]]]:
-    """Yield each module at the root and each folder of modules, with its files."""
-    for path in ROOT.glob("*.py"):
-        yield path.stem, [path]
-    for folder in ROOT.iterdir():
-        files = sorted(folder.rglob("*.py")) if folder.name not in OUTSIDE else []
-        if files:
-            yield folder.name, files
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+# the rooms from the ground up
+FLOORS = re.findall(r"^(\w+) — ", DESIGN.split("```rooms\n")[1].split("```")[0], re.MULTILINE)
+FILES = [  # each file of code, as a path from the root; exercises of the course are a reader's own
+    file.relative_to(ROOT)
+    for folder in [ROOT, *(path for path in ROOT.iterdir() if path.name not in ("tests", ".venv"))]
+    for file in sorted(folder.glob("*.py") if folder == ROOT else folder.rglob("*.py"))
+    if file.parent.name != "mine"
+]
 
 
 def module_of(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(file): file for file in FILES}
 
 
 def imported(file: Path) -> Iterator[str]:
     """Yield the full names that a file imports, for types too."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
-def row_of(name: str) -> str | None:
-    """Return the row of the table for a module: its own, its folder's, or none."""
-    while name and name not in ARROWS:
+def file_of(name: str) -> Path | None:
+    """Return the file of a module, or that of the module that has the name; none: a package's."""
+    while name and name not in MODULES:
         name = name.rpartition(".")[0]
-    return name or None
+    return MODULES.get(name)
 
 
-def test_every_room_imports_what_the_design_says() -> None:
-    arrows: dict[str, set[str]] = {row: set() for row in ARROWS}
-    for _, files in rooms():
-        for file in files:
-            row = row_of(module_of(file))
-            assert row, f"{file} is in no room of docs/design.md"
-            arrows[row] |= {other for name in imported(file) if (other := row_of(name))} - {row}
-    assert arrows == ARROWS
-    heart = {name.split(".")[0] for file in dict(rooms())["scheduling"] for name in imported(file)}
-    assert not heart - {"scheduling", "sortedcontainers"} - sys.stdlib_module_names
+ARROWS = {
+    file: {other for name in imported(file) if (other := file_of(name))} - {file} for file in FILES
+}
 
 
-def test_the_design_has_no_cycle() -> None:
-    above = dict(ARROWS)
-    while free := {room for room, below in above.items() if not below}:
-        above = {room: below - free for room, below in above.items() if room not in free}
-    assert above == {}
+def room_of(file: Path) -> str:
+    return file.parts[0].removesuffix(".py")
 
 
-def test_few_files_lie_at_the_root() -> None:
-    assert len(list(ROOT.glob("*.py"))) <= 12
+def test_every_file_is_in_a_room_and_imports_rooms_below_its_own_alone() -> None:
+    assert {room_of(file) for file in FILES} == set(FLOORS)
+    assert [
+        f"{file} imports {other}"
+        for file, others in ARROWS.items()
+        for other in others
+        if FLOORS.index(room_of(other)) > FLOORS.index(room_of(file))
+    ] == []
+
+
+def test_no_files_and_no_folders_import_each_other() -> None:
+    """A folder and one inside it are one."""
+    [*TopologicalSorter(ARROWS).static_order()]  # raises CycleError
+    folders: dict[Path, set[Path]] = {}
+    for file, others in ARROWS.items():
+        for a, b in ((file.parent, other.parent) for other in others):
+            if Path() not in (a, b) and not a.is_relative_to(b) and not b.is_relative_to(a):
+                folders.setdefault(a, set()).add(b)
+    [*TopologicalSorter(folders).static_order()]
+
+
+def test_the_scheduler_knows_no_clock_no_thread_and_no_command_line() -> None:
+    heart = [file for file in FILES if room_of(file) == "scheduling"]
+    names = {name.partition(".")[0] for file in heart for name in imported(file)}
+    assert not names - {"scheduling", "sortedcontainers"} - sys.stdlib_module_names
+    assert not names & {"ctypes", "os", "sys", "threading", "time"}
 
 
 HEAVY = "torch flask gunicorn safetensors app"
@@ -168,9 +175,8 @@ def test_every_module_imports_with_the_base_requirements_or_is_named_as_an_extra
         for module, distributions in packages_distributions().items()
         if not base & {canonicalize_name(each) for each in distributions}
     ]
-    files = [file for _, files in rooms() for file in files]
-    programs = ("gunicorn_conf", "__main__")
-    modules = [module_of(file) for file in files if file.stem not in programs]
+    programs = ("gunicorn_conf", "__main__", "test_mine")
+    modules = [module_of(file) for file in FILES if file.stem not in programs]
     done = subprocess.run(
         [sys.executable, "-c", IMPORTING],
         cwd=ROOT, input=json.dumps([blocked, modules]), capture_output=True, text=True, check=True,
@@ -178,16 +184,13 @@ def test_every_module_imports_with_the_base_requirements_or_is_named_as_an_extra
     assert json.loads(done.stdout) == EXTRAS
 
 
-# each file that is one, as it is called; docs/ and benchmarks/peers need no package at first
-PROGRAMS = [
-    ["client/client.py"],
-    *(
-        ["-m", module_of(file).removesuffix(".__main__")]
-        for name, files in rooms() if name not in ("client", "docs")
-        for file in files
-        if "__name__ == \"__main__\"" in file.read_text() and file.parent.name != "peers"
-    ),
-]  # fmt: skip
+# each file that is one, as it is called; docs/ and lab/benchmarks/peers need no package at first
+PROGRAMS = [["client/client.py"]] + [
+    ["-m", module_of(file).removesuffix(".__main__")]
+    for file in FILES
+    if '__name__ == "__main__"' in (ROOT / file).read_text()
+    if room_of(file) not in ("client", "docs") and file.parent.name != "peers"
+]
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_the_readme_shows_each_program() -> None:
 def test_commands_are_understood(program: str) -> None:
     assert of(program)
     for argv in of(program):
-        if ".py:" not in " ".join(argv):  # files are loaded with the package: test_own_policy
+        if ".py:" not in " ".join(argv):  # files are loaded with the settings: test_user_policies
             PARSERS[program](argv)
 
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from config import build
 from generate.forced import ForcedAcceptance
 from generate.ngram import Ngram
-from scheduling.drafts import Drafter
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Drafter, Inference, Iteration
 from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
 from server.api.request import Request

@@ -44,7 +44,7 @@ ODD = Costs(
 # so that requests come, and leave, when iterations begin and end
 EVEN = Costs("even", Line(PS // 10), gap=PS // 10)
 TIMES = ("arrived_at", "admitted_at", "answered_at", "token_times", "interruptions")
-SAME = ("id", "state", *TIMES, "tokens", "cached_tokens", "keys", "standing")
+SAME = ("id", "state", *TIMES, "tokens", "cached_tokens", "prefix", "standing")
 
 
 class Served:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from scheduling.errors import Cancelled
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import CachedPrefix, Inference, Iteration, Row
 from scheduling.policies import ORDERS, Dynamic, MultiBin, Srpt, Static
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "demand, few blocks": (Dynamic(kv_reservation="demand"), {"n_blocks": 20, "token_budget": 16}),
     "srpt, which pauses": (Dynamic(), {"order": Srpt(), "max_batch_size": 3}),
     "prompts first, which pauses": (Dynamic(prefill="first"), {}),
-    "padding": (Dynamic(), {"decoder_batch_sizes": [8, 4]}), "bins": (MultiBin(), {}),
+    "padding": (Dynamic(), {"decoder_batch_sizes": [4, 8]}), "bins": (MultiBin(), {}),
 }  # fmt: skip
 
 
@@ -304,7 +304,7 @@ def test_the_first_request_of_a_queue_s_snapshot_is_admitted_next(name: str) -> 
         user, tokens = rng.choice("abc"), rng.randint(1, 30)
         ids = [rng.randrange(2)] * rng.randint(4, 20)
         keys = block_keys(ids, scheduler.limits.block_size)
-        scheduler.enqueue([Inference(ids, tokens, user=user, keys=keys)], 0.1 * k)
+        scheduler.enqueue([Inference(ids, tokens, user=user, prefix=CachedPrefix(keys))], 0.1 * k)
     for step in range(4):
         now = 2.0 + step
         first = snapshot_of(scheduler, 64, now).queue[0]

@@ -1,5 +1,5 @@
 """A simulated replica that is one iteration ahead: it plans and launches the next iteration while
-its engine computes one, as `ahead.AheadManager` does.
+its engine computes one, as `server.asynchronous.AsynchronousManager` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from simulate.loop import END, PS, not_before
 from simulate.replica import SimulatedReplica, Stretch
 
 
-class AheadReplica(SimulatedReplica):
+class AsynchronousReplica(SimulatedReplica):
     """A replica of which an iteration takes the longer of two times and not their sum: that of the
     engine, and that of the thread which answers, plans and launches. It computes one iteration at a
     time, without jumps.

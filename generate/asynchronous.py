@@ -1,5 +1,5 @@
 """Iterations that follow one another on the device, without the host in between: ids that one
-samples enter the next one there (scheduling/ahead.py).
+samples enter the next one there (scheduling/asynchronous.py).
 """
 
 from __future__ import annotations
