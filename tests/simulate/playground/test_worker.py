@@ -125,13 +125,25 @@ def comes_true(tab: Any, condition: str) -> None:
 
 
 DONE = "document.getElementById('state').textContent.includes('simulated in')"
+WATCHED = """addEventListener("DOMContentLoaded", () => {
+  const state = document.getElementById("state"), all = {childList: true};
+  window.said = [];
+  if (state) new MutationObserver(() => said.push(state.textContent)).observe(state, all);
+});"""
 
 
 @pytest.mark.extra
 @pytest.mark.alone  # a run in it takes a core
 def test_it_shows_what_simulate_does(site: str, opened: Callable[..., Any], tmp_path: Path) -> None:
-    tab = opened(f"{site}#costs=gpt2&rate=5&requests=60&stream=1&v=static&v=dynamic+--order+sjf")
+    """While Python is loaded a percentage grows: it said "14 MB" for half a minute."""
+    tab = opened("about:blank")
+    tab.add_init_script(WATCHED)
+    tab.goto(f"{site}#costs=gpt2&rate=5&requests=60&stream=1&v=static&v=dynamic+--order+sjf")
     comes_true(tab, DONE)
+    *loading, starting, done = dict.fromkeys(tab.evaluate("said"))
+    assert starting == "starting Python …" and "simulated in" in done
+    percents = [int(each) for each in re.findall(r"loading Python: (\d+)% of", " ".join(loading))]
+    assert len(percents) == len(loading) > 3 and percents == sorted(percents) and percents[-1] < 100
     comes_true(tab, "document.getElementById('live').className === 'known'")
     with tab.expect_download() as download:
         tab.click("#trace")
@@ -146,27 +158,6 @@ def test_it_shows_what_simulate_does(site: str, opened: Callable[..., Any], tmp_
     tab.reload()
     comes_true(tab, DONE)
     assert tab.evaluate(found) == answers
-
-
-WATCHED = """addEventListener("DOMContentLoaded", () => {
-  const state = document.getElementById("state"), all = {childList: true};
-  window.said = [];
-  if (state) new MutationObserver(() => said.push(state.textContent)).observe(state, all);
-});"""
-
-
-@pytest.mark.extra
-@pytest.mark.alone  # a run in it takes a core
-def test_while_python_is_loaded_a_percentage_grows(site: str, opened: Callable[..., Any]) -> None:
-    """It said "14 MB" for half a minute."""
-    tab = opened("about:blank")
-    tab.add_init_script(WATCHED)
-    tab.goto(site)
-    comes_true(tab, DONE)
-    *loading, starting, done = dict.fromkeys(tab.evaluate("said"))
-    assert starting == "starting Python …" and "simulated in" in done
-    percents = [int(each) for each in re.findall(r"loading Python: (\d+)% of", " ".join(loading))]
-    assert len(percents) == len(loading) > 3 and percents == sorted(percents) and percents[-1] < 100
 
 
 CODE = """from scheduling.policies.orders import Order%0A
