@@ -32,6 +32,7 @@ from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from scheduling.user_policies import reason
+from server.api.refusals import kind_of
 from server.observers.server_stats import ServerStats
 from simulate.costs import Costs
 from simulate.disaggregated import fleet_of
@@ -230,10 +231,11 @@ class _Replay:
         n, most = len(ids), self._config.max_model_len
         if n + request.num_tokens <= most:
             return ""
-        return (
-            f"{ContextTooLong.status} {n} prompt tokens + {request.num_tokens} completion tokens "
-            f"is beyond the context of {most}."
+        error = ContextTooLong(
+            f"{n} prompt tokens + {request.num_tokens} completion tokens is beyond the context of "
+            f"{most}."
         )
+        return f"{kind_of(error).status} {error}"
 
     def arrive(self, group: Group) -> None:
         self._watch.sent()
@@ -311,7 +313,7 @@ class _Replay:
     def _outcome(self, sent: _InFlight, inference: Inference, now: float) -> Outcome:
         request, sent_at, ended_at = sent.request, sent.sent_at, now + self._answer_s
         if (error := inference.error) is not None:
-            reason = f"{error.status} {error}"
+            reason = f"{kind_of(error).status} {error}"
             return Outcome(request, sent_at, sent_at, ended_at, error=reason)
         # a plain answer has its first token, too; a stream's was sent at once
         last_at = ended_at

@@ -30,8 +30,9 @@ from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from scheduling.user_policies import PROBLEMS, SOURCES, reason
-from server.api.request import Request
-from server.serving import Exchange, Server
+from server.api.pending import PendingAnswer
+from server.request import Request
+from server.serving import Server
 from simulate.replay import replay_file
 from tests.virtual import Ask, any_of, run
 
@@ -220,7 +221,7 @@ def live(mode: str, order: str) -> None:
         def ask(thread: int) -> None:
             for i in range(10):
                 prompts = [list(range(97, 98 + (3 * i + thread) % 20))]
-                group = Exchange(server, Request(prompts, 1 + (5 * i + thread) % 9)).group
+                group = PendingAnswer(server, Request(prompts, 1 + (5 * i + thread) % 9)).group
                 try:
                     server.manager.enqueue(group)
                 except ServingError as refusal:

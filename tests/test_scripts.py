@@ -14,7 +14,7 @@ import pytest
 from tests.servers import ROOT, processes_with, wait_until
 
 SCRIPTS = ["compare.sh", "simulate.sh", "server.sh dynamic", "docs.sh", "playground.sh"]
-SCRIPTS += ["deploy/serve.sh", "lab/benchmarks/gpu.sh"]
+SCRIPTS += ["server.sh dynamic --replicas 2", "lab/benchmarks/gpu.sh"]
 SCRIPTS += ["test.sh", "test.sh course", "test.sh --policy mine.py"]
 STAYS = """#!/usr/bin/env bash
 case "$*" in

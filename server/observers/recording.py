@@ -22,12 +22,10 @@ from scheduling.scheduler import Scheduler
 Entry = dict[str, Any]
 VERSION = 1  # of the entries; a replay takes no other
 END: Entry = {"end": True}  # the last one of a server that was not killed
-# fields of each row, in this order; its KV blocks are those that it begins to fill
-ROW: Entry = {
-    "id": None, "start": None,
-    # a row of two numbers has these
-    "n_tokens": 1, "samples": 1, "idle": 0, "recomputed": 0, "blocks": [],
-}  # fmt: skip
+# fields of each row, in this order; its KV blocks are those that it begins to fill. A row of two
+# numbers has the values of the others
+ROW: Entry = {"id": None, "start": None}
+ROW |= {"n_tokens": 1, "samples": 1, "idle": 0, "recomputed": 0, "blocks": []}
 # fields of a request's inferences, recorded where they are not the default
 OPTIONAL = {
     each.name: each.default

@@ -22,8 +22,9 @@ from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import Dynamic, Fcfs, NoBatching, Policy, Srpt, Static
 from scheduling.sampling import Sampling
-from server.api.request import Request
-from server.serving import Exchange, Server
+from server.api.pending import PendingAnswer
+from server.request import Request
+from server.serving import Server
 from tests.counts import nightly_but
 from tests.oracle import (  # noqa: F401
     MAX_TOKENS,
@@ -209,7 +210,7 @@ def test_a_server_with_rectangles_answers_as_the_cached_one(way: str) -> None:
     for how in ({}, {"generator": "padded", "padded_prefill": way}):
         server = Server(build("dynamic", flags | how, {}))
         request = Request([[*range(97, 122)] * 2, [100]], 9, Sampling(1.0), n=3)
-        group = Exchange(server, request).group
+        group = PendingAnswer(server, request).group
         server.manager.enqueue(group)
         for inference in group:
             inference.done.wait(30)

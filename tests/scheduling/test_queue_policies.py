@@ -57,7 +57,7 @@ def test_max_queue_size_of_ten_that_come_to_a_busy_engine_eight_may_wait(policy:
     served = run(policy, asks, order=levels("1:max_size=8"), max_batch_size=1)
     assert states(served) == "F" + 8 * "F" + 2 * "W"
     for [refused] in served.groups[9:]:
-        assert isinstance(refused.error, Overloaded) and refused.error.status == 429
+        assert isinstance(refused.error, Overloaded)
         assert str(refused.error) == (
             "8 requests of level 1 are waiting, of 8 that its queue holds; try again later, or "
             "raise its max_size in --queue-policy."
@@ -72,7 +72,7 @@ def test_policy_delay_and_reject_a_first_request_while_two_later_ones_are_batche
     served = triton(asks, levels("1:timeout_ms=1000"))
     assert (states(served), ends(served)) == ("EFF", [1, 3, 3])
     error = served.groups[0][0].error
-    assert isinstance(error, DeadlinePassed) and error.status == 504
+    assert isinstance(error, DeadlinePassed)
     assert str(error) == (
         "The request waited for 1000 ms, the longest that the queue policy of level 1 allows."
     )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from client.calls import get
+from compare.servers import ALONE
 from tests.servers import PATIENCE_S, server
 
 Front = Callable[[str, Mapping[str, Any], str | None], contextlib.AbstractContextManager[str]]
@@ -21,8 +22,7 @@ Front = Callable[[str, Mapping[str, Any], str | None], contextlib.AbstractContex
 def on_ray(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
     """Start two servers on Ray Serve, and yield their URL."""
     pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
-    start = ("-m", "server.replicas.serve", "--replicas", "2")
-    with server(mode, settings, key=key, start=start) as url:
+    with server(mode, settings, key=key, start=(*ALONE, "--replicas", "2")) as url:
         yield url
 
 

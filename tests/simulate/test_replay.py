@@ -25,8 +25,9 @@ from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
-from server.api.request import Request
-from server.serving import Exchange, Server
+from server.api.pending import PendingAnswer
+from server.request import Request
+from server.serving import Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
 
@@ -80,11 +81,11 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]), n=draw.choice([1, 1, 2, 3]),
     )  # fmt: skip
-    group, follows = Exchange(server, request).group, draw.random() < 0.3
+    group, follows = PendingAnswer(server, request).group, draw.random() < 0.3
     adapter = draw.choice(["", *server.config.adapters])
     for member in group:
         member.adapter = adapter
-        if follows:  # as server.api.streams.Streamer.follow has it
+        if follows:  # as server.http.streams.Streamer.follow has it
             member.listener, member.streamed = lambda event: None, True
     return group
 

@@ -221,8 +221,8 @@ def test_a_cursor_of_the_server_that_was_here_before_is_not_taken_for_one_of_its
     reader = Reader(before)
     now.live.events(None)
     for k in range(20):
-        before.computes((request(), 5 + k))
-        now.computes((request(), 5 + k))
+        for server in (before, now):
+            server.computes((request(), 5 + k))
     reader.ask()
     reader.live = now.live
     assert reader.ask()["restart"] and len(reader.last["iterations"]) == 20
@@ -243,11 +243,11 @@ def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:
     assert all(first.cells[k] == new.cells[k] for k in range(500, n))
 
 
-def test_while_no_page_asks_nothing_is_noted() -> None:
+def test_a_page_that_asks_too_late_begins_anew_at_now() -> None:
     server, row = Server(), request()
     server.computes((row, 1))
     reader = Reader(server)
-    assert reader.last["iterations"] == []
+    assert reader.last["iterations"] == [], "while no page asks nothing is noted"
     server.computes((row, 1))
     assert len(reader.ask()["iterations"]) == 1
     server.now += 2 * LEASE_S  # the page is closed
@@ -256,16 +256,11 @@ def test_while_no_page_asks_nothing_is_noted() -> None:
     server.computes((row, 2))
     events = reader.ask()
     assert events["restart"] and events["iterations"] == [] and events["first"] == 1
-
-
-def test_a_page_that_falls_too_far_behind_begins_anew() -> None:
-    server = Server()
-    reader = Reader(server)
     for k in range(BACKLOG + 1):
-        server.computes((request(), k))
+        server.computes((row, k))
     events = reader.ask()
     assert events["restart"] and events["iterations"] == [], "it skips to now"
-    server.computes((request(), 5))
+    server.computes((row, 5))
     assert len(reader.ask()["iterations"]) == 1
 
 
