@@ -19,7 +19,7 @@ from docs.site.__main__ import PAGES as COPIED
 from scheduling.policies import Dynamic, Fair, NoBatching, Order, Policy, Sjf, Static, Windowed
 from scheduling.user_policies import SOURCES
 from server.live.history import Cell, iterations
-from simulate.saved import histories
+from simulate.saved_page import histories
 from tests.counts import nightly_but
 from tests.programs import output
 from tests.test_readme import BLOCKS, PAGES, TEXT, of

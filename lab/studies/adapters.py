@@ -17,7 +17,7 @@ from lab.studies.virtual import VIRTUAL, Settings
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
 from simulate.costs import FAKE
-from simulate.time import PS
+from simulate.loop import PS
 
 LOAD_MS, TOKEN_MS = 50.0, 0.02  # of a fake engine, whose iteration takes 8 ms and 0.3 ms a row
 COSTS = replace(FAKE, load=round(LOAD_MS / 1e3 * PS), adapter_token=round(TOKEN_MS / 1e3 * PS))

@@ -11,8 +11,8 @@ from typing import Any
 from client.workloads import Workload
 from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table, grid
-from simulate.run import SimulatedServer
-from simulate.time import PS
+from simulate.loop import PS
+from simulate.server import SimulatedServer
 
 COSTS = "roofline:h100,gpt2-medium,bfloat16"
 ROWS, HOST_MS = (8, 32, 128), (0.1, 0.3, 1.0)

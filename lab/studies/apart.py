@@ -10,7 +10,7 @@ from client.workloads import Workload
 from compare.analysis import ATTAINMENT
 from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table, grid
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 WORDS = "--costs roofline:a100,gpt2-xl,bfloat16 --max-batch-size 64 --router least_tokens"
 LENGTHS = {"512+64": (512, 64), "256+256": (256, 256), "64+512": (64, 512)}  # prompt, mean answer

@@ -27,7 +27,7 @@ from lab.studies import virtual
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Cases, Panel, Study, Table, mean, only
 from simulate.costs import load
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 BURST = "burst"
 LOADS = (0.5, 0.7, 0.85, 0.95, 1.2)  # shares of the capacity that a burst on a real server shows

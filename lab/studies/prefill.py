@@ -13,7 +13,7 @@ from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table, grid
 from lab.studies.virtual import CAPACITY_SEED, Settings
 from simulate.costs import Work, load
-from simulate.time import PS
+from simulate.loop import PS
 
 MODELS = {"demo": "demo", "gpt2": "GPT-2 124M"}  # by the name of their costs
 ROWS, LENGTHS = 32, "exponential:64:200"

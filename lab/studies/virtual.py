@@ -17,7 +17,7 @@ from config import build
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from simulate.costs import FAKE, Costs
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 from simulate.simulation import Simulation, parse
 from stats import Times
 

@@ -22,8 +22,8 @@ from generate.sampling import sample_on_cpu
 from generate.weights import WeightsUnavailable, expected_tensors, locate
 from model import KVCache, causal_attention
 from scheduling.inference import Inference, Row
-from tests.broken import NO_WEIGHTS, no_files, odd_bytes, odd_settings
 from tests.counts import tenth
+from tests.generate.broken import NO_WEIGHTS, no_files, odd_bytes, odd_settings
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 3, "n_embd": 48, "n_positions": 64}
 SIZES["vocab_size"] = 257
