@@ -121,7 +121,7 @@ def examples() -> list[tuple[list[str], list[list[str]]]]:
     for program, *arguments in (shlex.split(line, comments=True) for line in lines):
         if program == "./simulate.sh" and "second" in arguments:
             result.append((arguments, []))
-        elif "simulate.saved_page" in arguments and result and result[-1][0][-1] in arguments:
+        elif result and arguments[:2] == ["-m", "simulate.saved_page"] and result[-1][0][-1] in arguments:
             result[-1][1].append(arguments[2:])
     return result
 

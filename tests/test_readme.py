@@ -97,7 +97,7 @@ def test_help_lists_the_settings_that_have_a_meaning(program: str, left_out: set
 
 def test_benchmark_commands() -> None:
     of_python = [command[2:] for command in COMMANDS if command[0] == "python"]
-    commands = [each for each in of_python if each[0].startswith(("lab.benchmarks", "lab.studies"))]
+    commands = [each for each in of_python if each[0].startswith("lab.")]
     assert commands
     for module, *arguments in commands:
         if module == "lab.benchmarks.faults":  # a package
