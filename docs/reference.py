@@ -58,10 +58,11 @@ def errors() -> str:
         kinds += kind.__subclasses__()
     codes = {(e.code, e.status): None for e in kinds if e not in (Refused, Cancelled)}
     codes |= dict.fromkeys(STATUSES.items())
-    return table("status | `code` | when", [
+    rows = [
         (str(status), ", ".join(f"`{code}`" for code, of in codes if of == status), when)
         for status, when in PROBLEMS.items()
-    ])  # fmt: skip
+    ]
+    return table("status | `code` | when", rows)
 
 
 def fields(head: str, **of: Any) -> str:
@@ -111,10 +112,11 @@ def numbers() -> str:
     of_stats |= {measure.key for measure in IN_RESULTS}
     headings = {name: key.heading for name, key in KEYS.items()}
     headings |= {measure.key: measure.heading for measure in MEASURES.values()}
-    return table("number | in `/stats` | heading in reports | meaning", [
+    rows = [
         (f"`{name}`", "yes" if name in of_stats else "", headings.get(name, ""), meaning)
         for name, meaning in DEFINITIONS.items()
-    ])  # fmt: skip
+    ]
+    return table("number | in `/stats` | heading in reports | meaning", rows)
 
 
 def all_metrics() -> str:
