@@ -146,10 +146,8 @@ def waits(inferences: Iterable[Inference]) -> Stretches:
 
 def users(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return measures of the time that n requests take."""
-    seconds, full = (
-        n / most().requests,
-        W_PROMPT * most().prompt_tokens + W_COMPLETION * most().tokens,
-    )
+    seconds = n / most().requests
+    full = W_PROMPT * most().prompt_tokens + W_COMPLETION * most().tokens  # a second
     settings = {"max_batch_size": ROWS, **virtual.pool(BLOCKS), **settings_of(case["variant"])}
     requests = trace_of(case["trace"], seconds, seed)
     outcomes, seen = virtual.served(settings, requests, jump=False)

@@ -34,16 +34,14 @@ OF_TRACE = {name: of for name, of in virtual.OF_TRACE.items() if name != "p99_e2
 
 
 def cases(n: int) -> list[dict[str, Any]]:
+    free = grid(
+        table=["grid"], model=MODELS, prompt=PROMPTS, load=LOADS, budget=BUDGETS, variant=VARIANTS
+    )
     limited = grid(table=["capacity"], model=MODELS, limit=(STRICT, RELAXED), server=SERVERS)(n)
     for case in limited:
         case["variant"], case["budget"] = case["server"]
         case["server"] = "{}, {}".format(*case["server"])
-    return [
-        *grid(table=["grid"], model=MODELS, prompt=PROMPTS, load=LOADS, budget=BUDGETS,
-              variant=VARIANTS)(n),
-        *limited,
-        *grid(table=["closed"], model=MODELS, variant=("mixed", "first"))(n),
-    ]  # fmt: skip
+    return free(n) + limited + grid(table=["closed"], model=MODELS, variant=("mixed", "first"))(n)
 
 
 def decode_ms(model: str) -> float:
