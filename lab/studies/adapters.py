@@ -18,7 +18,7 @@ from client.drawing import LOOKS
 from client.measure import judged
 from client.workloads import Workload
 from config import Config, build
-from generate import load_generator
+from generate.loading import load_generator
 from generate.weights import locate
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Against, Case, Panel, Study, Table

@@ -17,7 +17,7 @@ import torch
 from client.draws import lengths
 from compare.report.tables import formatted, markdown
 from config import Config, build
-from generate import load_generator
+from generate.loading import load_generator
 from generate.weights import locate
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Against, Case, Cases, Panel, Study, Table, grid, only, ratio

@@ -23,8 +23,8 @@ from client.wire import Plain
 from compare.report.tables import NONE, markdown
 from compare.servers import server
 from config import Config, build
-from generate import load_generator
 from generate.forced import ForcedAcceptance
+from generate.loading import load_generator
 from generate.weights import locate
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Against, Case, Cases, Panel, Study, Table, mean, only, values

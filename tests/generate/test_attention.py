@@ -13,11 +13,11 @@ from torch import Tensor
 
 from config import build
 from config.shapes import Shape
-from generate import load_generator
 from generate.attention import KernelAttention, PlainAttention
 from generate.cached import CachedGenerator
 from generate.forward import KernelForward
 from generate.linear import KINDS as LINEAR
+from generate.loading import load_generator
 from generate.norms import KernelAddNorm
 from generate.weights import locate
 from model import AddNorm, KVCache

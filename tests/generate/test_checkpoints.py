@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from config import Config, ConfigError, build
 from config.shapes import SHAPES, shape_of
-from generate import load_generator, weights
+from generate import weights
 from generate.attention import KernelAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
+from generate.loading import load_generator
 from generate.sampling import sample_on_cpu
 from generate.weights import WeightsUnavailable, expected_tensors, locate
 from model import KVCache, causal_attention

@@ -14,11 +14,11 @@ from torch import Tensor
 
 import config
 from config.shapes import SHAPES, Shape
-from generate import load_generator
 from generate.attention import KernelAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.forward import KernelForward
+from generate.loading import load_generator
 from generate.lora import Adapter, AdapterError, random_adapter, read_adapter
 from generate.sampling import sample, sample_on_cpu
 from generate.weights import expected_tensors, locate
