@@ -4,7 +4,6 @@ handlers by this table, and /openapi.json describes it (server/api/openapi.py).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from server.api.bodies import (
 from server.api.messages import JSON
 from server.api.models import LoadAdapterRequest, UnloadAdapterRequest
 
-HTML, TEXT = "text/html", "text/plain"
+HTML, TEXT, ANY_TEXT = "text/html", "text/plain", "text/*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +91,9 @@ ROUTES = {
         "forget all prefixes, as vLLM's", answers.Forgotten, problems=(415,)
     ),
     "GET /live": Route("a page that shows the rows of the batch; it holds no data", HTML),
+    "GET /live/{name}": Route(
+        "its style or one of its scripts", ANY_TEXT, problems=(404,), parameters=NAME
+    ),
     "GET /live/events": Route(
         "what happened since ?since=CURSOR, for that page (docs/live.md); ?load=ID keeps its load "
         "alive",
@@ -107,8 +109,9 @@ ROUTES = {
     "GET /openapi.json": Route("this interface, as OpenAPI 3.1 describes it", JSON),
     "GET /": Route("what this server is", answers.Description),
 }  # fmt: skip
-OPEN = ("GET /health", "GET /ready", "GET /live")  # need no key
-OF_PAGE = ("GET /live", "GET /live/events", "POST /live/load")
+OPEN = ("GET /health", "GET /ready", "GET /live", "GET /live/{name}")  # need no key
+OF_PAGE = ("GET /live", "GET /live/{name}", "GET /live/events", "POST /live/load")
+NAMED = ("GET /v1/models/{name}", "GET /live/{name}")  # whose path ends with a name
 
 
 def offered(has_page: bool) -> dict[str, Route]:
@@ -118,5 +121,10 @@ def offered(has_page: bool) -> dict[str, Route]:
 
 def route_of(method: str, path: str, has_page: bool) -> str | None:
     """The name in ROUTES of the route that takes a request, if there is one."""
-    name = f"{method} {re.sub('^/v1/models/.+$', '/v1/models/{name}', path)}"
-    return name if name in offered(has_page) else None
+    routes = offered(has_page)
+    if (name := f"{method} {path}") in routes:
+        return name
+    prefixes = [(route, route.removesuffix("{name}")) for route in NAMED if route in routes]
+    return next(
+        (each for each, prefix in prefixes if name.startswith(prefix) and name != prefix), None
+    )

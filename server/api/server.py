@@ -49,6 +49,7 @@ def handlers(server: Server, pids: Sequence[int]) -> dict[str, Handler]:
         page = panel.Panel(server)
         result |= {
             "GET /live": lambda call: panel.view(),
+            "GET /live/{name}": lambda call: panel.file(call.name),
             "GET /live/events": lambda call: page.events(call.query),
             "POST /live/load": lambda call: page.load(call.body),
         }

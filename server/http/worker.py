@@ -49,7 +49,7 @@ from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
 from scheduling.errors import Draining, ServingError, Unauthorized
 from server.api.messages import REQUEST_ID, request_id
 from server.api.refusals import Refused, user_of
-from server.api.routes import OPEN
+from server.api.routes import OPEN, route_of
 from server.http.answering import answer
 from server.http.connections import AT_ONCE, Connection, Connections, Wait, in_turn
 from server.http.http_reader import Reader, invalid, rendered
@@ -244,7 +244,7 @@ class Worker(base.Worker):
 
     def _admit(self, request: Request) -> None:
         """Raise Unauthorized for a client without a key, whose body is not read."""
-        if f"{request.method} {request.path}" in OPEN:
+        if route_of(request.method, request.path, True) in OPEN:
             return
         headers = dict(reversed(request.headers))  # the first of each name
         try:

@@ -8,6 +8,7 @@ from scheduling.inference import Inference
 from server.api import own
 from server.api.bodies import LoadRequest
 from server.api.messages import Answer, answer
+from server.api.refusals import Refused
 from server.api.request import parse
 from server.live import page
 from server.live.made_load import MadeLoad
@@ -21,7 +22,20 @@ HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 def view() -> Answer:
     """GET /live: the page, which holds no data."""
     safe = {"Content-Security-Policy": page.security_policy()}
-    return Answer(page.empty().encode(), 200, HEADERS | safe, "text/html; charset=utf-8")
+    return Answer(page.read().encode(), 200, HEADERS | safe, "text/html; charset=utf-8")
+
+
+def file(name: str) -> Answer:
+    """GET /live/{name}: the page's style, or one of its scripts. Raises Refused for another name.
+
+    Browsers keep none, as they keep no page: after an update of the server all files fit together.
+    """
+    if name not in page.FILES:
+        files = ", ".join(page.FILES)
+        raise Refused("not_found", f"The page has no file {name[:100]!r}; its files: {files}.")
+    kind = "text/css" if name == page.STYLE else "text/javascript"
+    safe = {"X-Content-Type-Options": "nosniff"}
+    return Answer(page.read(name).encode(), 200, HEADERS | safe, f"{kind}; charset=utf-8")
 
 
 class Panel:

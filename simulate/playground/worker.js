@@ -27,7 +27,7 @@ async function start() {
   python.unpackArchive(archive, "zip", {extractDir: "/home/pyodide"});
   const answer = python.runPython(`
 import json
-from playground import run
+from simulate.playground import run
 
 settings = json.load(open("settings.json"))
 lambda words: json.dumps(run.answer(json.loads(words), settings))
