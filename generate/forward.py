@@ -76,10 +76,9 @@ class KernelForward:
         logits = self._wte.new_empty(len(samples), self._wte.shape[0])
         at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)
         _, tables, blocks = attend.addresses
-        if not self._kernel(
-            ctypes.byref(self._struct), at_ids, at_positions, tables, blocks, at_samples,
-            len(ids), len(samples), logits.data_ptr(), torch.get_num_threads(),
-        ):  # fmt: skip
+        given = at_ids, at_positions, tables, blocks, at_samples, len(ids), len(samples)
+        model, threads = ctypes.byref(self._struct), torch.get_num_threads()
+        if not self._kernel(model, *given, logits.data_ptr(), threads):
             raise IndexError("an id or a position is out of the model's range")
         return logits
 

@@ -31,10 +31,8 @@ class KernelAddNorm(Module):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x, y = x.contiguous(), y.contiguous()  # the kernel takes addresses and no strides
         total, out = torch.empty_like(x), torch.empty_like(x)
-        self.kernel(
-            x.data_ptr(), y.data_ptr(), *self.addresses, total.data_ptr(), out.data_ptr(),
-            *x.shape, self.epsilon, torch.get_num_threads(),
-        )  # fmt: skip
+        given = x.data_ptr(), y.data_ptr(), *self.addresses, total.data_ptr(), out.data_ptr()
+        self.kernel(*given, *x.shape, self.epsilon, torch.get_num_threads())
         return total, out
 
 
