@@ -91,9 +91,6 @@ ROUTES = {
         "forget all prefixes, as vLLM's", answers.Forgotten, problems=(415,)
     ),
     "GET /live": Route("a page that shows the rows of the batch; it holds no data", HTML),
-    "GET /live/{name}": Route(
-        "its style or one of its scripts", ANY_TEXT, problems=(404,), parameters=NAME
-    ),
     "GET /live/events": Route(
         "what happened since ?since=CURSOR, for that page (docs/live.md); ?load=ID keeps its load "
         "alive",
@@ -102,6 +99,9 @@ ROUTES = {
     "POST /live/load": Route(
         "requests that the server makes itself, for that page; rate 0 ends them",
         answers.LoadStarted, LoadRequest, problems=(400, 413, 415),
+    ),
+    "GET /live/{name}": Route(  # after the others, which it would take
+        "the page's style or one of its scripts", ANY_TEXT, problems=(404,), parameters=NAME
     ),
     "GET /metrics": Route("for Prometheus", TEXT),
     "GET /health": Route("the process answers", answers.Health),
