@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from flask import Flask, Response, g, request
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from config import BOOT_ERROR, HANDOFF, MAX_BODY_BYTES, Config
 from generate.kernels import KernelUnavailable
@@ -18,14 +18,15 @@ from generate.loading import load_generator
 from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
-from server.api import own, refusals
-from server.api import server as about_server
-from server.api.adapters import Adapters
-from server.api.completions import Completions
-from server.api.messages import REQUEST_ID, Answer, failure, request_id
-from server.api.own import Call
-from server.api.request import RequestReader
-from server.api.routes import Route, offered
+from server.api import about
+from server.api.door import CALLER, Door
+from server.api.lora import Adapters
+from server.api.messages import REQUEST_ID, Answer, request_id
+from server.api.reader import RequestReader
+from server.api.refusals import failure, too_large
+from server.api.routes import Call, Route
+from server.http.completions import Completions
+from server.live.panel import Panel
 from server.serving import Load, Server
 
 PROBED_S = 10.0  # for which /ready says why before the process ends
@@ -39,87 +40,60 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     """
     server = server or Server(config)
     app = Flask(__name__, static_folder=None)
-    app.extensions["server"] = server
+    door = Door(config)
+    app.extensions |= {"server": server, "door": door}
     # where Flask stops reading a body without a Content-Length
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES + 1
-    has_page = config.live == "on"
-    guard = refusals.Guard(config.users_of_keys, config.hosts, has_page)
     reader = RequestReader(config, server.tokenizer, server.models)
-    handlers: dict[str, Callable[[Call], Answer | Response]] = {
-        **own.handlers(config, reader),
-        **about_server.handlers(server, [os.getpid(), os.getppid()]),
-        **Adapters(server).handlers(),
-        **Completions(server, reader).handlers(),
-    }
-    for name, route in offered(has_page).items():
-        method, path = name.split()
-        path = path.replace("{", "<path:").replace("}", ">")
-        app.add_url_rule(path, name, _view(handlers[name], route), methods=[method])
+    handlers: dict[Route, Callable[[Call], Answer | Response]] = {}
+    handlers |= about.of_config(config, reader)
+    handlers |= about.of_server(server, [os.getpid(), os.getppid()])
+    handlers |= Adapters(server).rows()
+    handlers |= Completions(server, reader).rows()
+    if config.live == "on":
+        handlers |= Panel(server).rows()
 
     @app.before_request
-    def check() -> Response | None:
-        """Check a request; set g.request_id, for its answer, and g.user, which its key names."""
+    def handle() -> Response:
+        """Answer a request. The door finds its route, as it does for replicas, and not Flask."""
         g.request_id = request_id(request.headers.get(REQUEST_ID, ""))
-        g.user = guard.user_of(request.method, request.endpoint, request.headers)
-        if guard.shows_page(request.endpoint, request.headers):
-            return _respond(own.to_page())
-        return None
+        caller = request.environ.get(CALLER)
+        admitted = door.admit(request.method, request.path, request.headers, caller)
+        if isinstance(admitted, Answer):
+            return _respond(admitted)
+        is_post = admitted.route.method == "POST"
+        query, body = ({}, _body()) if is_post else (request.args, b"")
+        call = Call(query, body, admitted.name, admitted.user, g.request_id)
+        return _respond(handlers[admitted.route](call))
 
     @app.after_request
     def name_request(response: Response) -> Response:
         response.headers[REQUEST_ID] = g.request_id
         return response
 
-    @app.errorhandler(ServingError)
-    def serving_error(error: ServingError) -> Response:
+    @app.errorhandler(Exception)
+    def failed(error: Exception) -> Response:
         if isinstance(error, InvalidRequest):
             server.stats.invalid()
+        elif not isinstance(error, ServingError):
+            log.error("unexpected error", exc_info=error)
         # its frames refer to the group, and that to the error: a cycle that nothing would free soon
         error.__traceback__ = None
-        return _respond(failure(error))
-
-    @app.errorhandler(HTTPException)
-    def http_error(error: HTTPException) -> Response:
-        method, path = request.method, request.path
-        if error.code == 404:
-            refused = refusals.no_such_route(method, path, has_page)
-        elif isinstance(error, MethodNotAllowed):
-            refused = refusals.no_such_method(method, path, error.valid_methods or ())
-        elif error.code == 413:
-            refused = refusals.too_large()
-        else:
-            code = error.name.lower().replace(" ", "_")
-            refused = refusals.Refused(code, error.description or error.name, error.code or 500)
-        return _respond(failure(refused))
-
-    @app.errorhandler(Exception)
-    def defect(error: Exception) -> Response:
-        log.error("unexpected error", exc_info=error)
         return _respond(failure(error))
 
     return app
 
 
-def _view(handler: Callable[[Call], Answer | Response], route: Route) -> Callable[..., Response]:
-    """Return Flask's view function of a handler; it reads what the route takes: query, body."""
-
-    def view(name: str = "") -> Response:
-        query = request.args if route.parameters else {}
-        return _respond(handler(Call(query, _body() if route.body else b"", name)))
-
-    return view
-
-
 def _body() -> bytes:
-    """Return the current request's body, which is not kept. Raises InvalidRequest if it cannot be
+    """Return the current request's body, which is not kept. Raises ServingError if it cannot be
     read.
     """
     try:
         raw = request.get_data(cache=False)
         request.environ["wsgi.input"].close()
         return raw
-    except HTTPException:  # Flask's own refusals
-        raise
+    except RequestEntityTooLarge:
+        raise too_large() from None
     except Exception as error:  # the HTTP server's: cut short, too slow, or wrongly chunked
         raise InvalidRequest(
             f"The body could not be read to its end ({type(error).__name__})."

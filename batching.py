@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from scheduling.deciding import Deciding
-from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
-from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.inference import Drafter, Generator, Inference, Iteration, State
 from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
-from scheduling.policies.own import described
 from scheduling.records import IterationRecord, Observer, Snapshot
 from scheduling.scheduler import Scheduler
+from scheduling.user_policies import Deciding, described
 
 # failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an
 # illegal access
@@ -42,7 +40,8 @@ class BatchingManager:
     that hangs keeps the lock; `deciding.hangs_because` reports it without.
     """
 
-    _launched: Sequence[object] = ()  # iterations that are computed meanwhile (server/ahead.py)
+    # iterations that are computed meanwhile (server/asynchronous.py)
+    _launched: Sequence[object] = ()
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class BatchingManager:
         self._loaded = threading.Event()
         self._closed = False
         self._iteration_started_at: float | None = None
-        self.deciding = Deciding(scheduler, clock)
+        self.deciding = Deciding((type(scheduler.policy), type(scheduler.order)), clock)
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="handler", daemon=True)
         self._thread.start()

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from scheduling.policies.own import SOURCES, file_of
+from scheduling.user_policies import SOURCES, file_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from client import draws
 from client.draws import Lengths, WorkloadError, in_microseconds, number
-from scheduling.policies.deadlines import Slo, read_slo_classes
+from scheduling.inference import Slo
+from scheduling.policies.deadlines import read_slo_classes
 
 NAME = re.compile(r"[\w.-]+")  # of a user or a server: any of these may be a file name
 SECONDS = re.compile(r"([\d.]+)-([\d.]+)")

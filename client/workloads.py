@@ -19,7 +19,7 @@ from client.draws import Arrivals, Prefixes, Sessions, TokenIds, WorkloadError, 
 from client.traces import ANONYMOUS, BLOCK, LIMITED, SCALES, Request, Trace, openings
 from client.users import Drawn, Users, read_priorities, read_slo_mix
 from config import flag
-from scheduling.policies.deadlines import Slo
+from scheduling.inference import Slo
 
 SELECTIONS = ("random", "descend")
 PROMPTS = ("text", "ids")

@@ -20,8 +20,8 @@ from config.settings import SPARE_FILES, Settings
 from config.shapes import Shape, shape_of
 from config.tables import flag
 from generate import kernels
-from scheduling.drafts import read_draft, read_rates
 from scheduling.policies import MODES, ORDERS, chosen
+from scheduling.speculation import read_draft, read_rates
 
 
 class Config(Settings):

@@ -31,7 +31,7 @@ from config.resolve import OPERATIONS, resolve
 from config.settings import ConfigError
 from config.tables import NEEDS, ONLY_IN, bounds_skipping, flag, meaningful
 from scheduling.policies import MODES, ORDERS
-from scheduling.policies.own import PROBLEMS
+from scheduling.user_policies import PROBLEMS
 
 # settings without a meaning with engines but the cached one, and with none at all
 UNUSED = {
@@ -215,7 +215,8 @@ def parse(
     """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
     parser = Parser(
         prog="./server.sh", usage="%(prog)s MODE [--setting X …]",
-        description="Serve GPT-2 in one batching mode.", most_used=MOST_USED,
+        description="Serve GPT-2 in one batching mode; with --replicas N [--router NAME] "
+        "[--autoscale NAME=VALUE …] as N replicas on Ray Serve.", most_used=MOST_USED,
         examples=["./server.sh dynamic --max-batch-size 16"],
     )  # fmt: skip
     parser.add_argument("mode", nargs="?", metavar="MODE", help=meaning("mode")[0])

@@ -13,7 +13,7 @@ ROUTES = {
 }
 LEFT = {
     "autoscale": "the number of simulated replicas is --replicas N, or what --plan finds; "
-    "./deploy/serve.sh --autoscale hands its values to Ray Serve",
+    "./server.sh --replicas N --autoscale hands its values to Ray Serve",
     "deploy": "./compare.sh --replicas N starts each variant as N replicas on Ray Serve, and "
     "./simulate.sh --replicas N simulates them; leave --deploy out",
     "sampling_seed": "every request has a seed of its own, the field `seed`; leave it out",

@@ -20,12 +20,12 @@ from config.keys import read_key, read_keys
 from config.pool import in_todays_names, read_size
 from config.shapes import SHAPES
 from config.tables import of_tables, setting
-from scheduling.drafts import read_draft
 from scheduling.policies.deadlines import EXAMPLE, read_slo_classes
 from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
 from scheduling.policies.prefill import read_prefill
 from scheduling.policies.priority import read_queue_policies
+from scheduling.speculation import read_draft
 
 ONLY_OVER_HTTP = (
     "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log",

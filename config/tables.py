@@ -4,14 +4,19 @@ modes.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
+from scheduling import user_policies
 from scheduling.policies import MODES, ORDERS, Order, Policy
 
+# before the tables are read: fields of users' policies are settings, too
+user_policies.load(user_policies.words(sys.argv[1:], os.environ), os.environ)
 KINDS: list[type[Policy] | type[Order]] = [*MODES.values(), *ORDERS.values()]
 
 

@@ -15,10 +15,9 @@ from compare.report.tables import markdown
 from config import features, groups
 from config.tables import flag
 from scheduling.errors import Cancelled, ServingError
-from server.api import answers, bodies, models
-from server.api.openapi import PROBLEMS
-from server.api.refusals import STATUSES, Refused
-from server.api.routes import ROUTES
+from server.api import answers, bodies, lora
+from server.api.openapi import DESCRIBED, PROBLEMS
+from server.api.refusals import STATUSES, Refused, kind_of
 from server.observers import metrics
 from stats import DEFINITIONS, IN_RESULTS, MEASURES
 
@@ -45,7 +44,10 @@ def settings() -> str:
 
 
 def routes() -> str:
-    rows = [(f"`{name}`", r.summary, ", ".join(map(str, r.problems))) for name, r in ROUTES.items()]
+    rows = [
+        (f"`{route.name}`", route.summary, ", ".join(map(str, described.problems)))
+        for route, described in DESCRIBED.items()
+    ]
     return table("route | what it does | errors", rows)
 
 
@@ -53,7 +55,8 @@ def errors() -> str:
     kinds = [ServingError]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    codes = {(e.code, e.status): None for e in kinds if e not in (Refused, Cancelled)}
+    errors = [kind("") for kind in kinds if kind not in (Refused, Cancelled)]
+    codes = {(error.code, kind_of(error).status): None for error in errors}
     codes |= dict.fromkeys(STATUSES.items())
     return table("status | `code` | when", [
         (str(status), ", ".join(f"`{code}`" for code, of in codes if of == status), when)
@@ -152,8 +155,8 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "other-bodies": lambda: fields(
         BODY, tokenize=bodies.TokenizeRequest, load=bodies.LoadRequest,
-        load_lora_adapter=models.LoadAdapterRequest,
-        unload_lora_adapter=models.UnloadAdapterRequest,
+        load_lora_adapter=lora.LoadAdapterRequest,
+        unload_lora_adapter=lora.UnloadAdapterRequest,
     ),
     "answers": lambda: fields(
         ANSWER, answer=answers.InferenceAnswer, event=answers.InferencePiece,

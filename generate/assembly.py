@@ -28,8 +28,7 @@ from generate.padded import PaddedGenerator
 from generate.sampling import Sample, sample, sample_on_cpu
 from generate.weights import locate
 from model import GPT2, KVCache
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator
+from scheduling.inference import Drafter, Generator
 
 
 def assemble(config: Config, path: Path | None, n_vocab: int) -> Generator:

@@ -35,7 +35,7 @@ class Buffer:
 
 class SampledIds:
     """Memory on the device for the ids of an iteration, `size` at most: the next one reads them
-    there before the host knows them (scheduling/ahead.py).
+    there before the host knows them (scheduling/asynchronous.py).
     """
 
     def __init__(self, size: int, device: str):

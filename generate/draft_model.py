@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from generate.cached import CachedGenerator
-from scheduling.drafts import Drafter
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import Drafter, Inference, Iteration, Row
 
 
 @dataclass(slots=True)

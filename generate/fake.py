@@ -13,8 +13,7 @@ import zlib
 from array import array
 from collections.abc import Callable
 
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator, Iteration
+from scheduling.inference import Drafter, Generator, Iteration
 
 ITERATION_S = 1e-3
 ROW_S = 6e-5

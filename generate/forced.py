@@ -8,8 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator, Inference, Iteration
+from scheduling.inference import Drafter, Generator, Inference, Iteration
 
 DRAFT, OTHER = 0, 1  # ids: of a draft token, and of the token that comes where it is rejected
 

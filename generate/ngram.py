@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduling.drafts import Drafter
-from scheduling.inference import Inference
+from scheduling.inference import Drafter, Inference
 
 LENGTHS = (4, 3, 2)  # of the endings that are looked for
 

@@ -24,7 +24,7 @@ from generate.sampling import Sample
 from generate.scoring import ids_after
 from model import GPT2, Attend
 from scheduling.inference import Generator, Inference, Iteration, Row
-from scheduling.padding import rectangles
+from scheduling.iteration import rectangles
 from scheduling.sampling import Sampling
 
 ROOM = 64  # columns for the tokens to come, in a new rectangle
@@ -143,7 +143,7 @@ def flat(
 
 
 class PaddedGenerator(Generator):
-    """The model with keys and values in rectangles. padded: see scheduling.padding. compact: see
+    """The model with keys and values in rectangles. padded: see scheduling.iteration. compact: see
     --padded-compact.
     """
 

@@ -4,36 +4,40 @@
 
 Each policy is compared with vLLM's own default, which serves the same requests. A policy is an
 order or a mode, ours or of a file, with settings where it needs some: --policy 'sjf --aging 30'.
-"all" stands for our orders and all classes of proposals/, which is the default. Other options are
-those of python -m lab.studies arena, such as --seeds, --out and --from.
+"all" stands for our orders and all classes of lab/proposals/, which is the default. Other options
+are those of python -m lab.studies arena, such as --seeds, --out and --from.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import sys
+import os
 from pathlib import Path
 
-from config.help import Formatter
-from lab.benchmarks import HELP
+from scheduling import user_policies
 
 PROPOSALS = Path(__file__).resolve().parent / "proposals"
 
 
 def proposals() -> list[str]:
-    """Return FILE.py:NAME of each class in proposals/."""
+    """Return FILE.py:NAME of each class in lab/proposals/."""
     files = sorted(PROPOSALS.glob("*.py"))
     parts = [(file, part) for file in files for part in ast.parse(file.read_text()).body]
     return [
-        f"proposals/{file.name}:{part.name}"
+        f"lab/proposals/{file.name}:{part.name}"
         for file, part in parts
         if isinstance(part, ast.ClassDef)
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, **HELP | {"formatter_class": Formatter})
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        usage=argparse.SUPPRESS,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--policy", action="append", help="compare this policy (repeat for several)")
     add("--trace", action="append", default=[], help="compare on this trace (repeat for several)")
@@ -49,10 +53,9 @@ def main() -> None:
         parser.error("--from measures nothing anew; leave out --policy")
     if not kept:
         words += ["--policies", ",".join(policies)]
-    given, sys.argv = sys.argv, [*sys.argv, *words]
-    from lab.studies import __main__, arena
+    user_policies.load(user_policies.words(words, {}), os.environ)
+    from lab.studies import __main__, arena  # only now: settings are made of what is loaded
 
-    sys.argv = given
     if unknown := set(known.trace) - set(arena.TRACES):
         parser.error(f"unknown trace {min(unknown)}; name one of {', '.join(arena.TRACES)}")
     __main__.main(words, "lab.arena")

@@ -1,20 +1,15 @@
-"""LoRA adapters: their slots in the engine, and the requests that wait for a slot.
-
-The base model, whose name is empty, needs no slot (S-LoRA: Sheng et al., MLSys 2024; vLLM's
-`max_loras`).
+"""LoRA adapters: their slots in the engine, and the requests that wait for a slot (S-LoRA: Sheng et
+al., MLSys 2024; vLLM's `max_loras`). The base model, whose name is empty, needs none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row
-
-if TYPE_CHECKING:
-    from scheduling.policies.base import Plan, View
 
 Rule = Literal["mixed", "grouped", "skip", "drain"]
 
@@ -42,9 +37,11 @@ class Adapters(Extension):
         if rule == "grouped":
             self._most, self._limit, self._uncounted = 1, "the one of lora_policy grouped", set()
 
-    def joining(self, waiting: Iterable[Inference], view: View) -> Iterator[Inference]:
+    def joining(
+        self, waiting: Iterable[Inference], running: Iterable[Inference], now: float
+    ) -> Iterator[Inference]:
         """Return the requests that may join, each provided that all returned before it join."""
-        used = {inference.adapter for inference in view.running} - self._uncounted
+        used = {inference.adapter for inference in running} - self._uncounted
         drained: str | None = None
         for inference in waiting:
             name = inference.adapter
@@ -53,29 +50,23 @@ class Adapters(Extension):
             elif name != drained and (name in used or len(used) < self._most):
                 used.add(name)
                 yield inference
-            elif self._rule in ("mixed", "grouped") or self._is_overdue(inference, view.now):
+            elif self._rule in ("mixed", "grouped") or self._is_overdue(inference, now):
                 return
             elif self._rule == "drain" and drained is None:
-                drained = _with_fewest_tokens(view.running)
+                drained = _with_fewest_tokens(running)
 
-    def excess(self, plan: Plan, view: View) -> str:
-        """Return the rule that a plan breaks by admitting too many adapters; else nothing."""
-        if not plan.admit:
-            return ""
-        preempted = {inference.id for inference in plan.preempt}
-        names = {each.adapter for each in view.running if each.id not in preempted}
-        n = len(names.union(each.adapter for each, _ in plan.admit) - self._uncounted)
+    def excess(self, running: Iterable[Inference]) -> str:
+        """Return the rule that so many adapters break which would run; else nothing."""
+        n = len({inference.adapter for inference in running} - self._uncounted)
         return f"{n} adapters are more than {self._limit}" if n > self._most else ""
 
     def place(
-        self, plan: Plan, rows: list[Row], running: Mapping[int, Inference]
+        self, admitted: Iterable[Inference], rows: list[Row], running: Iterable[Inference]
     ) -> Sequence[tuple[int, str]]:
-        """Give slots to the adapters of a plan's inferences, which are admitted by now, and sort
-        the rows by slot, the base model's first; return what to load.
-        """
-        for inference, _ in plan.admit:
+        """Give slots to admitted adapters, and sort the rows by slot; return what to load."""
+        for inference in admitted:
             if (name := inference.adapter) and name not in self.slots:
-                slot = self._free.pop(0) if self._free else self._evict(running.values())
+                slot = self._free.pop(0) if self._free else self._evict(running)
                 self.slots[name] = slot
                 self.loads = [*self.loads, (slot, name)]
         rows.sort(key=lambda row: self.slots.get(row.inference.adapter, -1))

@@ -1,8 +1,4 @@
-"""Admission control: requests that can never run, and limits of queues and of users.
-
-A user's window is that of the rate limit that fair queueing is compared with (Sheng et al., OSDI
-2024, section 5).
-"""
+"""Admission control: requests that can never run, and limits of queues and of users."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from itertools import groupby
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.extensions import Extension, Group
 from scheduling.inference import Inference
-from scheduling.policies.base import Limits, Policy
-from scheduling.policies.orders import Order
+from scheduling.policies.base import Limits, Order, Policy
 from scheduling.policies.priority import QueuePolicy
 from scheduling.queue import Timers, WaitingQueue
 
@@ -61,15 +56,16 @@ def never_fitting(
 class QueuePolicies(Extension):
     """Limits of each level's queue: requests, and the time of each (Triton's queue policies)."""
 
-    def __init__(self, policies: Mapping[int, QueuePolicy], queue: WaitingQueue, order: Order):
-        self._policies, self._queue, self._order = policies, queue, order
+    def __init__(self, order: Order):
+        self._order, self._policies = order, order.queue_policies
         self._sizes: Counter[int] = Counter()  # waiting inferences by level
         self._timeouts: Timers[Group] = Timers(has_begun)
 
+    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
+        self._queue = queue
+
     def check(self, group: Group, now: float) -> None:
-        """Raise InvalidRequest for a timeout that the level does not allow, and Overloaded if its
-        queue is full.
-        """
+        """Raise InvalidRequest for a timeout that its level lacks, Overloaded if that is full."""
         policy, timeout_s = self._policy_of(group[0]), group[0].queue_timeout_s
         if timeout_s is not None and not (policy.timeout_ms and policy.override):
             raise InvalidRequest(
@@ -141,10 +137,10 @@ class _Window:
 
 
 class UserLimits(Extension):
-    """Requests and tokens a minute that each user may ask for; None: any number.
+    """Requests and tokens a minute that each user may ask for; None: any number (as fair queueing
+    is compared with: Sheng et al., OSDI 2024, section 5).
 
-    Tokens are those of a request's prompts and all that it may generate. A refused request does not
-    count.
+    Tokens are those of prompts, and all that may be generated. Refused requests do not count.
     """
 
     def __init__(self, requests: int | None, tokens: int | None):
@@ -153,14 +149,8 @@ class UserLimits(Extension):
         self._windows: dict[str | None, _Window] = {}
         self._most_windows = IDLE_USERS
 
-    @property
-    def are_set(self) -> bool:
-        return not (self._requests is None and self._tokens is None)
-
     def check(self, group: Group, now: float) -> None:
-        """Count a request. Raises RateLimited, and InvalidRequest for one that is beyond a whole
-        minute's tokens.
-        """
+        """Count a request. Raises RateLimited, or InvalidRequest beyond a whole minute's tokens."""
         user = group[0].user
         tokens = sum(
             member.num_tokens + (len(member.prompt_ids) if member.leader is None else 0)

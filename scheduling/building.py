@@ -1,4 +1,4 @@
-"""A scheduler of a server's settings."""
+"""A scheduler of a server's settings, with the features that they need."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduling.adapters import Adapters
-from scheduling.admission import UserLimits
-from scheduling.policies import MODES, ORDERS, Limits, chosen
+from scheduling.admission import QueuePolicies, UserLimits
+from scheduling.extensions import Extension, ResponseOrder
+from scheduling.history import History
+from scheduling.ledger import Ledger
+from scheduling.policies import MODES, ORDERS, Limits, Order, Policy, chosen
+from scheduling.policies.lengths import LengthPrediction, predictor
+from scheduling.prefix_cache import PrefixCache
 from scheduling.scheduler import Scheduler
+from scheduling.shedding import Shedding, SloClasses
+from scheduling.speculation import Speculation
 
 
 def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -> Scheduler:
@@ -16,22 +23,65 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
 
     `kind` takes what Scheduler takes.
     """
+    policy = chosen(MODES, settings.mode, settings)
+    order = chosen(ORDERS, settings.order, settings)
+    pool = PrefixCache(settings.n_blocks, settings.block_size)
+    limits = Limits(
+        settings.max_batch_size,
+        settings.token_budget,
+        settings.block_size,
+        settings.max_in_flight,
+        sorted(settings.decoder_batch_sizes),
+        settings.padded_prefill if settings.generator == "padded" else "",
+    )
     adapters = None
     if settings.lora_slots:
         adapters = Adapters(settings.lora_slots, settings.lora_policy, settings.max_wait_s)
-    return kind(
-        chosen(MODES, settings.mode, settings),
-        chosen(ORDERS, settings.order, settings),
-        limits=Limits(settings.max_batch_size, settings.token_budget, settings.block_size),
-        n_blocks=settings.n_blocks,
-        max_in_flight=settings.max_in_flight,
-        decoder_batch_sizes=settings.decoder_batch_sizes,
-        padded=settings.padded_prefill if settings.generator == "padded" else "",
+    per_minute = settings.user_requests_per_minute, settings.user_tokens_per_minute
+    attached = features(
+        policy,
+        order,
+        limits,
+        pool,
         length_predictor=settings.length_predictor,
-        user_limits=UserLimits(settings.user_requests_per_minute, settings.user_tokens_per_minute),
+        user_limits=None if per_minute == (None, None) else UserLimits(*per_minute),
         adapters=adapters,
         slo_classes=settings.slo_classes,
         shed=settings.shed,
         speculate=settings.speculate,
         preserve_ordering=settings.preserve_ordering,
     )
+    return kind(policy, order, limits, pool, attached)
+
+
+def features(
+    policy: Policy,
+    order: Order,
+    limits: Limits,
+    pool: PrefixCache,
+    *,
+    length_predictor: str = "exact",
+    user_limits: UserLimits | None = None,
+    adapters: Adapters | None = None,
+    slo_classes: str = "",
+    shed: bool = False,
+    speculate: int = 0,
+    preserve_ordering: bool = False,
+) -> list[Extension]:
+    """Return the extensions that a mode, an order and settings need, in the order of their calls:
+    the first that refuses a request is the one whose sentence it gets.
+    """
+    history = History() if policy.reads_history or shed else None
+    every = (
+        SloClasses(slo_classes),
+        QueuePolicies(order),
+        user_limits,
+        LengthPrediction(predictor(length_predictor), policy.n_bins),
+        Ledger(order.weights) if order.by_user else None,
+        history,
+        Shedding(order, limits, pool, history) if shed and history else None,
+        ResponseOrder() if preserve_ordering else None,
+        Speculation(speculate) if speculate else None,
+        adapters,
+    )
+    return [extension for extension in every if extension is not None]

@@ -1,23 +1,22 @@
-"""Features attached to a scheduler from outside, since the four modes do not need them.
-
-Others are `pauses.PausedRows`, `ledger.Ledger`, `past.Past`, and `UserLimits` and `QueuePolicies`
-of admission.
-"""
+"""Features attached to a scheduler from outside (`building.features`): no mode needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Row
-from scheduling.policies.lengths import Bins, Predictor
+from scheduling.queue import WaitingQueue
 
 Group = Sequence[Inference]  # the inferences of one request
 
 
 class Extension:
-    """Called by the scheduler when something happens; each method does nothing by default."""
+    """Called by the scheduler when something happens, for the methods that it overrides alone."""
+
+    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
+        """What waits, and what runs by id, of the scheduler that calls it from now on."""
 
     @property
     def next_due(self) -> float | None:
@@ -61,25 +60,6 @@ class Extension:
     def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
         """Return inferences to end now, each with its error."""
         return []
-
-
-class LengthPrediction(Extension):
-    """Predicted lengths of arriving requests, and the bins that they fall into."""
-
-    def __init__(self, predictor: Predictor, n_bins: int):
-        self.predictor = predictor
-        self._bins = Bins(n_bins)
-
-    def arrive(self, group: Group, now: float) -> None:
-        # one length for all members, so that they stay side by side
-        predicted = max(self.predictor.predict(member) for member in group)
-        bin_ = self._bins.place(predicted)
-        for member in group:
-            member.standing.predicted_tokens, member.standing.bin = predicted, bin_
-
-    def end(self, inference: Inference, now: float) -> None:
-        if inference.error is None:
-            self.predictor.learn(inference)
 
 
 class ResponseOrder(Extension):

@@ -11,14 +11,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from scheduling.drafts import Drafter, Drafts
 from scheduling.errors import ServingError
 from scheduling.sampling import Sampling, Scores
-
-if TYPE_CHECKING:
-    import threading
 
 
 class State(enum.Enum):
@@ -52,6 +48,16 @@ class Standing:
 
 
 @dataclass(slots=True)
+class Drafts:
+    """Draft tokens of an inference, and how many were accepted so far."""
+
+    ids: list[int] = field(default_factory=list)  # proposed for its next tokens
+    blocks: int = 0  # KV blocks that it would have without those that are verified now
+    verified: int = 0  # draft tokens so far
+    accepted: int = 0  # of these
+
+
+@dataclass(slots=True)
 class Interruptions:
     """Preemptions (KV given up and computed again later) and pauses (KV kept) of an inference."""
 
@@ -72,6 +78,23 @@ class Interruptions:
         self.preempted_at = self.paused_at = None
 
 
+class Slo(NamedTuple):
+    """Limits of a request's time to first token, and per output token after it; None: none."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    name: str | None = None  # of a class, whose limits hold where the request states none
+
+
+@dataclass(slots=True)
+class CachedPrefix:
+    """What an inference shares with others through the prefix cache."""
+
+    keys: list[bytes]  # `prefix_cache.block_keys` of prompt and completion so far
+    n_blocks: int = 0  # its first blocks, full and known to the cache: read-only
+    found_tokens: int = 0  # prompt tokens found there
+
+
 @dataclass(slots=True, eq=False)
 class Inference:
     """One request while it is served. Times are seconds on the manager's clock."""
@@ -88,11 +111,8 @@ class Inference:
     request_id: str = ""  # the client's name for it, for the request log
     priority: int = 0  # level, 1 first; 0: the default level
     queue_timeout_s: float | None = None  # shortens the limit of its level's queue policy
-    slo_class: str | None = None  # its limits hold where the request states none
-    slo_ttft_ms: float | None = None  # limit of its time to first token
-    slo_tpot_ms: float | None = None  # limit of its time per output token
-    # `prefix_cache.block_keys` of prompt and completion so far; None: its KV blocks are not shared
-    keys: list[bytes] | None = None
+    slo: Slo = Slo()  # noqa: RUF009  (it is immutable)
+    prefix: CachedPrefix | None = None  # None: its KV blocks are not shared
     # first completion of the same prompt; this one waits until it has computed what both share
     leader: Inference | None = None
     scores: Scores | None = None  # log-probabilities, if wanted
@@ -111,15 +131,13 @@ class Inference:
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are cached, or come with it
-    num_cached_blocks: int = 0  # its first blocks, full and known to the prefix cache: read-only
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     tokens: list[int] = field(default_factory=list)  # completion ids; below 0: not known yet
     token_times: list[float] = field(default_factory=list)
     stopped: bool = False  # by `stop`
     error: ServingError | None = None
     decodes: bool = False  # only its last token is uncomputed
     is_over: bool = False  # nothing is left to compute; if it still has a row, that is idle
-    done: threading.Event = field(init=False, repr=False)  # set when it is answered
+    done: Any = field(init=False, repr=False)  # the manager's event, set when it is answered
 
     @property
     def total_tokens(self) -> int:
@@ -132,6 +150,11 @@ class Inference:
         return len(self.prompt_ids) + len(self.tokens) - self.computed
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache."""
+        return self.prefix.found_tokens if self.prefix else 0
+
+    @property
     def remaining_tokens(self) -> int:
         """Tokens never computed so far; a prompt of several completions counts once."""
         prompt = len(self.prompt_ids) if self.leader is None else 0
@@ -139,10 +162,7 @@ class Inference:
         return max(0, prompt - computed) + self.num_tokens - len(self.tokens)
 
     def awaits_leader(self, block_size: int, joining: Iterable[Inference] = ()) -> bool:
-        """Return whether its leader is about to compute full blocks that it will share.
-
-        joining: what this plan admits. No leader is waited for that may need this one's row.
-        """
+        """Return whether its leader, if it runs or is `joining`, will compute blocks for it."""
         leader = self.leader
         if leader is None or leader.answered_at is not None:
             return False
@@ -209,9 +229,7 @@ class Row(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """True if it is idle or computes the token generated last, and drafts after it; else it
-        computes a part of a prompt, if only of one token.
-        """
+        """True if it is idle or computes the token generated last; else it computes a prompt."""
         only = self.n_tokens - len(self.drafts) == 1
         return self.idle or (self.samples and only and self.start >= len(self.inference.prompt_ids))
 
@@ -224,9 +242,17 @@ class Iteration(NamedTuple):
     waiting: int
     blocks_used: int
     reason: str = ""
-    padding: int = 0  # tokens computed for no request, each like a row (scheduling/padding.py)
+    padding: int = 0  # tokens computed for no request, each like a row (`iteration.padding`)
     preempted: int = 0  # inferences that gave their KV blocks up before it
     loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens. It decides on speed alone: texts are the same with any."""
+
+    def propose(self, wanted: Sequence[tuple[Inference, int]]) -> list[list[int]]:
+        """Return at most so many ids of next tokens for each inference, all of which decode."""
+        ...
 
 
 class Generator(Protocol):
@@ -238,3 +264,8 @@ class Generator(Protocol):
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return the ids of rows with `samples`, in row order."""
+
+    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
+        """Begin to compute the iteration, here to the end; return a call that waits for its ids."""
+        ids = self.generate(iteration)
+        return lambda: ids

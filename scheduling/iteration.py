@@ -1,22 +1,23 @@
-"""The rows of a plan, or the rule that it breaks."""
+"""The rows of a plan, or the rule that it breaks; rows without a plan, where `dynamic` goes on with
+what runs; and tokens that an engine computes for no request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, KeysView
+from collections.abc import Collection, Container, KeysView, Sequence
 
 from scheduling.inference import Inference, Row
-from scheduling.policies.base import Plan, Policy, View
-
-Reservations = list[tuple[Inference, int]]  # tokens for which each gets KV blocks
+from scheduling.policies import Dynamic, Limits, Order, Plan, Policy, View
+from scheduling.speculation import Reservations, Speculation
 
 
 def rows_of(
     plan: Plan, view: View, policy: Policy, running: KeysView[int], waiting: Container[int]
-) -> tuple[list[Row], Reservations]:
-    """Return the rows of a plan and their reservations. Changes nothing.
+) -> tuple[list[Row], Collection[tuple[Inference, int]]]:
+    """Return the rows of a plan, and for how many tokens inferences get KV blocks; running and
+    waiting are ids. Changes nothing.
 
-    running, waiting: ids. Raises ValueError, naming the policy and the rule, if the plan cannot be
-    carried out.
+    Raises ValueError, naming the policy and the rule, if the plan cannot be carried out.
     """
 
     def impossible(rule: str) -> ValueError:
@@ -31,7 +32,7 @@ def rows_of(
             raise impossible("only a running inference can be preempted, and only once")
         preempted.add(inference.id)
         account.release(inference)
-    reserved: dict[int, tuple[Inference, int]] = {}
+    reserved: Reservations = {}
     for inference, tokens in plan.admit:
         if inference.id not in waiting or inference.id in reserved:
             raise impossible("only a waiting inference can be admitted, and only once")
@@ -39,8 +40,10 @@ def rows_of(
     n_rows = len(plan.run) if preemptive else len(running) - len(preempted) + len(reserved)
     if n_rows > limits.max_batch_size:
         raise impossible(f"{n_rows} rows are more than max_batch_size {limits.max_batch_size}")
-    if view.adapters is not None and (excess := view.adapters.excess(plan, view)):
-        raise impossible(excess)
+    if view.adapters is not None and reserved:
+        left = [inference for inference in view.running if inference.id not in preempted]
+        if excess := view.adapters.excess([*left, *(inference for inference, _ in plan.admit)]):
+            raise impossible(excess)
     computed = {inference.id for inference, _ in plan.run}
     if computed & preempted or not computed - reserved.keys() <= running:
         raise impossible("only a running inference can be computed")
@@ -58,7 +61,7 @@ def rows_of(
         uncomputed, cached, recomputed = 1, 0, 0
         if not inference.decodes:
             uncomputed = inference.uncomputed
-            if uncomputed > 1 and inference.keys is not None:  # its last token is always computed
+            if uncomputed > 1 and inference.prefix is not None:  # its last token is always computed
                 cached = view.cached_tokens(inference)
                 start, uncomputed = start + cached, uncomputed - cached
             recomputed = max(0, min(n, inference.interruptions.recompute_until - start))
@@ -80,5 +83,53 @@ def rows_of(
             f"{charged} charged tokens are more than token_budget {limits.token_budget}"
         )
     if view.speculation is not None:
-        view.speculation.add(rows, reserved, account, limits.token_budget - charged, size)
-    return rows, list(reserved.values())
+        view.speculation.add(rows, reserved, account, limits.token_budget - charged)
+    return rows, reserved.values()
+
+
+def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:
+    """Return whether `dynamic` goes on with rows that decode until one ends or a request joins:
+    blocks are reserved for their last tokens, and each computes one token an iteration.
+    """
+    if type(policy) is not Dynamic or policy.kv_reservation == "demand":
+        return False
+    return not order.preemptive and speculation is None
+
+
+def same_rows(view: View) -> list[Row]:
+    """Return a row for each running inference if all decode, the budget allows them and no request
+    can join; else nothing. Equal to a plan where `plans_repeat`.
+    """
+    running, limits = view.running, view.limits
+    if view.queues[0] and len(running) < limits.max_batch_size:
+        return []
+    if len(running) > limits.token_budget:  # the budget may count decode rows
+        return []
+    row = tuple.__new__  # as above
+    rows = [
+        row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in running if i.decodes
+    ]
+    return rows if len(rows) == len(running) else []
+
+
+def padding(rows: Sequence[Row], limits: Limits) -> int:
+    """Return how many tokens fill up the rectangles of an iteration, or its decode rows a size."""
+    n, sizes = len(rows), limits.decoder_batch_sizes
+    if limits.padded:
+        return sum(
+            max(rows[i].n_tokens for i in rectangle) - rows[i].n_tokens
+            for rectangle in rectangles(rows, limits.padded)
+            for i in rectangle
+        )
+    if n and sizes and all(row.decodes for row in rows):
+        return next((size for size in sizes if size >= n), n) - n
+    return 0
+
+
+def rectangles(rows: Sequence[Row], padded: str) -> list[list[int]]:
+    """Return the rows of each rectangle: all (`together`), or decode rows and prompts (`apart`)."""
+    every = range(len(rows))
+    if padded == "together":
+        return [[*every]]
+    kinds = [[i for i in every if rows[i].decodes is decodes] for decodes in (True, False)]
+    return [indices for indices in kinds if indices]

@@ -15,11 +15,17 @@ from sortedcontainers import SortedDict
 
 from scheduling.extensions import Extension
 from scheduling.inference import Inference
-from scheduling.policies.fair import COMPLETION, prompt_charge
 
+PROMPT, COMPLETION = 1, 2  # charge of a token
 MANY = 4096  # number of counters beyond which those that no longer matter are dropped
 
 User = str | None  # None: all requests that name no user
+
+
+def prompt_charge(group: Sequence[Inference]) -> int:
+    """Return the charge of an admission: a prompt counts once, whatever its completions."""
+    paying = (m for m in group if m.leader is None and m.admitted_at is None)
+    return PROMPT * sum(len(member.prompt_ids) for member in paying)
 
 
 class Ledger(Extension):
@@ -78,9 +84,7 @@ class Ledger(Extension):
             self._moved.add(user)
 
     def by_counter(self) -> Iterator[tuple[float, int, User]]:
-        """Return users with waiting requests, the least served first: counter, a number that
-        breaks ties, user.
-        """
+        """Return counter, tie breaker and name of users that wait, the least served first."""
         self._put_in_order()
         for (counter, number), user in self._order.items():
             yield counter, number, user

@@ -12,9 +12,7 @@ from scheduling.inference import Inference
 
 
 class BlockPool:
-    """Free blocks as sorted ranges, so that a request gets consecutive ones when there are any:
-    memory is read a little faster in order.
-    """
+    """Free blocks as sorted ranges: a request gets consecutive ones, which are read faster."""
 
     def __init__(self, n_blocks: int, block_size: int):
         self.n_blocks = n_blocks
@@ -33,10 +31,7 @@ class BlockPool:
         inference.blocks = []
 
     def allocate(self, n: int) -> list[int]:
-        """Return n blocks: consecutive if any free range is long enough, else from several.
-
-        Raises ValueError if there are too few.
-        """
+        """Return n blocks, consecutive if possible. Raises ValueError if there are too few."""
         if n > self.free_blocks:
             raise ValueError(f"{n} blocks wanted, {self.free_blocks} free")
         self.free_blocks -= n

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sortedcontainers import SortedDict
 
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row, State
-from scheduling.policies.orders import Order
+from scheduling.policies.base import Order
 from scheduling.queue import Timers, WaitingQueue
 
 
 class PausedRows(Extension):
-    """Paused rows in the order. Those, and waiting requests, are promoted after too long a time."""
+    """Paused rows in the order."""
 
-    def __init__(self, order: Order, queue: WaitingQueue):
+    def __init__(self, order: Order):
         self.rows: dict[int, Inference] = {}  # of the last iteration, and those admitted since
         self.paused: SortedDict[tuple[Any, ...], Inference] = SortedDict()
-        self._order, self._queue = order, queue
-        self._longest = order.promote_after_s
-        self._since: Timers[tuple[Inference, float]] = Timers(
-            lambda entry: entry[0].answered_at is not None or entry[0].uncomputed_since != entry[1]
-        )
-
-    def wait(self, inference: Inference, now: float) -> None:
-        self._watch(inference, now)
-
-    def before_plan(self, now: float) -> None:
-        """Promote what was not computed for too long."""
-        for inference, _ in self._since.due(now):
-            waits = inference.state is State.WAITING
-            if waits:
-                self._queue.take(inference)
-            else:
-                self.paused.pop(inference.standing.key, None)
-            self._order.promote(inference, now)
-            if waits:
-                self._queue.put(inference)
-            else:
-                self._pause(inference)
+        self._order = order
 
     def admit(self, inference: Inference, now: float) -> None:
         self.rows[inference.id] = inference
@@ -57,9 +36,7 @@ class PausedRows(Extension):
         for id_ in sorted(self.rows.keys() - chosen.keys()):
             inference = self.rows[id_]
             if not inference.is_over:
-                self._pause(inference)
-                inference.interruptions.paused_at = now
-                self._watch(inference, now)
+                self._pause(inference, now)
         for inference in chosen.values() if self.paused else ():
             self._resume(inference, now)
         self.rows = chosen
@@ -67,7 +44,11 @@ class PausedRows(Extension):
     def end(self, inference: Inference, now: float) -> None:
         self._resume(inference, now)
 
-    def _pause(self, inference: Inference) -> None:
+    def _pause(self, inference: Inference, now: float) -> None:
+        self._place(inference)
+        inference.interruptions.paused_at = now
+
+    def _place(self, inference: Inference) -> None:
         inference.standing.key = self._order.place(inference)
         self.paused[inference.standing.key] = inference
 
@@ -77,6 +58,37 @@ class PausedRows(Extension):
             self.rows[inference.id] = inference
             inference.interruptions.end(now)
 
-    def _watch(self, inference: Inference, since: float) -> None:
-        if self._longest is not None:
-            self._since.add(since + self._longest, (inference, since))
+
+class PromotedRows(PausedRows):
+    """Paused rows that are promoted after too long a time, and waiting requests, too."""
+
+    def __init__(self, order: Order, after_s: float):
+        super().__init__(order)
+        self._after_s = after_s
+        self._since: Timers[tuple[Inference, float]] = Timers(
+            lambda entry: entry[0].answered_at is not None or entry[0].uncomputed_since != entry[1]
+        )
+
+    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
+        self._queue = queue
+
+    def wait(self, inference: Inference, now: float) -> None:
+        self._since.add(now + self._after_s, (inference, now))
+
+    def before_plan(self, now: float) -> None:
+        """Promote what was not computed for too long."""
+        for inference, _ in self._since.due(now):
+            waits = inference.state is State.WAITING
+            if waits:
+                self._queue.take(inference)
+            else:
+                self.paused.pop(inference.standing.key, None)
+            self._order.promote(inference, now)
+            if waits:
+                self._queue.put(inference)
+            else:
+                self._place(inference)
+
+    def _pause(self, inference: Inference, now: float) -> None:
+        super()._pause(inference, now)
+        self.wait(inference, now)

@@ -1,16 +1,9 @@
-"""When to plan, and for which rows to draft: what the server's thread and virtual time share.
-
-Functions of a scheduler.
-"""
+"""When to plan, and for which rows to draft: what the server's thread and virtual time share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from scheduling.inference import Inference, Iteration
-
-if TYPE_CHECKING:
-    from scheduling.scheduler import Scheduler
+from scheduling.scheduler import Scheduler
 
 
 def next_iteration(scheduler: Scheduler, now: float) -> tuple[Iteration, float | None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import groupby
 
-from scheduling.inference import Inference
+from scheduling.inference import CachedPrefix, Inference
 from scheduling.memory import BlockPool
 
 # returns the cached blocks of the tokens that an inference would compute next
@@ -19,9 +19,8 @@ Find = Callable[[Inference], Sequence[int]]
 
 
 def next_key(key: bytes, ids: Sequence[int]) -> bytes:
-    """Return the key of the blocks that have `key` followed by one that holds `ids`.
-
-    SHA-256, so that no user can make two prompts whose blocks are mistaken for each other's.
+    """Return the key of a block that holds `ids` after those of `key`. By SHA-256, no user can make
+    two prompts whose blocks are mistaken for each other's.
     """
     return hashlib.sha256(key + array("q", ids).tobytes()).digest()
 
@@ -60,6 +59,11 @@ class PrefixCache(BlockPool):
         self._keys: dict[int, bytes] = {}  # by block
         self._unused: OrderedDict[int, None] = OrderedDict()  # free ones with a key, oldest first
 
+    def limit(self, n_blocks: int) -> None:
+        """Have so many blocks from now on; none may be in use yet."""
+        self.n_blocks = self.free_blocks = n_blocks
+        self.references, self._ranges = [0] * n_blocks, [(0, n_blocks)]
+
     def allocate(self, n: int) -> list[int]:
         short = n - (self.free_blocks - len(self._unused))
         if short > 0 and n <= self.free_blocks:
@@ -82,9 +86,7 @@ class PrefixCache(BlockPool):
             self.shared_blocks += self.references[block] == 2
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give a request's blocks back, the last first, so that a prompt's end is evicted before
-        its beginning.
-        """
+        """Give blocks back, the last first: a prompt's end is evicted before its beginning."""
         without_key = []
         for block in reversed(blocks):
             self.references[block] -= 1
@@ -133,7 +135,7 @@ class PrefixCache(BlockPool):
         found_by_id: dict[int, Sequence[int]] = {}
 
         def find(inference: Inference) -> Sequence[int]:
-            if inference.keys is None:
+            if inference.prefix is None:
                 return ()
             if inference.id not in found_by_id:
                 found_by_id[inference.id] = self.found_for(inference)
@@ -142,52 +144,49 @@ class PrefixCache(BlockPool):
         return find
 
     def found_for(self, inference: Inference) -> list[int]:
-        """Return the blocks that hold what an inference would compute next, but for its last token,
-        which must be computed to sample.
-        """
-        keys, first = inference.keys, inference.num_cached_blocks
-        if keys is None or inference.computed != first * self.block_size:
+        """Return the blocks of what it would compute next, without the token that it samples."""
+        prefix = inference.prefix
+        if prefix is None or inference.computed != prefix.n_blocks * self.block_size:
             return []  # it is in the middle of a block of its own
         most = (inference.computed + inference.uncomputed - 1) // self.block_size
-        return self.find(keys[first + 1 : most + 1])
+        return self.find(prefix.keys[prefix.n_blocks + 1 : most + 1])
 
     def count_query(self, inference: Inference) -> None:
         """Count a prompt that is looked up; completions of one prompt count once."""
-        if inference.keys is not None and inference.leader is None:
+        if inference.prefix is not None and inference.leader is None:
             self.queries += len(inference.prompt_ids)
 
     def share_found(self, inference: Inference, found: Sequence[int]) -> int:
-        """Give an inference the blocks found for it, in place of its own for the same tokens;
-        return how many prompt tokens that saves.
-        """
-        first = inference.num_cached_blocks
+        """Give it the blocks found, in place of its own; return how many prompt tokens it saves."""
+        prefix = inference.prefix
+        assert prefix is not None
+        first, end = prefix.n_blocks, prefix.n_blocks + len(found)
         start = max(inference.computed, inference.interruptions.recompute_until)
-        end = first + len(found)
         self.share(found)
         own, inference.blocks[first:end] = inference.blocks[first:end], found
         self.free(own)
-        inference.num_cached_blocks, inference.computed = end, end * self.block_size
+        prefix.n_blocks, inference.computed = end, end * self.block_size
         inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
         saved = max(0, min(inference.computed, len(inference.prompt_ids)) - start)
-        inference.cached_tokens += saved
+        prefix.found_tokens += saved
         if inference.leader is not None:
             return 0
         self.hits += saved
         return saved
 
-    def cache_computed(self, inference: Inference, keys: list[bytes]) -> None:
+    def cache_computed(self, inference: Inference, prefix: CachedPrefix) -> None:
         """Make the blocks that an inference has filled findable: once they are computed, so that an
         iteration that fails leaves nothing behind.
         """
-        size = self.block_size
-        for i in range(inference.num_cached_blocks, inference.computed // size):
+        size, keys = self.block_size, prefix.keys
+        for i in range(prefix.n_blocks, inference.computed // size):
             if len(keys) == i + 1:  # a block of the completion; the prompt's keys are there
                 ids = [inference.token(position) for position in range(i * size, (i + 1) * size)]
-                if ids[-1] < 0:  # not known yet; `ahead.fill` comes back
+                if ids[-1] < 0:  # not known yet; `asynchronous.fill` comes back
                     return
                 keys.append(next_key(keys[i], ids))
             self.cache(inference.blocks[i], keys[i + 1])
-            inference.num_cached_blocks = i + 1
+            prefix.n_blocks = i + 1
 
 
 class Account:
@@ -195,7 +194,7 @@ class Account:
 
     def __init__(self, pool: PrefixCache, find: Find):
         self.free = pool.free_blocks
-        self._size, self._references, self._find = pool.block_size, pool.references, find
+        self.block_size, self._references, self._find = pool.block_size, pool.references, find
         self._change: defaultdict[int, int] = defaultdict(int)  # of references, by block
 
     def copy(self) -> Account:
@@ -222,9 +221,10 @@ class Account:
 
     def _needs(self, inference: Inference, tokens: int) -> tuple[Sequence[int], Sequence[int], int]:
         """Return the blocks found, its own that they replace, and how many new ones it needs."""
-        found, first = self._find(inference), inference.num_cached_blocks
+        found = self._find(inference)
+        first = inference.prefix.n_blocks if inference.prefix else 0
         end = first + len(found)
-        new = max(0, -(-tokens // self._size) - max(len(inference.blocks), end))
+        new = max(0, -(-tokens // self.block_size) - max(len(inference.blocks), end))
         return found, inference.blocks[first:end], new
 
     def _refer(self, blocks: Sequence[int]) -> None:

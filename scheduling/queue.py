@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 from sortedcontainers import SortedDict
 
 from scheduling.inference import Inference, State
-
-if TYPE_CHECKING:  # a file with an order of its own may need this module before those are complete
-    from scheduling.extensions import Extension
-    from scheduling.policies.orders import Order
 
 SPARE = 64  # obsolete entries that may be kept, besides as many as are valid
 
@@ -90,33 +86,24 @@ class Queue:
 
 
 class WaitingQueue:
-    """All WAITING inferences: one queue, or one for each bin."""
+    """All WAITING inferences: one queue, or one for each bin.
 
-    def __init__(self, order: Order, n_bins: int, extensions: Sequence[Extension]):
+    key: returns the place of an inference. by_user: queues are asked for the requests of a user.
+    """
+
+    def __init__(self, key: Callable[[Inference], tuple[Any, ...]], n_bins: int, by_user: bool):
         self.by_id: dict[int, Inference] = {}
         self.queues = [Queue() for _ in range(n_bins)]
-        self._order, self._extensions = order, extensions
-
-    def add(self, inference: Inference, now: float) -> None:
-        """Queue an inference that arrives, or was preempted."""
-        self.put(inference)
-        for extension in self._extensions:
-            extension.wait(inference, now)
-
-    def remove(self, inference: Inference) -> None:
-        """Remove an inference that is admitted, or ends."""
-        self.take(inference)
-        for extension in self._extensions:
-            extension.leave(inference)
+        self._key, self._by_user = key, by_user
 
     def put(self, inference: Inference) -> None:
-        """Put an inference at the place that its order gives it now; if that raises, nowhere."""
+        """Put an inference at the place that its key gives it now; if that raises, nowhere."""
         inference.state = State.WAITING
-        inference.standing.key = self._order.place(inference)
-        self.queues[inference.standing.bin].add(inference, self._order.by_user)
+        inference.standing.key = self._key(inference)
+        self.queues[inference.standing.bin].add(inference, self._by_user)
         self.by_id[inference.id] = inference
 
     def take(self, inference: Inference) -> None:
-        """Take an inference from its place, to be put at another."""
+        """Take an inference from its place."""
         del self.by_id[inference.id]
         self.queues[inference.standing.bin].remove(inference)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from scheduling.inference import Inference, Iteration, Row, State
-
-if TYPE_CHECKING:
-    from scheduling.scheduler import Scheduler
+from scheduling.inference import Inference, Iteration, Row
 
 
 @dataclass(slots=True)
@@ -55,21 +52,6 @@ class Snapshot(NamedTuple):
     completion_tokens: int
     prefix_queries: int  # prompt tokens that were looked up in the prefix cache
     prefix_hits: int  # those found
-
-    @classmethod
-    def of(cls, scheduler: Scheduler) -> Snapshot:
-        pool = scheduler.pool
-        running = sum(each.state is State.RUNNING for each in scheduler.running.values())
-        return cls(
-            len(scheduler.waiting),
-            running + len(scheduler.held),
-            pool.n_blocks - pool.free_blocks,
-            pool.n_blocks,
-            scheduler.prompt_tokens,
-            scheduler.completion_tokens,
-            pool.queries,
-            pool.hits,
-        )
 
 
 class Observer(Protocol):

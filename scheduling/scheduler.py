@@ -7,68 +7,46 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from scheduling.adapters import Adapters
-from scheduling.admission import QueuePolicies, UserLimits, never_fitting, refuse_too_large
-from scheduling.drafts import kept
+from scheduling.admission import never_fitting, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
-from scheduling.extensions import Extension, LengthPrediction, ResponseOrder
+from scheduling.extensions import Extension, ResponseOrder
+from scheduling.history import History
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import Reservations, rows_of
+from scheduling.iteration import padding, plans_repeat, rows_of, same_rows
 from scheduling.ledger import Ledger
-from scheduling.padding import padding
-from scheduling.past import Past
-from scheduling.pauses import PausedRows
-from scheduling.policies import Fcfs, Limits, Order, Plan, Policy, View
-from scheduling.policies.lengths import predictor
-from scheduling.policies.own import check_plan
+from scheduling.pauses import PausedRows, PromotedRows
+from scheduling.policies import Limits, Order, Plan, Policy, View
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
-from scheduling.shedding import Shedding, SloClasses
-from scheduling.speculation import Speculation
-from scheduling.unchanged import plans_repeat, same_rows
+from scheduling.speculation import Speculation, kept
+from scheduling.user_policies import check_plan
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
+HOOKS = [name for name in vars(Extension) if not name.startswith("_")]
+E = TypeVar("E", bound=Extension)
 
 
 class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
-    `decoder_batch_sizes`: iterations of decode rows alone are filled up with padding rows to the
-    smallest that holds them. `padded`: see padding.rectangles. Features that the four modes do not
-    need are `extensions`.
+    Features that the modes do not need are extensions (`building.features`).
     """
 
     def __init__(
         self,
         policy: Policy,
-        order: Order = Fcfs(),  # noqa: B008  (it is frozen)
-        *,
+        order: Order,
         limits: Limits,
-        n_blocks: int,
-        max_in_flight: int,
-        decoder_batch_sizes: Sequence[int] = (),
-        padded: str = "",
-        length_predictor: str = "exact",
-        user_limits: UserLimits | None = None,
-        adapters: Adapters | None = None,
-        slo_classes: str = "",
-        shed: bool = False,
-        speculate: int = 0,
-        preserve_ordering: bool = False,
+        pool: PrefixCache,
+        extensions: Iterable[Extension] = (),
     ):
-        self.policy = policy
-        self.order = order
-        self.adapters = adapters
-        self.limits = limits
-        self.max_in_flight = max_in_flight
-        self.decoder_batch_sizes = sorted(decoder_batch_sizes)
-        self.padded = padded
-        self.pool = PrefixCache(n_blocks, limits.block_size)
-        self.extensions: list[Extension] = []
-        self.queue = WaitingQueue(order, policy.n_bins, self.extensions)
+        self.policy, self.order, self.limits, self.pool = policy, order, limits, pool
+        self.queue = WaitingQueue(order.place, policy.n_bins, order.by_user)
         self.waiting: Mapping[int, Inference] = self.queue.by_id
         self.running: dict[int, Inference] = {}
         self.prompt_tokens = self.completion_tokens = 0  # since the start, each once
@@ -77,67 +55,65 @@ class Scheduler:
         self._next_id = 0
         self._batches = 0
 
-        self.pauses = PausedRows(order, self.queue)
-        self.ledger = Ledger(order.weights) if order.by_user else None
-        self.past = Past() if policy.reads_past or shed else None
-        self.speculation = Speculation(speculate) if speculate else None
-        self.plans_repeat = plans_repeat(policy, order, self.speculation)
-        ordering = ResponseOrder()
+        after_s = order.promote_after_s
+        self.pauses = PausedRows(order) if after_s is None else PromotedRows(order, after_s)
+        self.extensions: list[Extension] = []
+        self._with: dict[str, list[Extension]] = {hook: [] for hook in HOOKS}
+        for extension in (*extensions, self.pauses):
+            self.attach(extension)
+        self.ledger, self.history = self._extension(Ledger), self._extension(History)
+        self.adapters, self.speculation = self._extension(Adapters), self._extension(Speculation)
+        ordering = self._extension(ResponseOrder)
         # finished inferences that are answered once earlier ones are
-        self.held: Mapping[int, Inference] = ordering.held
-        attached = (
-            SloClasses(slo_classes),
-            QueuePolicies(order.queue_policies, self.queue, order),
-            user_limits if user_limits and user_limits.are_set else None,
-            LengthPrediction(predictor(length_predictor), policy.n_bins),
-            self.ledger,
-            self.past,
-            Shedding(self, self.past) if shed and self.past else None,
-            ordering if preserve_ordering else None,
-            self.pauses,
-            self.speculation,
-            adapters,
-        )
-        self.extensions += [extension for extension in attached if extension is not None]
+        self.held: Mapping[int, Inference] = ordering.held if ordering else {}
+        self.plans_repeat = plans_repeat(policy, order, self.speculation)
+
+    def attach(self, extension: Extension) -> None:
+        """Call an extension from now on, after those attached before."""
+        extension.attach(self.queue, self.running)
+        self.extensions.append(extension)
+        for hook, overriding in self._with.items():
+            if getattr(type(extension), hook) is not getattr(Extension, hook):
+                overriding.append(extension)
+
+    def _extension(self, kind: type[E]) -> E | None:
+        return next((each for each in self.extensions if isinstance(each, kind)), None)
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
-        """Queue the inferences of a request, all or none.
-
-        Raises InvalidRequest for what could never run, and Overloaded beyond max_in_flight.
-        """
+        """Queue a request, all or none. Raises InvalidRequest, or Overloaded beyond the limits."""
         refuse_too_large(inferences, self.policy, self.limits, self.pool.n_blocks)
         self.order.check(inferences)
         running = len(self.running) + len(self.held)
-        if len(self.waiting) + running + len(inferences) > self.max_in_flight:
+        if len(self.waiting) + running + len(inferences) > self.limits.max_in_flight:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting and {running} running; try "
                 "again later, or start the server with a larger --max-waiting."
             )
-        for extension in self.extensions:
+        for extension in self._with["check"]:
             extension.check(inferences, now)
         group = self._next_id
         for inference in inferences:
             inference.id, inference.group, inference.arrived_at = self._next_id, group, now
             self._unanswered[inference.id] = inference
             self._next_id += 1
-        for extension in self.extensions:
+        for extension in self._with["arrive"]:
             extension.arrive(inferences, now)
         self.order.arrive(inferences, self.processed)
         for inference in inferences:
-            self.queue.add(inference, now)
+            self._wait(inference, now)
             if inference.deadline is not None:
                 self._deadlines.add(inference.deadline, inference)
 
     def schedule(self, now: float) -> tuple[Iteration, float | None]:
-        """Carry the policy's plan out; return the next iteration (no rows: nothing to run) and
-        `wake_at`.
+        """Carry the policy's plan out; return the next iteration, maybe empty, and `wake_at`.
 
         Raises ValueError, before anything has changed, if the plan is impossible.
         """
-        for extension in self.extensions:
+        for extension in self._with["before_plan"]:
             extension.before_plan(now)
         view = self.view(now)
-        plan, reserved = Plan(), Reservations()
+        plan = Plan()
+        reserved: Collection[tuple[Inference, int]] = ()
         rows = same_rows(view) if self.plans_repeat else []
         if not rows:
             plan = self.policy.plan(view)
@@ -152,8 +128,11 @@ class Scheduler:
             self.pool.reserve(inference, tokens)
         for inference, _ in plan.admit:
             self._admit(inference, now)
-        loads = self.adapters.place(plan, rows, self.running) if self.adapters else ()
-        for extension in self.extensions:
+        loads: Sequence[tuple[int, str]] = ()
+        if self.adapters is not None:
+            admitted = [inference for inference, _ in plan.admit]
+            loads = self.adapters.place(admitted, rows, self.running.values())
+        for extension in self._with["planned"]:
             extension.planned(rows, now)
         self._batches += bool(plan.admit)
         iteration = Iteration(
@@ -162,7 +141,7 @@ class Scheduler:
             waiting=len(self.waiting),
             blocks_used=self.pool.n_blocks - self.pool.free_blocks,
             reason=plan.reason,
-            padding=padding(rows, self.decoder_batch_sizes, self.padded),
+            padding=padding(rows, self.limits),
             preempted=len(plan.preempt),
             loads=loads,
         )
@@ -182,16 +161,28 @@ class Scheduler:
             paused=self.pauses.paused.values(),
             processed=self.processed,
             ledger=self.ledger,
-            past=self.past,
+            history=self.history,
             speculation=self.speculation,
             adapters=self.adapters,
             find=self.pool.finder(),
         )
 
+    def _wait(self, inference: Inference, now: float) -> None:
+        """Queue an inference that arrives, or was preempted."""
+        self.queue.put(inference)
+        for extension in self._with["wait"]:
+            extension.wait(inference, now)
+
+    def stop_waiting(self, inference: Inference) -> None:
+        """Take an inference that is admitted, or ends, from the queue."""
+        self.queue.take(inference)
+        for extension in self._with["leave"]:
+            extension.leave(inference)
+
     def _admit(self, inference: Inference, now: float) -> None:
         """Waiting → running."""
-        self.queue.remove(inference)
-        for extension in self.extensions:
+        self.stop_waiting(inference)
+        for extension in self._with["admit"]:
             extension.admit(inference, now)
         inference.state = State.RUNNING
         if inference.admitted_at is None:
@@ -209,14 +200,16 @@ class Scheduler:
         interrupted.recompute_until = max(interrupted.recompute_until, inference.computed)
         interrupted.preempted_at = now
         interrupted.preemptions += 1
-        inference.computed = inference.num_cached_blocks = 0
+        inference.computed = 0
+        if inference.prefix is not None:
+            inference.prefix.n_blocks = 0
         inference.decodes = False  # for policies it joins like a prompt, if of one token
         self.pool.release(inference)
-        self.queue.add(inference, now)
+        self._wait(inference, now)
 
     def _stop_running(self, inference: Inference, now: float) -> None:
         del self.running[inference.id]
-        for extension in self.extensions:
+        for extension in self._with["stop_running"]:
             extension.stop_running(inference, now)
 
     def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
@@ -256,11 +249,11 @@ class Scheduler:
                 self.prompt_tokens += row.new_prompt_tokens
                 inference.interruptions.recomputed_tokens += recomputed
                 inference.decodes = bool(inference.tokens) and inference.uncomputed == 1
-            keys = inference.keys
-            if keys is not None and inference.computed >= (inference.num_cached_blocks + 1) * size:
-                self.pool.cache_computed(inference, keys)
+            prefix = inference.prefix
+            if prefix is not None and inference.computed >= (prefix.n_blocks + 1) * size:
+                self.pool.cache_computed(inference, prefix)
         self.completion_tokens += len(got_token)
-        for extension in self.extensions:
+        for extension in self._with["sampled"]:
             extension.sampled(got_token, now)
         return self.finish(over, now) if over else []
 
@@ -275,10 +268,8 @@ class Scheduler:
         self.pool.forget_all()
 
     def finish(self, over: list[Inference], now: float) -> list[Inference]:
-        """Answer finished inferences: each on its own, or in a request-level batch all at its end.
-
-        There a stream is answered with its own last token all the same; its row stays, idle, until
-        the batch ends.
+        """Answer finished inferences: each on its own, or in a request-level batch all at its end
+        but for streams, whose rows stay, idle, until then.
         """
         leave = True
         if self.policy.request_level:
@@ -289,7 +280,7 @@ class Scheduler:
             self._stop_running(inference, now)
         for inference in answered:
             self.pool.release(inference)
-        for extension in self.extensions:
+        for extension in self._with["finish"]:
             answered = extension.finish(answered)
         for inference in answered:
             self._end(inference, State.FINISHED, now)
@@ -298,12 +289,10 @@ class Scheduler:
     def fail(
         self, inferences: Iterable[Inference], error: ServingError, now: float
     ) -> list[Inference]:
-        """End the given inferences with an error, wherever they are; return all that are now to be
-        answered.
+        """End inferences with an error, unless they are over; return all to answer now.
 
-        Those already over are left alone. Blocks are free at once. In a request-level batch the row
-        of a cancelled or expired inference stays, idle, until the batch ends; one that failed takes
-        its row along.
+        Blocks are free at once. In a request-level batch the row of a cancelled or expired one
+        stays, idle, until the batch ends; one that failed takes its row along.
         """
         return self._fail([(inference, error) for inference in inferences], now)
 
@@ -316,7 +305,7 @@ class Scheduler:
             state = EXITS.get(type(error), State.FAILED)
             if inference.state is State.WAITING:
                 if inference.id in self.waiting:
-                    self.queue.remove(inference)
+                    self.stop_waiting(inference)
             elif inference.state is not State.RUNNING:
                 continue
             elif inference.id in self.running and (
@@ -335,20 +324,18 @@ class Scheduler:
             return []
         passed = DeadlinePassed("The request's deadline passed before its answer.")
         ended = self._fail([(late, passed) for late in self._deadlines.due(now)], now)
-        for extension in self.extensions:
+        for extension in self._with["expire"]:
             ended += self._fail(extension.expire(now), now)
         return ended
 
     def next_deadline(self) -> float | None:
         """Return when `expire` must be called next, if anything has a deadline."""
-        times = [extension.next_due for extension in self.extensions]
+        times = [extension.next_due for extension in self._with["next_due"]]
         return min((at for at in (self._deadlines.next, *times) if at is not None), default=None)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
-        """Make the pool as large as the engine's, before anything has run; return the requests that
-        it can never hold.
-        """
-        self.pool = PrefixCache(n_blocks, self.limits.block_size)
+        """Make the pool as large as the engine's; return the requests that it can never hold."""
+        self.pool.limit(n_blocks)
         never = never_fitting(self.waiting.values(), self.policy, self.limits, n_blocks)
         return self._fail(never, now)
 
@@ -366,11 +353,23 @@ class Scheduler:
         return [*(self._unanswered | self.running).values()]
 
     def snapshot(self) -> Snapshot:
-        return Snapshot.of(self)
+        """Return how full it is now."""
+        pool = self.pool
+        running = [each.state for each in self.running.values()].count(State.RUNNING)
+        return Snapshot(
+            len(self.waiting),
+            running + len(self.held),
+            pool.n_blocks - pool.free_blocks,
+            pool.n_blocks,
+            self.prompt_tokens,
+            self.completion_tokens,
+            pool.queries,
+            pool.hits,
+        )
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         self._unanswered.pop(inference.id, None)
-        for extension in self.extensions:
+        for extension in self._with["end"]:
             extension.end(inference, now)
         inference.state, inference.answered_at, inference.is_over = state, now, True
         inference.interruptions.end(now)

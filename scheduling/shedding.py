@@ -1,26 +1,23 @@
-"""Requests with limits on their latency: classes that name limits, and shedding of requests that
-cannot meet theirs (the admission control of SLOs-Serve, arXiv 2504.08784, with an estimate in place
-of its plan).
+"""Requests with limits on their latency: classes of them, and shedding of those that cannot meet
+theirs (SLOs-Serve's admission control, arXiv 2504.08784, with an estimate in place of its plan).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from scheduling.admission import has_begun
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, Group
-from scheduling.inference import Inference
-from scheduling.past import Past
+from scheduling.history import History
+from scheduling.inference import Inference, Slo
+from scheduling.policies.base import Limits, Order
 from scheduling.policies.deadlines import read_slo_classes
-from scheduling.queue import Timers
-
-if TYPE_CHECKING:
-    from scheduling.scheduler import Scheduler
+from scheduling.prefix_cache import PrefixCache
+from scheduling.queue import Timers, WaitingQueue
 
 
 class SloClasses(Extension):
@@ -34,8 +31,8 @@ class SloClasses(Extension):
 
         Without any classes a name is a mere label, where the request states its limits itself.
         """
-        name, stated = group[0].slo_class, group[0].slo_ttft_ms or group[0].slo_tpot_ms
-        if name is None or (stated and not self._classes):
+        ttft_ms, tpot_ms, name = group[0].slo
+        if name is None or ((ttft_ms or tpot_ms) and not self._classes):
             return
         if name not in self._classes:
             known = ", ".join(self._classes) or "none; start it with --slo-classes"
@@ -44,10 +41,9 @@ class SloClasses(Extension):
                 f"server has ({known}), or state slo_ttft_ms and slo_tpot_ms.",
                 param="slo_class",
             )
-        slo = self._classes[name]
+        of_class = self._classes[name]
         for member in group:
-            member.slo_ttft_ms = member.slo_ttft_ms or slo.ttft_ms
-            member.slo_tpot_ms = member.slo_tpot_ms or slo.tpot_ms
+            member.slo = Slo(ttft_ms or of_class.ttft_ms, tpot_ms or of_class.tpot_ms, name)
 
 
 class Shedding(Extension):
@@ -57,14 +53,17 @@ class Shedding(Extension):
     Without that end late requests would be the earliest due, and make others late.
     """
 
-    def __init__(self, scheduler: Scheduler, past: Past):
-        self._scheduler, self._past = scheduler, past
+    def __init__(self, order: Order, limits: Limits, pool: PrefixCache, history: History):
+        self._order, self._limits, self._pool, self._history = order, limits, pool, history
         self._timeouts: Timers[Group] = Timers(has_begun)
+
+    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
+        self._queue, self._running = queue, running
 
     def check(self, group: Group, now: float) -> None:
         """Raise Overloaded for a request whose first token would come after its limit."""
-        limit_ms = group[0].slo_ttft_ms
-        if limit_ms is None or not self._past.is_known:
+        limit_ms = group[0].slo.ttft_ms
+        if limit_ms is None or not self._history.is_known:
             return
         for member in group:
             member.arrived_at = now
@@ -75,8 +74,8 @@ class Shedding(Extension):
             )
 
     def arrive(self, group: Group, now: float) -> None:
-        if group[0].slo_ttft_ms is not None:
-            self._timeouts.add(now + group[0].slo_ttft_ms / 1e3, group)
+        if (limit_ms := group[0].slo.ttft_ms) is not None:
+            self._timeouts.add(now + limit_ms / 1e3, group)
 
     @property
     def next_due(self) -> float | None:
@@ -86,7 +85,7 @@ class Shedding(Extension):
         """Return the requests that wait although their first token was due."""
         late = [member for group in self._timeouts.due(now) for member in group]
         text = "The first token was due after {:g} ms, and the request still waited."
-        return [(member, DeadlinePassed(text.format(member.slo_ttft_ms))) for member in late]
+        return [(member, DeadlinePassed(text.format(member.slo.ttft_ms))) for member in late]
 
     def wait_s(self, newcomer: Inference, enough_s: float) -> float:
         """Return an estimate of the time to the first token of a request that arrives now; one
@@ -95,15 +94,13 @@ class Shedding(Extension):
         A request joins at once where a row and KV blocks for its whole life are free, else in place
         of the next one that ends. Paused rows and others take turns.
         """
-        limits, running = self._scheduler.limits, self._scheduler.running.values()
+        limits, running = self._limits, self._running.values()
         decode_rows = min(limits.max_batch_size, len(running))
         turns = max(1.0, len(running) / limits.max_batch_size)
         ends = [turns * _iterations_left(each) for each in running]
         heapify(ends)
-        rows = (
-            math.inf if self._scheduler.order.preemptive else limits.max_batch_size - len(running)
-        )
-        blocks = self._scheduler.pool.free_blocks
+        rows = math.inf if self._order.preemptive else limits.max_batch_size - len(running)
+        blocks = self._pool.free_blocks
         joins, prompt_tokens, wait_s = 0.0, 0, 0.0  # joins: after so many iterations
         for inference in chain(self._before(newcomer), [newcomer]):
             needed = limits.blocks(inference.total_tokens)
@@ -114,15 +111,15 @@ class Shedding(Extension):
                 joins = max(joins, heappop(ends))
             heappush(ends, joins + turns * _iterations_left(inference))
             prompt_tokens += inference.uncomputed
-            wait_s = self._past.seconds(joins + 1, decode_rows, prompt_tokens)
+            wait_s = self._history.seconds(joins + 1, decode_rows, prompt_tokens)
             if wait_s > enough_s:
                 break
         return wait_s
 
     def _before(self, newcomer: Inference) -> Iterator[Inference]:
         """Return the waiting requests that go before one that arrives now."""
-        [queue], order = self._scheduler.queue.queues, self._scheduler.order
-        last = (*order.turn(newcomer)[:-1], math.inf)
+        [queue] = self._queue.queues
+        last = (*self._order.turn(newcomer)[:-1], math.inf)
         return (queue.by_key[key] for key in queue.by_key.irange(maximum=last))
 
 

@@ -1,7 +1,7 @@
 """The launcher: checks the settings, fetches missing files, prints what will be served and becomes
-gunicorn, whose worker serves `app.py`.
+gunicorn, whose worker serves `app.py`; or with --replicas the program that starts Ray Serve.
 
-    python -m server.launch MODE [settings]
+    python -m server.launch MODE [--replicas N …] [settings]
 
 It resolves the Config once and hands it on; a bad setting ends with exit 2 before any worker boots.
 """
@@ -21,9 +21,17 @@ from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
 from server.observers.line_writer import open_log
 
+OF_REPLICAS = ("--replicas", "--router", "--autoscale")  # flags of server.replicas.serve
+
+
+def starts_replicas(argv: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] in OF_REPLICAS for word in argv)
+
 
 def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
-    """Become gunicorn, whose worker calls `entry`."""
+    """Become gunicorn, whose worker calls `entry`, or the program that starts replicas."""
+    if starts_replicas(argv):
+        os.execv(sys.executable, [sys.executable, "-m", "server.replicas.serve", *argv])
     try:
         config = parse(argv)
         load_tokenizer(config.tokenizer)

@@ -19,24 +19,20 @@ from typing import Any
 from batching import LONGEST_WAIT_S, BatchingManager
 from config import Config
 from generate.loading import load_generator
-from generate.tokenizer import Detokenizer, StopRule, load_tokenizer
+from generate.tokenizer import StopRule, load_tokenizer
 from generate.weights import locate
 from scheduling.building import build_scheduler
 from scheduling.errors import InvalidRequest
-from scheduling.inference import Generator, Inference
+from scheduling.inference import CachedPrefix, Generator, Inference, Slo
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Scores
-from server.ahead import AheadManager
-from server.api.events import Events, Part
-from server.api.logprobs import Logprobs
-from server.api.models import Models
-from server.api.replies import REPLIES
-from server.api.request import Request
+from server.asynchronous import AsynchronousManager
 from server.observers.line_writer import LineWriter
 from server.observers.metrics import Metrics
 from server.observers.recording import END, Entry, gap, line_of, record
 from server.observers.request_log import RequestLog
 from server.observers.server_stats import ServerStats
+from server.request import Models, Request
 
 # makes an engine, from a Config, its checkpoint and the size of the vocabulary
 Load = Callable[[Config, Path | None, int], Generator]
@@ -72,14 +68,14 @@ class Server:
         )
         self.models = Models(config)
         if config.lora_slots:
-            self.scheduler.extensions.append(self.models)
+            self.scheduler.attach(self.models)
         self.generator: Generator | None = None  # once it is loaded
 
         def loaded() -> Generator:
             self.generator = load(config, path, n_vocab)
             return self.generator
 
-        manager = AheadManager if config.ahead else BatchingManager
+        manager = AsynchronousManager if config.ahead else BatchingManager
         self.manager = manager(
             self.scheduler, loaded, loop_interval_s=config.loop_interval_ms / 1e3
         )
@@ -158,10 +154,8 @@ class Server:
                     request_id=request.id,
                     priority=request.priority,
                     queue_timeout_s=request.queue_timeout_s,
-                    slo_class=request.slo_class,
-                    slo_ttft_ms=request.slo_ttft_ms,
-                    slo_tpot_ms=request.slo_tpot_ms,
-                    keys=keys and [*keys],
+                    slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
+                    prefix=CachedPrefix([*keys]) if keys else None,
                     leader=leader,
                     scores=None if top is None else Scores(top, 1 if echo else len(ids)),
                     prompt_only=not request.num_tokens,
@@ -205,45 +199,3 @@ class Server:
         """Count a rejected request: the queue is full, or its user has reached a limit."""
         self.stats.refused(group[0])
         self.metrics.refused(group[0])
-
-
-class Exchange:
-    """A request and its answer. group: the inferences to queue. Raises what Server.group does."""
-
-    def __init__(self, server: Server, request: Request):
-        self.request, self._tokenizer = request, server.tokenizer
-        self._rule = request.rule(server.tokenizer)
-        self.group = server.group(request, self._rule)
-        hidden = self._rule.hidden if self._rule else ()
-        logprobs = [
-            Logprobs(server.tokenizer, member, request.echo, hidden)
-            for member in self.group
-            if member.scores is not None
-        ]
-        model = request.adapter or server.config.model_name
-        self._reply = REPLIES[request.form](
-            request, self.group, model, server.manager.epoch_offset, logprobs
-        )
-
-    def whole(self) -> dict[str, Any]:
-        """Return the plain answer, once the whole group is answered."""
-        texts = []
-        for member in self.group:
-            detokenizer = Detokenizer(self._tokenizer, self._rule)
-            prompt = detokenizer.prompt(member.prompt_ids) if self.request.echo else ""
-            tokens = member.tokens[: self.request.num_tokens]
-            texts.append(prompt + detokenizer.completion(tokens, last=True))
-        return self._reply.whole(texts)
-
-    def events(self) -> Events:
-        """Return the streamed answer, from its beginning."""
-        parts = {
-            id(member): Part(
-                i,
-                Detokenizer(self._tokenizer, self._rule),
-                member.prompt_ids if self.request.echo else [],
-                self.request.num_tokens,
-            )
-            for i, member in enumerate(self.group)
-        }
-        return Events(parts, self._reply)

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from config import environment  # noqa: F401 - where a package is missing
-from scheduling.drafts import Drafter
-from scheduling.inference import Iteration
+from scheduling.inference import Drafter, Iteration
 from scheduling.scheduler import Scheduler
 from simulate.costs import CostFunction, Line
 from simulate.loop import Arrival, Loop

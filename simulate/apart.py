@@ -12,7 +12,7 @@ from typing import Any
 from config import Config, ConfigError, flag
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
-from simulate.ahead import AheadReplica
+from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
 from simulate.loop import ARRIVE, Arrival, Group, Loop
@@ -41,7 +41,7 @@ def refuse(config: Config, variant: str) -> None:
 def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Apart]:
     """Return what makes the replicas of a layout."""
     if not layout.prefill_replicas:
-        return functools.partial(Fleet, kind=AheadReplica) if config.ahead else Fleet
+        return functools.partial(Fleet, kind=AsynchronousReplica) if config.ahead else Fleet
     return functools.partial(Apart, token_bytes=config.block_bytes // config.block_size)
 
 

@@ -128,7 +128,7 @@ class Fleet:
             for number, seen in self._up.items():
                 seen.tokens = self.replicas[number].remaining_tokens
         first = group[0]
-        keys = (first.keys or ()) if router.uses_keys else ()
+        keys = first.prefix.keys if first.prefix and router.uses_keys else ()
         tokens = sum(inference.num_tokens for inference in group)
         request = RoutedRequest(len(first.prompt_ids), tokens, keys, self._session(first))
         return self._gateway.choose(request, list(self._up.values()), self._loop.now)

@@ -32,14 +32,14 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
         live += 1
         if not samples or inference.stop is not None:
             return 1
-        if not inference.decodes and scheduler.decoder_batch_sizes:  # the next may be padded
+        if not inference.decodes and scheduler.limits.decoder_batch_sizes:  # the next may be padded
             return 1
         if (remaining := inference.num_tokens - len(inference.tokens)) < most:
             most = remaining
-        if inference.keys is not None:  # a block that it fills can be found by others
+        if (prefix := inference.prefix) is not None:  # others can find a block that it fills
             if not inference.decodes:
                 return 1
-            most = min(most, (inference.num_cached_blocks + 1) * size - inference.computed)
+            most = min(most, (prefix.n_blocks + 1) * size - inference.computed)
     unfinished = [inference.is_over for inference in scheduler.running.values()].count(False)
     return most if live == unfinished and most < sys.maxsize else 1
 
@@ -70,6 +70,6 @@ def apply_repeated(
 
 
 def _plans_the_same(scheduler: Scheduler) -> bool:
-    if scheduler.plans_repeat and scheduler.past is None:
+    if scheduler.plans_repeat and scheduler.history is None:
         return cannot_join(scheduler) or not scheduler.waiting  # a waiting one may find blocks
     return type(scheduler.policy) in BATCHES and scheduler.speculation is None

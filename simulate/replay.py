@@ -15,13 +15,13 @@ from typing import Any
 from config import Config
 from config.left import used
 from config.reading import parse
+from scheduling import user_policies
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
-from scheduling.inference import Inference, Iteration
-from scheduling.policies import own
+from scheduling.inference import CachedPrefix, Inference, Iteration, Slo
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
-from server.observers.recording import OPTIONAL, ROW, VERSION, Entry, line_of, record
+from server.observers.recording import OPTIONAL, ROW, SLO, VERSION, Entry, line_of, record
 
 WRONG = 1  # a draft token in the place of one that was not recorded; texts are zeros
 ENDINGS = {kind.code: kind for kind in (Cancelled, DeadlinePassed)}  # all others are failures
@@ -152,7 +152,7 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
         )
     try:
         settings = entry["settings"]
-        if absent := own.absent(str(settings.get(key)) for key in ("mode", "order")):
+        if absent := user_policies.absent(str(settings.get(key)) for key in ("mode", "order")):
             raise ReplayError(f"{absent}.")
         if sentence := used(settings):
             raise ReplayError(f"{sentence}.")
@@ -243,8 +243,8 @@ class _Server:
             last = len((inference := self._inference(id_)).tokens) + tokens.get(id_, 1)
             inference.stop = lambda _, i=inference, last=last: len(i.tokens) == last
         for id_, keys in entry.get("keys", {}).items():
-            inference = self._inference(int(id_))
-            inference.keys = [*(inference.keys or ()), *map(bytes.fromhex, keys)]
+            if (prefix := self._inference(int(id_)).prefix) is not None:
+                prefix.keys += map(bytes.fromhex, keys)
         ids: list[int] = []  # the drafts themselves, as far as they were accepted
         for row in iteration.rows:
             n = tokens.get(row.inference.id, 1) - 1
@@ -266,9 +266,12 @@ def _group(entries: Iterable[Entry]) -> list[Inference]:
     for entry in entries:
         leader = group[entry["leader"]] if "leader" in entry else None
         ids = leader.prompt_ids if leader else [0] * entry["prompt_tokens"]
-        keys = leader.keys if leader else [bytes.fromhex(key) for key in entry.get("keys", ())]
+        keys = [bytes.fromhex(key) for key in entry.get("keys", ())]
+        if leader and leader.prefix:
+            keys = [*leader.prefix.keys]
         optional = {name: entry[name] for name in OPTIONAL if name in entry}
-        optional |= {"keys": [*keys] if keys else None, "leader": leader}
+        optional["slo"] = Slo(**{field: entry.get(name) for name, field in SLO.items()})
+        optional |= {"prefix": CachedPrefix(keys) if keys else None, "leader": leader}
         sampling = Sampling(seed=entry["seed"])
         group.append(Inference(ids, entry["num_tokens"], sampling, **optional))
     return group

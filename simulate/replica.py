@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import NamedTuple
 
-from scheduling.drafts import Drafter
 from scheduling.errors import Cancelled, ServingError
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import Drafter, Inference, Iteration, Row
 from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs

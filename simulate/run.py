@@ -25,13 +25,14 @@ from generate.forced import ForcedAcceptance
 from generate.tokenizer import load_tokenizer
 from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import CachedPrefix, Inference, Iteration, Slo
 from scheduling.policies import MODES, ORDERS
-from scheduling.policies.own import reason
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from scheduling.user_policies import reason
+from server.api.refusals import kind_of
 from server.observers.server_stats import ServerStats
 from simulate.apart import fleet_of
 from simulate.costs import Costs
@@ -190,10 +191,11 @@ class _Run:
         inference = Inference(
             ids, request.num_tokens, sampling, timeout_s and arrives + timeout_s,
             streamed=self._server.stream, user=request.user, adapter=adapter,
-            priority=request.priority or 0, slo_class=request.slo_class,
-            slo_ttft_ms=request.slo_ttft_ms, slo_tpot_ms=request.slo_tpot_ms,
-            keys=block_keys(ids, config.block_size, adapter=adapter) if caching else None,
+            priority=request.priority or 0,
+            slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
         )  # fmt: skip
+        if caching:
+            inference.prefix = CachedPrefix(block_keys(ids, config.block_size, adapter=adapter))
         greedy = request.temperature == 0 and config.model != "fake"
         token = zlib.crc32(array("q", ids)) if greedy else sampling.seed
         self._in_flight[inference] = _InFlight(i, request, at, token)
@@ -237,10 +239,11 @@ class _Run:
         n, most = len(ids), self._config.max_model_len
         if n + request.num_tokens <= most:
             return ""
-        return (
-            f"{ContextTooLong.status} {n} prompt tokens + {request.num_tokens} completion tokens "
-            f"is beyond the context of {most}."
+        error = ContextTooLong(
+            f"{n} prompt tokens + {request.num_tokens} completion tokens is beyond the context of "
+            f"{most}."
         )
+        return f"{kind_of(error).status} {error}"
 
     def arrive(self, group: Group) -> None:
         self._watch.sent()
@@ -317,7 +320,7 @@ class _Run:
         request, sent_at = sent.request, sent.sent_at
         answered_at = now + self._answer_s
         if (error := inference.error) is not None:
-            reason = f"{error.status} {error}"
+            reason = f"{kind_of(error).status} {error}"
             return Outcome(request, sent_at, sent_at, answered_at, error=reason)
         # a plain answer has its first token, too; a stream's was sent at once
         ends_at = answered_at

@@ -13,7 +13,7 @@ from client.runs import Run, RunError, load
 from client.traces import Request, load_trace
 from config import Config
 from config.left import used
-from scheduling.policies import own
+from scheduling import user_policies
 from scheduling.scheduler import Scheduler
 from server.live.observer import RunObserver, about
 from simulate import vllm as vllm_recording
@@ -108,7 +108,8 @@ def again(run: Run) -> dict[str, str]:
     except CostsError as error:
         raise RunError(str(error)) from None
     given = [result.get("config") or {} for result in run.results[0].values()]
-    if absent := own.absent(str(each.get(key)) for each in given for key in ("mode", "order")):
+    named = (str(each.get(key)) for each in given for key in ("mode", "order"))
+    if absent := user_policies.absent(named):
         raise RunError(f"{run.folder}: {absent}")
     for name, each in zip(run.results[0], given):
         if sentence := used(each):

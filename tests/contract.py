@@ -26,12 +26,13 @@ from generate.fake import FakeGenerator
 from scheduling.adapters import Adapters
 from scheduling.errors import InvalidRequest, ServingError
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority, own
-from scheduling.policies.own import reason
+from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
-from server.api.request import Request
-from server.serving import Exchange, Server
+from scheduling.user_policies import PROBLEMS, SOURCES, reason
+from server.api.pending import PendingAnswer
+from server.request import Request
+from server.serving import Server
 from simulate.replay import replay_file
 from tests.virtual import Ask, any_of, run
 
@@ -220,7 +221,7 @@ def live(mode: str, order: str) -> None:
         def ask(thread: int) -> None:
             for i in range(10):
                 prompts = [list(range(97, 98 + (3 * i + thread) % 20))]
-                group = Exchange(server, Request(prompts, 1 + (5 * i + thread) % 9)).group
+                group = PendingAnswer(server, Request(prompts, 1 + (5 * i + thread) % 9)).group
                 try:
                     server.manager.enqueue(group)
                 except ServingError as refusal:
@@ -238,7 +239,7 @@ def live(mode: str, order: str) -> None:
 
 def hold(kind: type[Policy] | type[Order]) -> bool:
     """Print which rules a class keeps, up to the first that it violates; return whether it does."""
-    word = own.SOURCES[kind].word
+    word = SOURCES[kind].word
     print(word)
     if issubclass(kind, Policy):
         policies: st.SearchStrategy[Any] = any_of(kind)
@@ -268,13 +269,13 @@ def hold(kind: type[Policy] | type[Order]) -> bool:
 def main() -> int:
     """Hold the classes that the command line names to the contract; return the exit status."""
     logging.disable()
-    if not own.SOURCES and not own.PROBLEMS:
+    if not SOURCES and not PROBLEMS:
         print("error: name a file:  ./test.sh --policy FILE.py[:NAME]", file=sys.stderr)
         return 2
-    for problem in own.PROBLEMS.values():
+    for problem in PROBLEMS.values():
         print(f"error: {problem}", file=sys.stderr)
-    violated = [hold(kind) for kind in list(own.SOURCES)]
-    return 2 if own.PROBLEMS else int(any(violated))
+    violated = [hold(kind) for kind in list(SOURCES)]
+    return 2 if PROBLEMS else int(any(violated))
 
 
 if __name__ == "__main__":

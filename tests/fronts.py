@@ -33,7 +33,7 @@ def front(name: str, start: Sequence[str]) -> Front:
 
 STARTS = {
     "plain": ALONE,
-    "ray": ("-m", "server.replicas.serve", "--replicas", "2"),
+    "ray": (*ALONE, "--replicas", "2"),
 }
 FRONTS = {name: front(name, start) for name, start in STARTS.items()}
 EVERY_FRONT = [

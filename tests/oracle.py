@@ -27,8 +27,7 @@ from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
 from model import GPT2, KVCache
-from scheduling.drafts import Drafter
-from scheduling.inference import Generator, Inference, Iteration, Row
+from scheduling.inference import Drafter, Generator, Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
 from scheduling.sampling import Sampling
 from simulate import drive

@@ -19,6 +19,7 @@ from compare.servers import wait_until_ready
 from config import NOT_SIMULATED, ConfigError, flag
 from config import parse as parse_server
 from config.config import Config
+from server import launch
 from server.replicas import serve
 from simulate.simulation import ENGINE
 from simulate.simulation import parse as parse_simulation
@@ -44,8 +45,9 @@ COMMANDS = [shlex.split(line) for line in LINES] + [
 ]
 SMALL = "--model fake --numsamples 4 --modes nobatch,windowed --skip-calibration --arrival burst"
 PARSERS: dict[str, Callable[[list[str]], object]] = {
-    "./server.sh": lambda argv: "--help" in argv or parse_server(argv),
-    "./deploy/serve.sh": serve.read,
+    "./server.sh": lambda argv: (
+        "--help" in argv or (serve.read if launch.starts_replicas(argv) else parse_server)(argv)
+    ),
     "client/client.py": parse_client,
     "./compare.sh": parse_comparison,
     "./simulate.sh": parse_simulation,
@@ -66,7 +68,7 @@ def test_the_readme_shows_each_program() -> None:
 def test_commands_are_understood(program: str) -> None:
     assert of(program)
     for argv in of(program):
-        if ".py:" not in " ".join(argv):  # files are loaded with the package: test_own_policy
+        if ".py:" not in " ".join(argv):  # files are loaded with the settings: test_user_policies
             PARSERS[program](argv)
 
 

@@ -15,7 +15,7 @@ from tests.servers import ROOT, processes_with, wait_until
 
 SCRIPTS = [
     ["./compare.sh"], ["./simulate.sh"], ["./server.sh", "dynamic"], ["./docs.sh"],
-    ["./playground.sh"], ["./deploy/serve.sh"], ["./lab/benchmarks/gpu.sh"],
+    ["./playground.sh"], ["./server.sh", "dynamic", "--replicas", "2"], ["./lab/benchmarks/gpu.sh"],
     ["./test.sh", "course"], ["./test.sh", "--policy", "mine.py"], ["./test.sh"],
 ]  # fmt: skip
 STAYS = """#!/usr/bin/env bash

@@ -8,10 +8,10 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from scheduling.inference import Inference, Iteration, Row
-from scheduling.policies import MODES, ORDERS, Limits, Order, Policy
-from scheduling.policies.deadlines import Slo
-from scheduling.prefix_cache import block_keys
+from scheduling.building import features
+from scheduling.inference import CachedPrefix, Inference, Iteration, Row, Slo
+from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy
+from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import drive
@@ -105,8 +105,7 @@ class Ask:
                     ids, self.tokens, Sampling(seed=self.seed), self.deadline,
                     streamed=self.streamed, user=self.user, adapter=self.adapter,
                     priority=self.priority, queue_timeout_s=self.queue_timeout_s,
-                    slo_ttft_ms=self.slo.ttft_ms, slo_tpot_ms=self.slo.tpot_ms,
-                    keys=keys and [*keys], leader=leader,
+                    slo=self.slo, prefix=CachedPrefix([*keys]) if keys else None, leader=leader,
                 )  # fmt: skip
                 leader = leader or member
                 group.append(member)
@@ -148,11 +147,26 @@ class Run:
         return [[row.n_tokens for row in iteration.rows] for _, iteration in self.iterations]
 
 
-def make_scheduler(policy: Policy, **limits: Any) -> Scheduler:
-    """Of two rows, a budget of 100 tokens and 100 blocks of 4, unless `limits` say otherwise."""
-    defaults = {"max_batch_size": 2, "token_budget": 100, "block_size": 4}
-    theirs = Limits(**{name: limits.pop(name, value) for name, value in defaults.items()})
-    return Scheduler(policy, limits=theirs, **({"n_blocks": 100, "max_in_flight": 1000} | limits))
+def make_scheduler(policy: Policy, **settings: Any) -> Scheduler:
+    """Of two rows, a budget of 100 tokens and 100 blocks of 4, unless `settings` say otherwise: an
+    order, n_blocks, and what `Limits` and `features` take.
+    """
+    defaults = {"max_batch_size": 2, "token_budget": 100, "block_size": 4, "max_in_flight": 1000}
+    order, n_blocks = settings.pop("order", Fcfs()), settings.pop("n_blocks", 100)
+    theirs = {f.name: settings.pop(f.name) for f in fields(Limits) if f.name in settings}
+    limits = Limits(**defaults | theirs)
+    pool = PrefixCache(n_blocks, limits.block_size)
+    attached = features(policy, order, limits, pool, **settings)
+    return Scheduler(policy, order, limits, pool, attached)
+
+
+def begun(policy: Policy, *inferences: Inference, steps: int = 1, **settings: Any) -> Scheduler:
+    """A scheduler that has these inferences of one request, after so many iterations from 0 on."""
+    scheduler = make_scheduler(policy, **settings)
+    scheduler.enqueue(inferences, 0.0)
+    for now in range(steps):
+        step(scheduler, float(now))
+    return scheduler
 
 
 def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Inference]]:

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from scheduling import user_policies
 from scheduling.inference import Iteration, Row
-from scheduling.policies import MODES, ORDERS, Dynamic, Fcfs, Order, Policy, own
+from scheduling.policies import MODES, ORDERS, Dynamic, Fcfs, Order, Policy
 from simulate import drive
 from tests.virtual import Ask, make_scheduler
 
@@ -96,11 +97,11 @@ def test_mine(name: str) -> None:
 
 def mine(path: Path) -> Policy | Order:
     """Return the policy or order of a reader's file, with its defaults."""
-    [word] = own.offered(path)
+    [word] = user_policies.offered(path)
     tables: tuple[Any, Any] = {**MODES}, {**ORDERS}
-    own.load([word], *tables)
-    if word in own.PROBLEMS:
-        pytest.fail(own.PROBLEMS[word], pytrace=False)
+    user_policies.load([word], {}, *tables)
+    if word in user_policies.PROBLEMS:
+        pytest.fail(user_policies.PROBLEMS[word], pytrace=False)
     return {**tables[0], **tables[1]}[word]()
 
 
@@ -109,7 +110,7 @@ def violation(path: Path) -> str | None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.contract", "--policy", os.path.relpath(path, ROOT)],
         cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {own.HANDED_ON: "{}"},  # this file alone
+        env=os.environ | {user_policies.HANDED_ON: "{}"},  # this file alone
     )  # fmt: skip
     said = f"the worked schedule is right; the contract is violated.\n\n{done.stdout}{done.stderr}"
     return said if done.returncode else None
@@ -143,7 +144,8 @@ def problem(name: str, of: Policy | Order) -> str | None:
     except NotImplementedError as error:
         return str(error)
     except Exception as error:
-        return f"{own.described(error, own.file_of(type(of)))}\n\n{compared(right, got)}"
+        why = user_policies.described(error, user_policies.file_of(type(of)))
+        return f"{why}\n\n{compared(right, got)}"
     return None if got == right else f"the schedule differs.\n\n{compared(right, got)}"
 
 

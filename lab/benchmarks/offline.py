@@ -6,7 +6,7 @@ from config import Config, ConfigError
 from generate.loading import load_generator
 from generate.weights import locate
 from lab.benchmarks.workload import LARGEST, Prompted, draw
-from scheduling.inference import Generator, Inference, Row
+from scheduling.inference import CachedPrefix, Generator, Inference, Row
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 
@@ -18,8 +18,10 @@ def load(config: Config) -> Generator:
 
 def inference(config: Config, prompt: list[int], tokens: int, sampling: Sampling) -> Inference:
     """A request as a server of this config queues it."""
-    keys = block_keys(prompt, config.block_size) if config.prefix_caching else None
-    return Inference(prompt, tokens, sampling, keys=keys)
+    made = Inference(prompt, tokens, sampling)
+    if config.prefix_caching:
+        made.prefix = CachedPrefix(block_keys(prompt, config.block_size))
+    return made
 
 
 def burst(config: Config, n: int) -> list[Prompted]:

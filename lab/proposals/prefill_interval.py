@@ -21,13 +21,13 @@ class PrefillInterval(Dynamic):
     prefill_interval: int = setting(2, "iterations from one with prompts to the next", ge=1)
 
     @property
-    def reads_past(self) -> bool:
+    def reads_history(self) -> bool:
         return True
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
-        assert view.past is not None
+        assert view.history is not None
         decoding = [row for row in plan.run if row[0].decodes]
-        if not decoding or view.past.without_prompts + 1 >= self.prefill_interval:
+        if not decoding or view.history.without_prompts + 1 >= self.prefill_interval:
             return plan
         return Plan(plan.preempt, run=decoding)

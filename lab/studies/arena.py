@@ -25,7 +25,7 @@ from lab.studies import league
 from lab.studies.study import Case, Study
 from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings, while_waiting
 from scheduling.policies import MODES
-from scheduling.policies.own import SOURCES
+from scheduling.user_policies import SOURCES
 from simulate.costs import load
 from simulate.run import SimulatedServer
 

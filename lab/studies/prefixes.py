@@ -182,7 +182,7 @@ def oracle(inferences: Sequence[Inference]) -> int:
     known: set[bytes] = set()
     tokens = 0
     for i in sorted(inferences, key=lambda i: (i.arrived_at, i.id)):
-        keys = (i.keys or [])[1:]  # with those of the completion
+        keys = i.prefix.keys[1:] if i.prefix else []  # with those of the completion
         most = (len(i.prompt_ids) - 1) // BLOCK
         tokens += BLOCK * sum(1 for _ in itertools.takewhile(known.__contains__, keys[:most]))
         known.update(keys)

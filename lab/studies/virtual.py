@@ -14,7 +14,7 @@ from client.workloads import Workload
 from config import build
 from generate.fake import cost_s
 from scheduling.building import build_scheduler
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Inference, Iteration, Slo, State
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from simulate import drive
@@ -70,9 +70,7 @@ def serve(
             Sampling(seed=request.seed or 0),
             user=request.user,
             priority=request.priority or 0,
-            slo_class=request.slo_class,
-            slo_ttft_ms=request.slo_ttft_ms,
-            slo_tpot_ms=request.slo_tpot_ms,
+            slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
         )
         for request in requests
     ]

@@ -25,7 +25,7 @@ from compare.report.tables import markdown
 from config import build
 from lab.studies.study import Cases, Study, values
 from scheduling.building import build_scheduler
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import CachedPrefix, Inference, Iteration
 from scheduling.prefix_cache import block_keys
 from simulate import drive
 
@@ -156,8 +156,8 @@ def our_schedule(limits: SharedLimits, trace: Sequence[Drawn], counts: str) -> S
         return [trace[inference.id].completion[len(inference.tokens)] for inference in sampled]
 
     def inference(drawn: Drawn) -> Inference:
-        keys = block_keys(drawn.prompt, BLOCK) if limits.caching else None
-        return Inference(drawn.prompt, len(drawn.completion), keys=keys)
+        prefix = CachedPrefix(block_keys(drawn.prompt, BLOCK)) if limits.caching else None
+        return Inference(drawn.prompt, len(drawn.completion), prefix=prefix)
 
     arrivals = [(drawn.at, [inference(drawn)]) for drawn in trace]
     drive(built, arrivals, lambda i: cost_s(sum(row.n_tokens for row in i.rows)), generate, planned)

@@ -31,7 +31,8 @@ from lab.training import HELD_OUT
 from lab.training.corpus import load_corpus
 from model import GPT2, KVCache
 from scheduling.inference import Inference
-from scheduling.policies import Dynamic, Limits
+from scheduling.policies import Dynamic, Fcfs, Limits
+from scheduling.prefix_cache import PrefixCache
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import drive
@@ -100,7 +101,7 @@ def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: 
     ]
     rows, n = len(prompts), model.shape.n_ctx  # a block for each row
     limits = Limits(rows, token_budget=n, block_size=n)
-    scheduler = Scheduler(Dynamic(), limits=limits, n_blocks=rows, max_in_flight=rows)
+    scheduler = Scheduler(Dynamic(), Fcfs(), limits, PrefixCache(rows, n))
     attention = PlainAttention(KVCache(model.shape, rows, n, torch.float32, "cpu"))
     generator = CachedGenerator(model, tokenizer.n_vocab, attention, sample, max_tokens=rows + n)
     drive(scheduler, [(0.0, inferences)], lambda _: 0.0, generator.generate)

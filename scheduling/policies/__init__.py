@@ -7,53 +7,26 @@ documentation, the colours of figures and the contract tests derive from the two
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from scheduling.policies import own
-from scheduling.policies.base import Limits, Plan, Policy, View, setting
+from scheduling.policies.base import Limits, Order, Plan, Policy, View, setting
 from scheduling.policies.deadlines import Edf
 from scheduling.policies.demand import VICTIMS
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.fair import Fair
 from scheduling.policies.multibin import MultiBin
 from scheduling.policies.nobatch import NoBatching
-from scheduling.policies.orders import Fcfs, Hrrn, Order, Prefix, Sjf
+from scheduling.policies.orders import Fcfs, Hrrn, Prefix, Sjf
 from scheduling.policies.planner import Victim
 from scheduling.policies.preemptive import Mlfq, Srpt
 from scheduling.policies.priority import Priority
 from scheduling.policies.static import Static
 from scheduling.policies.windowed import Windowed
 
-__all__ = [
-    "MODES",
-    "ORDERS",
-    "VICTIMS",
-    "Dynamic",
-    "Edf",
-    "Fair",
-    "Fcfs",
-    "Hrrn",
-    "Limits",
-    "Mlfq",
-    "MultiBin",
-    "NoBatching",
-    "Order",
-    "Plan",
-    "Policy",
-    "Prefix",
-    "Priority",
-    "Sjf",
-    "Srpt",
-    "Static",
-    "Victim",
-    "View",
-    "Windowed",
-    "chosen",
-    "setting",
-]
+__all__ = ["MODES", "ORDERS", "VICTIMS", "Dynamic", "MultiBin", "NoBatching", "Static", "Windowed"]
+__all__ += ["Edf", "Fair", "Fcfs", "Hrrn", "Mlfq", "Prefix", "Priority", "Sjf", "Srpt"]
+__all__ += ["Limits", "Order", "Plan", "Policy", "Victim", "View", "chosen", "setting"]
 
 MODES: dict[str, type[Policy]] = {
     "nobatch": NoBatching,
@@ -73,14 +46,10 @@ ORDERS: dict[str, type[Order]] = {
     "mlfq": Mlfq,
     "edf": Edf,
 }
-own.load(own.words(sys.argv[1:], os.environ), MODES, ORDERS)
 Choice = TypeVar("Choice", Policy, Order)
 
 
 def chosen(table: dict[str, type[Choice]], name: str, settings: Any) -> Choice:
-    """Return the table's policy or order of this name, with the settings that are its fields.
-
-    settings: has them as attributes, as a Config does.
-    """
+    """Return the table's policy or order of this name; its fields are attributes of settings."""
     kind = table[name]
     return kind(**{field.name: getattr(settings, field.name) for field in fields(kind)})

@@ -7,30 +7,31 @@ each plan, and carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from scheduling.adapters import Adapters
+from scheduling.history import History
+from scheduling.inference import Inference
+from scheduling.ledger import Ledger
 from scheduling.prefix_cache import Account, Find, PrefixCache
-
-if TYPE_CHECKING:
-    from scheduling.adapters import Adapters
-    from scheduling.inference import Inference
-    from scheduling.ledger import Ledger
-    from scheduling.past import Past
-    from scheduling.policies.orders import Order
-    from scheduling.queue import Queue
-    from scheduling.speculation import Speculation
+from scheduling.queue import Queue
+from scheduling.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of every plan."""
+    """Limits of every plan, and of what may be in flight."""
 
     max_batch_size: int  # rows
     token_budget: int  # tokens an iteration, of those that the policy charges
     block_size: int  # tokens in a KV block
+    max_in_flight: int = 10**9  # requests, waiting ones too
+    # decode rows alone are filled up with padding rows to the smallest of these that holds them
+    decoder_batch_sizes: Sequence[int] = ()  # ascending
+    padded: str = ""  # rectangles of rows that are filled up: see `iteration.rectangles`
 
     def blocks(self, tokens: int) -> int:
         """Return how many KV blocks hold so many tokens."""
@@ -52,7 +53,7 @@ class View(NamedTuple):
     paused: Collection[Inference] = ()  # running ones that are, in the order
     processed: int = 0  # prompt and completion tokens since the start
     ledger: Ledger | None = None  # service of each user, for orders by user
-    past: Past | None = None  # earlier iterations, for policies that depend on them
+    history: History | None = None  # earlier iterations, for policies that depend on them
     speculation: Speculation | None = None  # adds draft tokens to rows of the plan
     adapters: Adapters | None = None  # which have the slots of the engine
 
@@ -64,7 +65,9 @@ class View(NamedTuple):
 
     def joining(self, waiting: Iterator[Inference]) -> Iterator[Inference]:
         """Return those that get a slot for their adapter if all before them join."""
-        return waiting if self.adapters is None else self.adapters.joining(waiting, self)
+        if self.adapters is None:
+            return waiting
+        return self.adapters.joining(waiting, self.running, self.now)
 
     def account(self) -> Account:
         """Return an account of the KV blocks, to plan with."""
@@ -86,6 +89,11 @@ class Plan:
     run: list[tuple[Inference, int]] = field(default_factory=list)
     wake_at: float | None = None  # if there is nothing to do
     reason: str = ""  # why this batch was formed; empty when none was admitted
+
+
+# limits of a setting in seconds, say
+POSITIVE: dict[str, Any] = {"gt": 0, "le": 1e9, "allow_inf_nan": False}
+NOT_NEGATIVE: dict[str, Any] = {"ge": 0, "le": 1e9, "allow_inf_nan": False}
 
 
 def setting(
@@ -135,12 +143,89 @@ class Policy:
         return False
 
     @property
-    def reads_past(self) -> bool:
-        """True if plans depend on the view's `past`."""
+    def reads_history(self) -> bool:
+        """True if plans depend on the view's `history`."""
         return False
 
     def plan(self, view: View) -> Plan:
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Order:
+    """Waiting requests go by `turn`, smallest first, which does not change while they wait, unless
+    `ordered` says otherwise. Fields are settings.
+
+    `in_order`: no request is admitted before an earlier one. `preemptive`: rows go by their turn,
+    too, and those beyond max_batch_size are paused. `by_user`: it goes by the view's ledger.
+    `by_length`: by predicted lengths. `by_service`: by what the server has computed, so that each
+    iteration may change it.
+    """
+
+    in_order: ClassVar[bool] = True
+    preemptive: ClassVar[bool] = False
+    by_user: ClassVar[bool] = False
+    by_length: ClassVar[bool] = False
+    by_service: ClassVar[bool] = False
+
+    @property
+    def queue_policies(self) -> Mapping[int, Any]:
+        """Policies of the levels that have one."""
+        return {}
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Weights of users, 1 for all others."""
+        return {}
+
+    @property
+    def promote_after_s(self) -> float | None:
+        """Time without being computed after which an inference is promoted."""
+        return None
+
+    def check(self, group: Sequence[Inference]) -> None:
+        """Raise InvalidRequest for a request that the order cannot place."""
+
+    def arrive(self, group: Sequence[Inference], processed: int) -> None:
+        """Note what the order needs of an arriving request. processed: all tokens so far."""
+
+    def turn(self, inference: Inference) -> tuple[Any, ...]:
+        """Return rank, key and id: of equals the first goes first, and groups stay together."""
+        return self.rank(inference), self.key(inference), inference.id
+
+    def place(self, inference: Inference) -> tuple[Any, ...]:
+        """Return the turn, to sort by. Raises ValueError if it has a NaN, which sorts nowhere."""
+        if _has_nan(turn := self.turn(inference)):
+            raise ValueError(f"the key of a request is {turn}; NaN has no place in an order")
+        return turn
+
+    def rank(self, inference: Inference) -> Any:
+        """Return what counts before the key; where blocks run out, the last rank is preempted."""
+        return 0
+
+    def key(self, inference: Inference) -> Any:
+        return inference.arrived_at
+
+    def is_overdue(self, inference: Inference, now: float) -> bool:
+        """Return whether it has waited so long that only earlier arrivals go before it."""
+        return False
+
+    def computed(self, inference: Inference, tokens: int, now: float) -> None:
+        """Note so many new tokens; may change its turn. Called for `preemptive` orders alone."""
+
+    def delay(self, inference: Inference) -> None:
+        """Put an inference behind all others of its level."""
+
+    def promote(self, inference: Inference, now: float) -> None:
+        """Give another turn to an inference that was not computed for `promote_after_s`."""
+
+    def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
+        """Return the inferences of a queue, in the order."""
+        return iter(queue.by_key.values())
+
+
+def _has_nan(key: Any) -> bool:
+    return any(map(_has_nan, key)) if isinstance(key, tuple) else key != key
 
 
 def prefills(inference: Inference) -> bool:

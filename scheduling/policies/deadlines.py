@@ -1,26 +1,15 @@
-"""Requests with limits of their own, by which the earliest due goes first: classes that name such
-limits, and the order.
-"""
+"""Requests with limits on their latency: classes of them, and the order by what is due first."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar
 
-from scheduling.policies.orders import Order
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
+from scheduling.inference import Inference, Slo
+from scheduling.policies.base import Order
 
 EXAMPLE = "interactive=ttft:200,tpot:50 batch=ttft:10000"
-
-
-class Slo(NamedTuple):
-    """Limits of a request's time to first token, and per output token after it; None: none."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
 
 
 def read_slo_classes(text: str) -> dict[str, Slo]:
@@ -41,7 +30,7 @@ def _read_slo(part: str, name: str, limits: str) -> Slo:
         measure, _, value = pair.partition(":")
         key = f"{measure}_ms"
         try:
-            known = key in Slo._fields and key not in values
+            known = key in ("ttft_ms", "tpot_ms") and key not in values
             if not name or not known or not 0 < float(value) < math.inf:
                 raise ValueError
         except ValueError:
@@ -50,7 +39,7 @@ def _read_slo(part: str, name: str, limits: str) -> Slo:
                 f"above 0, as in {EXAMPLE!r}"
             ) from None
         values[key] = float(value)
-    return Slo(**values)
+    return Slo(values.get("ttft_ms"), values.get("tpot_ms"))
 
 
 def due_at(inference: Inference) -> float:
@@ -59,10 +48,10 @@ def due_at(inference: Inference) -> float:
     The first is due at arrival + the limit of its TTFT, and the k-th after it at first token + k ·
     the limit of its TPOT: with each in time, so is their mean, which TPOT is.
     """
-    if (times := inference.token_times) and inference.slo_tpot_ms is not None:
-        return times[0] + len(times) * inference.slo_tpot_ms / 1e3
-    if not times and inference.slo_ttft_ms is not None:
-        return inference.arrived_at + inference.slo_ttft_ms / 1e3
+    if (times := inference.token_times) and inference.slo.tpot_ms is not None:
+        return times[0] + len(times) * inference.slo.tpot_ms / 1e3
+    if not times and inference.slo.ttft_ms is not None:
+        return inference.arrived_at + inference.slo.ttft_ms / 1e3
     return math.inf
 
 

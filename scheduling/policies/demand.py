@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from scheduling.inference import Inference
-from scheduling.policies.orders import Order
+from scheduling.policies.base import Order
 from scheduling.policies.planner import Planner, Victim
 
 # of rows in order, the one that is preempted; of equals the newest

@@ -66,8 +66,8 @@ class Dynamic(Policy):
         return Prefill(rule, k, self.decode_floor, self.tbt_ms / 1e3)
 
     @property
-    def reads_past(self) -> bool:
-        return self._prefill.reads_past
+    def reads_history(self) -> bool:
+        return self._prefill.reads_history
 
     def plan(self, view: View) -> Plan:
         on_demand = self.kv_reservation == "demand"

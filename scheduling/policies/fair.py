@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from scheduling.policies.base import setting
-from scheduling.policies.orders import Order
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
-    from scheduling.policies.base import View
-    from scheduling.queue import Queue
-
-PROMPT, COMPLETION = 1, 2  # charge of a token
+from scheduling.inference import Inference
+from scheduling.ledger import prompt_charge
+from scheduling.policies.base import Order, View, setting
+from scheduling.queue import Queue
 
 
 def read_user_weights(text: str) -> dict[str, float]:
@@ -37,12 +32,6 @@ def read_user_weights(text: str) -> dict[str, float]:
             raise ValueError(f"{name} has two weights; give it one")
         weights[name] = weight
     return weights
-
-
-def prompt_charge(group: Sequence[Inference]) -> int:
-    """Return the charge of an admission: a prompt counts once, whatever its completions."""
-    paying = (m for m in group if m.leader is None and m.admitted_at is None)
-    return PROMPT * sum(len(member.prompt_ids) for member in paying)
 
 
 @dataclass(frozen=True)

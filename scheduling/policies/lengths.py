@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import NormalDist
 
+from scheduling.extensions import Extension, Group
 from scheduling.inference import Inference
 
 LONGEST = 1024  # GPT-2's context: the constant that no answer exceeds
@@ -113,3 +114,22 @@ class Bins:
         if len(self._latest) > REMEMBERED:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
         return bin_
+
+
+class LengthPrediction(Extension):
+    """Predicted lengths of arriving requests, and the bins that they fall into."""
+
+    def __init__(self, predictor: Predictor, n_bins: int):
+        self.predictor = predictor
+        self._bins = Bins(n_bins)
+
+    def arrive(self, group: Group, now: float) -> None:
+        # one length for all members, so that they stay side by side
+        predicted = max(self.predictor.predict(member) for member in group)
+        bin_ = self._bins.place(predicted)
+        for member in group:
+            member.standing.predicted_tokens, member.standing.bin = predicted, bin_
+
+    def end(self, inference: Inference, now: float) -> None:
+        if inference.error is None:
+            self.predictor.learn(inference)

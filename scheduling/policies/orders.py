@@ -2,103 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, takewhile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from scheduling.policies.base import prefills, setting
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
-    from scheduling.policies.base import View
-    from scheduling.queue import Queue
+from scheduling.inference import Inference
+from scheduling.policies.base import NOT_NEGATIVE, POSITIVE, View, prefills, setting
+from scheduling.policies.base import Order as Order
+from scheduling.queue import Queue
 
 OLDEST = 128  # requests that `hrrn` sorts
 HOLD_BACK = 32  # tokens
-
-
-@dataclass(frozen=True)
-class Order:
-    """Waiting requests go by `turn`, smallest first, which does not change while they wait, unless
-    `ordered` says otherwise. Fields are settings.
-
-    `in_order`: no request is admitted before an earlier one. `preemptive`: rows go by their turn,
-    too, and those beyond max_batch_size are paused. `by_user`: it goes by the view's ledger.
-    `by_length`: by predicted lengths. `by_service`: by what the server has computed, so that each
-    iteration may change it.
-    """
-
-    in_order: ClassVar[bool] = True
-    preemptive: ClassVar[bool] = False
-    by_user: ClassVar[bool] = False
-    by_length: ClassVar[bool] = False
-    by_service: ClassVar[bool] = False
-
-    @property
-    def queue_policies(self) -> Mapping[int, Any]:
-        """Policies of the levels that have one."""
-        return {}
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Weights of users, 1 for all others."""
-        return {}
-
-    @property
-    def promote_after_s(self) -> float | None:
-        """Time without being computed after which an inference is promoted."""
-        return None
-
-    def check(self, group: Sequence[Inference]) -> None:
-        """Raise InvalidRequest for a request that the order cannot place."""
-
-    def arrive(self, group: Sequence[Inference], processed: int) -> None:
-        """Record what the order needs of an arriving request. processed: tokens that the server has
-        computed so far.
-        """
-
-    def turn(self, inference: Inference) -> tuple[Any, ...]:
-        """Return rank, key and id, so that of equals the first arrival goes first, and members of
-        a request stay side by side.
-        """
-        return self.rank(inference), self.key(inference), inference.id
-
-    def place(self, inference: Inference) -> tuple[Any, ...]:
-        """Return the turn, to sort by. Raises ValueError if it has a NaN, which sorts nowhere."""
-        if _has_nan(turn := self.turn(inference)):
-            raise ValueError(f"the key of a request is {turn}; NaN has no place in an order")
-        return turn
-
-    def rank(self, inference: Inference) -> Any:
-        """Return what counts before the key; where blocks run out, the last rank is preempted."""
-        return 0
-
-    def key(self, inference: Inference) -> Any:
-        return inference.arrived_at
-
-    def is_overdue(self, inference: Inference, now: float) -> bool:
-        """Return whether it has waited so long that only earlier arrivals go before it."""
-        return False
-
-    def computed(self, inference: Inference, tokens: int, now: float) -> None:
-        """Note that so many tokens were computed, recomputed ones aside; called for `preemptive`
-        orders, whose turns it may change.
-        """
-
-    def delay(self, inference: Inference) -> None:
-        """Put an inference behind all others of its level."""
-
-    def promote(self, inference: Inference, now: float) -> None:
-        """Give another turn to an inference that was not computed for `promote_after_s`."""
-
-    def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
-        """Return the inferences of a queue, in the order."""
-        return iter(queue.by_key.values())
-
-
-def _has_nan(key: Any) -> bool:
-    return any(map(_has_nan, key)) if isinstance(key, tuple) else key != key
 
 
 @dataclass(frozen=True)
@@ -116,9 +31,7 @@ class Bounded(Order):
         "a request that has waited this long goes first (mlfq: returns to the first level); with "
         "--lora-policy skip or drain it is overtaken no longer",
         "none",
-        gt=0,
-        le=1e9,
-        allow_inf_nan=False,
+        **POSITIVE,
     )
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
@@ -147,9 +60,7 @@ class ByWork(Order):
     prefill_weight: float = setting(
         0.2,
         "decoded tokens that a prompt token to compute counts as",
-        ge=0,
-        le=1e9,
-        allow_inf_nan=False,
+        **NOT_NEGATIVE,
     )
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
@@ -174,9 +85,7 @@ class Sjf(ByWork, Bounded):
     aging: float = setting(
         0.0,
         "decoded tokens that a second of waiting takes off the length of a request",
-        ge=0,
-        le=1e9,
-        allow_inf_nan=False,
+        **NOT_NEGATIVE,
     )
 
     def key(self, inference: Inference) -> float:
@@ -244,14 +153,14 @@ def _one_of_each(ordered: Iterable[Inference], view: View) -> Iterator[Inference
     computes: dict[bytes, int] = {}  # by which request
 
     def is_first(inference: Inference, cached: int) -> bool:
-        keys = inference.keys or ()
+        keys = inference.prefix.keys if inference.prefix else ()
         if len(keys) <= cached + blocks:
             return True
         return computes.setdefault(keys[cached + blocks], inference.group) == inference.group
 
     for inference in view.running:
         if prefills(inference):
-            is_first(inference, inference.num_cached_blocks)
+            is_first(inference, inference.prefix.n_blocks if inference.prefix else 0)
     for inference in ordered:
         if is_first(inference, len(view.find(inference))):
             yield inference

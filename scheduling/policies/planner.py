@@ -50,9 +50,7 @@ class Planner:
         return Plan([*self.preempted.values()], self.admit, [*self.run.values()], reason=reason)
 
     def compute_share(self) -> None:
-        """Compute all rows of the share, and let waiting requests join, the first in the order
-        first, until one does not fit.
-        """
+        """Compute the rows of the share; let requests join in the order, until one does not fit."""
         self.compute_rows()
         if not self.share.prompts:
             return

@@ -1,21 +1,17 @@
-"""Orders that pause rows: an iteration computes the rows whose turn it is, and the others keep
-their KV blocks.
-"""
+"""Orders that pause rows: those whose turn it is are computed, and the others keep their blocks."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from scheduling.inference import Inference
 from scheduling.policies.base import View, setting
 from scheduling.policies.demand import VICTIMS, PlannerOnDemand
 from scheduling.policies.orders import Bounded, ByWork
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
-    from scheduling.queue import Queue
+from scheduling.queue import Queue
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ adaptive   both, with as many prompt tokens as keep the time between two tokens 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from scheduling.policies.base import View
+from scheduling.policies.base import View
 
 
 class Share(NamedTuple):
@@ -35,7 +34,7 @@ class Prefill(NamedTuple):
     tbt_s: float = 0.0  # of adaptive
 
     @property
-    def reads_past(self) -> bool:
+    def reads_history(self) -> bool:
         """True if it depends on the iterations before, which are then in the view."""
         return self.rule in ("every", "adaptive")
 
@@ -48,7 +47,7 @@ class Prefill(NamedTuple):
         prompts_go_first = (
             self.rule == "first"
             or (self.rule == "last" and n_decoding(view) < self.decode_floor)
-            or (view.past is not None and view.past.without_prompts >= self.k)
+            or (view.history is not None and view.history.without_prompts >= self.k)
         )
         return (PROMPTS, DECODES) if prompts_go_first else (DECODES, PROMPTS)
 
@@ -57,8 +56,8 @@ class Prefill(NamedTuple):
         prompt is computed in the end, and all of the token budget where no gap grows by it.
         """
         most = view.limits.token_budget
-        if self.rule == "adaptive" and view.past is not None and (rows := n_decoding(view)):
-            return max(1, min(most, view.past.prompt_tokens_within(self.tbt_s, rows)))
+        if self.rule == "adaptive" and view.history is not None and (rows := n_decoding(view)):
+            return max(1, min(most, view.history.prompt_tokens_within(self.tbt_s, rows)))
         return most
 
 

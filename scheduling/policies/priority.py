@@ -6,14 +6,12 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from scheduling.errors import InvalidRequest
+from scheduling.inference import Inference
 from scheduling.policies.base import setting
 from scheduling.policies.orders import Bounded
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
 
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
 DEFAULT = "default"  # in place of a level: of those that have no policy of their own

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from scheduling.extensions import Group
 from scheduling.policies.base import Plan, Policy, View, setting, share_budget, start, whole_groups
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
-    from scheduling.queue import Queue
+from scheduling.queue import Queue
 
 
 @dataclass(frozen=True)
@@ -32,21 +29,13 @@ class Static(Policy):
         return self._begin(view.queues[0], view, "idle")
 
     def _begin(
-        self,
-        queue: Queue,
-        view: View,
-        reason: str,
-        rows: int | None = None,
-        first: Sequence[Inference] = (),
+        self, queue: Queue, view: View, reason: str, rows: int | None = None, first: Group = ()
     ) -> Plan:
         """Begin a batch of at most so many rows from the head of a queue, with `first` in it."""
         most = self.max_rows(view.limits.max_batch_size) if rows is None else rows
         return start(whole_groups(view, most, queue, first), view, reason)
 
     def _continue(self, view: View) -> Plan:
-        rows = [
-            inference
-            for inference in view.running
-            if not (self.compact_batches and inference.is_over)
-        ]
+        dropped = self.compact_batches
+        rows = [inference for inference in view.running if not (dropped and inference.is_over)]
         return Plan(run=share_budget(rows, view))

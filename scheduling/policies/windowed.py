@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from scheduling.policies.base import Plan, View, setting
+from scheduling.inference import Inference
+from scheduling.policies.base import POSITIVE, Plan, View, setting
 from scheduling.policies.static import Static
-
-if TYPE_CHECKING:
-    from scheduling.inference import Inference
 
 
 @dataclass(frozen=True)
@@ -23,11 +20,7 @@ class Delayed(Static):
     """
 
     max_batch_delay_ms: float = setting(
-        10.0,
-        "a batch forms when the oldest request has waited this long",
-        gt=0,
-        le=1e9,
-        allow_inf_nan=False,
+        10.0, "a batch forms when the oldest request has waited this long", **POSITIVE
     )
     batch_size_target: int = setting(4, "a batch forms when this many rows wait", ge=1)
     batch_size_limit: int | None = setting(None, "rows in a batch at most", "none", ge=1)

@@ -1,3 +1,3 @@
 """Requests, answers, events and errors of the HTTP interface, as plain data and functions. Knows no
-HTTP server: `routes` serves it with Flask, and `deploy` with FastAPI on Ray Serve.
+HTTP server: `app` and `server.http` serve it with Flask and gunicorn, `server.replicas` on Ray.
 """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from server.api.bodies import with_fields
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, TIMINGS
@@ -259,25 +259,17 @@ class Stats(_Answer):
     )
 
 
-class Reset(_Answer):
-    reset: Literal[True]
+def _small(name: str, **kinds: Any) -> type[BaseModel]:
+    """Return a model of required fields, which say what they are."""
+    fields: Any = {field: (kind, ...) for field, kind in kinds.items()}
+    return create_model(name, __base__=_Answer, **fields)
 
 
-class Forgotten(_Answer):
-    """An empty answer."""
-
-
-class Health(_Answer):
-    status: Literal["ok"]
-
-
-class Ready(_Answer):
-    status: Literal["ready"]
-
-
-class NotReady(_Answer):
-    status: Literal["not ready"]
-    reason: str
+Reset = _small("Reset", reset=Literal[True])
+Forgotten = _small("Forgotten")
+Health = _small("Health", status=Literal["ok"])
+Ready = _small("Ready", status=Literal["ready"])
+NotReady = _small("NotReady", status=Literal["not ready"], reason=str)
 
 
 class Description(_Answer):

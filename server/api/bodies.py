@@ -72,15 +72,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def _either(*names: str) -> dict[str, Any]:
     """Return a part of a JSON schema: exactly one of two fields is given."""
-    return {
-        "oneOf": [
-            {
-                "required": [name],
-                "properties": {name: {"type": ["string", "array"]}, other: {"type": "null"}},
-            }
-            for name, other in (names, names[::-1])
-        ]
-    }
+    given, none = {"type": ["string", "array"]}, {"type": "null"}
+    pairs = names, names[::-1]
+    parts = [{"required": [a], "properties": {a: given, b: none}} for a, b in pairs]
+    return {"oneOf": parts}
 
 
 def with_fields(fields: Mapping[str, Any]) -> Callable[[type[Model]], type[Model]]:
@@ -157,8 +152,8 @@ class InferenceRequest(Common):
         return self
 
 
-def _only(*offered: Any) -> tuple[Any, Any]:
-    """Return a field that may only have the values offered, which change nothing."""
+def _only(names: str, *offered: Any) -> dict[str, Any]:
+    """Return fields that may only have the values offered, which change nothing."""
 
     def check(value: Any) -> Any:
         for each in offered:
@@ -168,15 +163,13 @@ def _only(*offered: Any) -> tuple[Any, Any]:
         raise ValueError(f"only {values} is offered here; leave it out")
 
     schema = WithJsonSchema({"enum": [*offered]})
-    return Annotated[Any, PlainValidator(check), schema], offered[0]
+    return dict.fromkeys(names.split(), (Annotated[Any, PlainValidator(check), schema], offered[0]))
 
 
 def _check_stops(stop: str | list[str]) -> str | list[str]:
     strings = [stop] if isinstance(stop, str) else stop
-    if len(strings) > MOST_STOPS:
-        raise ValueError(
-            f"{len(strings)} strings, and at most {MOST_STOPS} are looked for; send fewer"
-        )
+    if (n := len(strings)) > MOST_STOPS:
+        raise ValueError(f"{n} strings, and at most {MOST_STOPS} are looked for; send fewer")
     if not all(strings):
         raise ValueError("every text holds an empty string; leave it out")
     if max(map(len, strings), default=0) > LONGEST_STOP:
@@ -185,13 +178,9 @@ def _check_stops(stop: str | list[str]) -> str | list[str]:
 
 
 _A_STOP = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
-Stop = Annotated[
-    str | Strings,
-    AfterValidator(_check_stops),
-    WithJsonSchema(
-        {"anyOf": [_A_STOP, {"type": "array", "items": _A_STOP, "maxItems": MOST_STOPS}]}
-    ),
-]
+_STOPS = {"type": "array", "items": _A_STOP, "maxItems": MOST_STOPS}
+_STOP = WithJsonSchema({"anyOf": [_A_STOP, _STOPS]})
+Stop = Annotated[str | Strings, AfterValidator(_check_stops), _STOP]
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -214,7 +203,7 @@ class _Lenient(BaseModel):
         return {name: value for name, value in body.items() if value is not None}
 
 
-@with_fields({"include_obfuscation": _only(False)})
+@with_fields(_only("include_obfuscation", False))
 class _StreamOptions(_Lenient):
     include_usage: bool = Field(False, description="the last event has the usage")
     continuous_usage_stats: bool = Field(
@@ -256,33 +245,30 @@ class _OpenAIRequest(_Lenient, Common):
 
 # fields of clients, of which every other value would change an answer in a way that is not offered
 NEUTRAL = {
-    # sampling
-    "use_beam_search": _only(False), "length_penalty": _only(1),
-    "min_p": _only(0), "typical_p": _only(1), "repetition_penalty": _only(1),
-    "no_repeat_ngram_size": _only(0), "logit_bias": _only({}), "logits_processors": _only([]),
-    "bad_words": _only([]), "allowed_token_ids": _only([]),
-    # where an answer ends, and what of it is shown
-    "include_stop_str_in_output": _only(False), "skip_special_tokens": _only(True),
-    "prompt_logprobs": _only(None), "return_token_ids": _only(False),
-    "return_tokens_as_token_ids": _only(False),
-    # the form of an answer
-    "response_format": _only({"type": "text"}), "structured_outputs": _only({}),
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
-         "json_schema", "regex", "grammar", "ebnf"), _only(None)
-    ),
-    # the prompt
-    "truncate_prompt_tokens": _only(None), "prompt_embeds": _only(None),
-}  # fmt: skip
-NEUTRAL_OF_CHAT = NEUTRAL | {
-    "tools": _only([]), "tool_choice": _only("none", "auto"), "functions": _only([]),
-    "function_call": _only("none", "auto"), "modalities": _only(["text"]), "audio": _only(None),
-    "web_search_options": _only(None), "echo": _only(False), "add_generation_prompt": _only(True),
-    "continue_final_message": _only(False), "chat_template": _only(None), "documents": _only([]),
-}  # fmt: skip
+    **_only("use_beam_search include_stop_str_in_output return_token_ids", False),
+    **_only("return_tokens_as_token_ids", False),
+    **_only("length_penalty typical_p repetition_penalty", 1),
+    **_only("min_p no_repeat_ngram_size", 0),
+    **_only("logit_bias structured_outputs", {}),
+    **_only("logits_processors bad_words allowed_token_ids", []),
+    **_only("skip_special_tokens", True),
+    **_only("prompt_logprobs guided_json guided_regex guided_choice guided_grammar", None),
+    **_only("structural_tag json_schema regex grammar ebnf", None),
+    **_only("truncate_prompt_tokens prompt_embeds", None),
+    **_only("response_format", {"type": "text"}),
+}
+NEUTRAL_OF_CHAT = {
+    **NEUTRAL,
+    **_only("tools functions documents", []),
+    **_only("tool_choice function_call", "none", "auto"),
+    **_only("modalities", ["text"]),
+    **_only("audio web_search_options chat_template", None),
+    **_only("echo continue_final_message", False),
+    **_only("add_generation_prompt", True),
+}
 
 
-@with_fields(NEUTRAL | {"suffix": _only("")})
+@with_fields(NEUTRAL | _only("suffix", ""))
 class CompletionRequest(_OpenAIRequest):
     """The body of POST /v1/completions."""
 
@@ -316,11 +302,9 @@ class _Message(_Lenient):
     def _text_alone(cls, content: Any) -> Any:
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and part.get("type") != "text":
-                raise ValueError(
-                    "this model reads text alone, and a part has type "
-                    f"{json.dumps(part.get('type'))[:100]}; "
-                    'send {"type": "text", "text": …}'
-                )
+                kind = json.dumps(part.get("type"))[:100]
+                fix = 'send {"type": "text", "text": …}'
+                raise ValueError(f"this model reads text alone, and a part has type {kind}; {fix}")
         return content
 
     @property
@@ -364,7 +348,7 @@ def _tokenize_schema(schema: dict[str, Any]) -> None:
     schema |= _either("prompt", "messages")
 
 
-@with_fields({"add_generation_prompt": _only(True), "return_token_strs": _only(False)})
+@with_fields(_only("add_generation_prompt", True) | _only("return_token_strs", False))
 class TokenizeRequest(_Lenient):
     """The body of POST /tokenize, as vLLM's: a prompt, or the messages of a chat."""
 

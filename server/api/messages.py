@@ -1,4 +1,4 @@
-"""Answers, independent of the HTTP server that sends them."""
+"""Answers and events, independent of the HTTP server that sends them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scheduling.errors import GenerationFailed, ServingError
-
 JSON = "application/json"
+HTML = "text/html; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
 STREAM = "text/event-stream"
 # of a stream: proxies must not buffer it
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+DONE = b"data: [DONE]\n\n"  # the last event
 
 # header of a request's id, in its answer too; the request log has the id as request_id
 REQUEST_ID = "X-Request-Id"
@@ -39,8 +40,6 @@ def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = Non
     return Answer(f"{to_json(data)}\n".encode(), status, headers or {})
 
 
-def failure(error: Exception) -> Answer:
-    """Return the answer to an error; an unexpected one shows no more than its class."""
-    if not isinstance(error, ServingError):
-        error = GenerationFailed(f"Unexpected error: {type(error).__name__}")
-    return answer(error.body(), error.status, error.headers)
+def event(data: Any) -> bytes:
+    """Return data as one server-sent event."""
+    return f"data: {to_json(data)}\n\n".encode()

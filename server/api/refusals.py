@@ -1,80 +1,55 @@
-"""Checks of an HTTP request before its route is called: its API key, which may name its user, its
-Content-Type and Content-Encoding, and its Host; and the errors of HTTP itself.
-
-A page of any site may make a browser POST text or a form to a server on localhost, but not JSON:
-for that the browser sends a CORS preflight first, which this server never allows (no answer has
-Access-Control headers).
+"""HTTP's view of errors: the status, OpenAI's type and the headers of each, and its answer; and the
+refusals of HTTP itself.
 """
 
 from __future__ import annotations
 
-import hmac
-import re
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from ipaddress import ip_address
-from typing import Protocol
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from config import MAX_BODY_BYTES
-from config.keys import digest
-from config.left import ROUTES
-from scheduling.errors import ServingError, Unauthorized
-from server.api.messages import JSON
-from server.api.routes import OPEN, offered
+from config.left import ROUTES as LEFT
+from scheduling import errors
+from scheduling.errors import InvalidRequest, Overloaded, ServingError
+from server.api.messages import Answer, answer
+from server.api.routes import offered
 
 
-class Headers(Protocol):
-    """A request's headers, by names in any case."""
+class Kind(NamedTuple):
+    """The status of a kind of errors, and OpenAI's word for it."""
 
-    def get(self, name: str, default: str, /) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """The checks of a server: its keys (`Config.users_of_keys`), the names that a Host may have
-    (`Config.hosts`), and whether the page is offered.
-    """
-
-    keys: Mapping[str, str | None]
-    hosts: Collection[str] | None
-    has_page: bool
-
-    def user_of(self, method: str, route: str | None, headers: Headers) -> str | None:
-        """Return the user of a request's key, if any. Raises ServingError for a refused request.
-
-        route: its name in ROUTES, or None.
-        """
-        user = None
-        if not (route in OPEN or self.shows_page(route, headers)):
-            user = user_of(self.keys, headers.get("Authorization", ""))
-        kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if method == "POST" and route is not None and kind != JSON:
-            message = f"A POST must say Content-Type: {JSON}; with curl, use --json instead of -d."
-            raise Refused("unsupported_media_type", message)
-        coding = headers.get("Content-Encoding", "")
-        compressed = {each.strip().lower() for each in coding.split(",")} - {"", "identity"}
-        if method == "POST" and route is not None and compressed:
-            message = f"This server decodes no {coding[:100]}; send the body without that encoding."
-            instead = {"Accept-Encoding": "identity"}
-            raise Refused("unsupported_media_type", message, None, **instead)
-        if self.hosts is not None and route not in ("GET /health", "GET /ready"):
-            check_host(headers.get("Host", ""), self.hosts)
-        return user
-
-    def shows_page(self, route: str | None, headers: Headers) -> bool:
-        """Return whether this is GET / of a browser, which is redirected to the page."""
-        accept = headers.get("Accept", "")
-        return self.has_page and route == "GET /" and "text/html" in accept and JSON not in accept
+    status: int
+    type: str
 
 
-# codes of refusals, and the status of each; docs/http.md shows them
+# by class; any other error has the row of its base class
+KINDS: dict[type, Kind] = {
+    ServingError: Kind(500, "server_error"),
+    InvalidRequest: Kind(400, "invalid_request_error"),
+    errors.ModelNotFound: Kind(404, "invalid_request_error"),
+    Overloaded: Kind(429, "rate_limit_error"),
+    errors.Cancelled: Kind(499, "server_error"),
+    errors.Draining: Kind(503, "service_unavailable_error"),
+    errors.EngineFailed: Kind(503, "service_unavailable_error"),
+    errors.DeadlinePassed: Kind(504, "timeout_error"),
+}
+# codes of refusals by HTTP's own rules, and the status of each; docs/http.md shows them
 STATUSES = {
-    "invalid_http": 400, "adapters_are_fixed": 403, "host_not_allowed": 403, "needs_a_key": 403,
-    "not_found": 404, "replica_not_found": 404, "method_not_allowed": 405, "request_timeout": 408,
-    "request_entity_too_large": 413, "unsupported_media_type": 415, "headers_too_large": 431,
+    "invalid_http": 400,
+    "invalid_api_key": 401,
+    "adapters_are_fixed": 403,
+    "host_not_allowed": 403,
+    "needs_a_key": 403,
+    "not_found": 404,
+    "replica_not_found": 404,
+    "method_not_allowed": 405,
+    "request_timeout": 408,
+    "request_entity_too_large": 413,
+    "unsupported_media_type": 415,
+    "headers_too_large": 431,
     "overloaded": 503,
-}  # fmt: skip
+}
 
 
 class Refused(ServingError):
@@ -85,64 +60,49 @@ class Refused(ServingError):
 
     def __init__(self, code: str, message: str, status: int | None = None, **headers: str):
         super().__init__(message)
-        self.status, self.code, self.headers = status or STATUSES[code], code, headers
-        self.type = "server_error" if self.status >= 500 else "invalid_request_error"
+        self.code, self.status, self.headers = code, status or STATUSES[code], headers
+
+
+def kind_of(error: ServingError) -> Kind:
+    """Return the status and the type of an error."""
+    if isinstance(error, Refused):
+        base = ServingError if error.status >= 500 else InvalidRequest
+        return Kind(error.status, KINDS[base].type)
+    return next(KINDS[each] for each in type(error).__mro__ if each in KINDS)
+
+
+def body_of(error: ServingError) -> dict[str, Any]:
+    """Return an error as JSON, for answers and streams, in OpenAI's format."""
+    of = {"type": kind_of(error).type, "param": error.param, "code": error.code}
+    return {"error": {"message": str(error)} | of}
+
+
+def failure(error: Exception) -> Answer:
+    """Return the answer to an error; an unexpected one shows no more than its class."""
+    if not isinstance(error, ServingError):
+        error = errors.GenerationFailed(f"Unexpected error: {type(error).__name__}")
+    headers = error.headers if isinstance(error, Refused) else {}
+    if isinstance(error, Overloaded):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return answer(body_of(error), kind_of(error).status, headers)
+
+
+def unauthorized(message: str) -> Refused:
+    return Refused("invalid_api_key", message, None, **{"WWW-Authenticate": "Bearer"})
 
 
 def no_such_route(method: str, path: str, has_page: bool) -> Refused:
-    if instead := ROUTES.get(path):
+    if instead := LEFT.get(path):
         return Refused("not_found", f"{path} is no longer a route: {instead}.")
-    routes = ", ".join(offered(has_page))
+    routes = ", ".join(route.name for route in offered(has_page))
     return Refused("not_found", f"There is no {method} {path} here; routes: {routes}.")
 
 
-def no_such_method(method: str, path: str, allowed: Iterable[str]) -> Refused:
-    """allowed: methods that the route takes."""
-    allowed = sorted(allowed)
-    use = ", ".join(name for name in allowed if name not in ("HEAD", "OPTIONS"))
-    message = f"{path} takes no {method}; use {use}."
-    return Refused("method_not_allowed", message, Allow=", ".join(allowed))
+def no_such_method(method: str, path: str, taken: Iterable[str], allowed: str) -> Refused:
+    """taken: methods of the path's routes. allowed: the header of all that it takes."""
+    message = f"{path} takes no {method}; use {', '.join(sorted(taken))}."
+    return Refused("method_not_allowed", message, Allow=allowed)
 
 
 def too_large(most: int = MAX_BODY_BYTES) -> Refused:
-    message = f"The body is larger than {most:,} bytes."
-    return Refused("request_entity_too_large", message)
-
-
-def check_host(host: str, names: Collection[str]) -> None:
-    """Raise Refused for a Host that is neither an address nor a known name.
-
-    A site can make its own name resolve to this machine (DNS rebinding), so that a browser takes
-    this server for the site's. host: "" if the request has none, which a browser always sends.
-    """
-    name = re.sub(r":\d*$", "", host).strip("[]").lower()
-    with suppress(ValueError):
-        ip_address(name)
-        return
-    if name and name not in names:
-        message = (
-            f"This server does not know the name {name[:100]!r}; start it with --allowed-hosts "
-            "NAME, or with --api-key."
-        )
-        raise Refused("host_not_allowed", message)
-
-
-def user_of(keys: Mapping[str, str | None], authorization: str) -> str | None:
-    """The user that the key in an Authorization header names, if any.
-
-    keys: `Config.users_of_keys`; without any, none is needed. Raises Unauthorized.
-    """
-    if not keys:
-        return None
-    kind, _, given = authorization.partition(" ")
-    if kind.lower() != "bearer":
-        raise Unauthorized(
-            "This server has an API key; send Authorization: Bearer KEY (client.py: --api-key or "
-            "EB_API_KEY)."
-        )
-    given_key = digest(given.strip())
-    # compared with all keys, so that the time it takes reveals nothing of any
-    users = [user for key, user in keys.items() if hmac.compare_digest(key, given_key)]
-    if not users:
-        raise Unauthorized("The API key is wrong; send the one that the server was started with.")
-    return users[0]
+    return Refused("request_entity_too_large", f"The body is larger than {most:,} bytes.")

@@ -1,8 +1,12 @@
-"""Answers of the WSGI app to whole requests, written in a thread."""
+"""Answers of the WSGI app to whole requests, written in the threads of a pool."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from gunicorn.http import wsgi
@@ -10,9 +14,11 @@ from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 
 from scheduling.errors import ServingError
+from server.api.door import CALLER
 from server.http.connections import Connection
 from server.http.http_reader import no_request, rendered
 
+Call = Callable[[], None]
 log = logging.getLogger("gunicorn.error")
 
 
@@ -29,7 +35,7 @@ def answer(app: Any, settings: Any, connection: Connection, request: Request, la
     except ParseException as error:
         connection.send(rendered(no_request(error)))
         return False
-    environ["wsgi.multithread"] = True
+    environ |= {"wsgi.multithread": True, CALLER: request.caller}
     if last:
         response.force_close()
     try:
@@ -49,3 +55,54 @@ def answer(app: Any, settings: Any, connection: Connection, request: Request, la
             connection.send(rendered(failed))
         return False
     return not response.should_close()
+
+
+class Pool:
+    """Up to `most` threads. A call goes to the thread that became idle last, or to a new one.
+
+    concurrent.futures wakes idle threads in turn, so that in time the stack and allocator memory of
+    each grow to what the largest request needs: after one peak a server grew for half an hour.
+    Here most threads of a peak stay idle, and small, until the next.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._lock = threading.Lock()
+        self._idle: list[SimpleQueue[Call]] = []  # of each idle thread: where it waits for a call
+        self._waiting: deque[Call] = deque()
+        self._n = 0
+
+    def submit(self, call: Call) -> None:
+        """Run a call in a thread, now or once one is free."""
+        with self._lock:
+            if self._idle:
+                self._idle.pop().put(call)
+                return
+            if self._n == self._most:
+                self._waiting.append(call)
+                return
+            self._n += 1
+        # the call comes by the queue: a thread keeps its arguments for life
+        calls = SimpleQueue[Call]()
+        calls.put(call)
+        try:
+            threading.Thread(target=self._run, args=[calls], name="http", daemon=True).start()
+        except RuntimeError:  # the system starts no more
+            with self._lock:
+                self._n -= 1
+                self._waiting.append(call)
+
+    def _run(self, calls: SimpleQueue[Call]) -> None:
+        call = calls.get()
+        while True:
+            try:
+                call()
+            except Exception:
+                log.exception("a request's thread failed; it goes on")
+            with self._lock:
+                if self._waiting:
+                    call = self._waiting.popleft()
+                    continue
+                self._idle.append(calls)
+            del call  # it holds a whole request
+            call = calls.get()

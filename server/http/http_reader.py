@@ -12,22 +12,14 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Literal
 
+from gunicorn.http import errors
 from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import (
-    ExpectationFailed,
-    InvalidHTTPVersion,
-    LimitRequestHeaders,
-    LimitRequestLine,
-    NoMoreData,
-    ParseException,
-    UnsupportedTransferCoding,
-)
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from scheduling.errors import ServingError
-from server.api.messages import failure
-from server.api.refusals import Refused, too_large
+from server.api.door import Caller
+from server.api.refusals import Refused, failure, too_large
 
 MAX_HEAD_BYTES = 32_768  # of a request line and its headers
 MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
@@ -41,11 +33,11 @@ VERSION = re.compile(rb" HTTP/[0-9]\.[0-9]$")
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?")
 WRONG_CHUNKS = "The chunks of the body are malformed; send it with a Content-Length."
 STATUS: dict[type[Exception], int] = {
-    InvalidHTTPVersion: 505,
-    LimitRequestLine: 414,
-    ExpectationFailed: 417,
-    LimitRequestHeaders: 431,
-    UnsupportedTransferCoding: 501,
+    errors.InvalidHTTPVersion: 505,
+    errors.LimitRequestLine: 414,
+    errors.ExpectationFailed: 417,
+    errors.LimitRequestHeaders: 431,
+    errors.UnsupportedTransferCoding: 501,
 }
 
 
@@ -77,7 +69,8 @@ class Reader:
     """Reader of the requests of one connection, one after another.
 
     settings: gunicorn's. client: the client's address. max_body_bytes: limit of a whole body.
-    admit: raises ServingError for a head whose body must not be read.
+    admit: called before a body is read; raises ServingError if it must not be. Each request's
+    `caller` is what it returned, None without a body.
     """
 
     def __init__(
@@ -85,7 +78,7 @@ class Reader:
         settings: Any,
         client: Any,
         max_body_bytes: int,
-        admit: Callable[[Request], None] = lambda request: None,
+        admit: Callable[[Request], Caller | None] = lambda request: None,
     ):
         self._admit = admit
         self._settings = settings
@@ -163,7 +156,7 @@ class Reader:
         self._searched = 0
         try:
             request = Request(self._settings, IterUnreader([head]), self._client)
-        except (ParseException, NoMoreData, StopIteration) as error:
+        except (errors.ParseException, errors.NoMoreData, StopIteration) as error:
             status = STATUS.get(type(error), 400)
             if status == 505 and not VERSION.search(head.partition(b"\r\n")[0]):
                 status = 400  # it is no version at all
@@ -174,8 +167,8 @@ class Reader:
         self._missing = 0
         if not self._chunked:
             self._expect(request.body.reader.length)
-        if self._chunked or self._missing:
-            self._admit(request)
+        has_body = self._chunked or self._missing
+        request.caller = self._admit(request) if has_body else None
         self._request = request
         return True
 

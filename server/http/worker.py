@@ -44,16 +44,16 @@ from typing import Any
 
 from gunicorn.http.message import Request
 from gunicorn.workers import base
+from werkzeug.datastructures import Headers
 
 from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
-from scheduling.errors import Draining, ServingError, Unauthorized
+from scheduling.errors import Draining, ServingError
+from server.api.door import Caller
 from server.api.messages import REQUEST_ID, request_id
-from server.api.refusals import Refused, user_of
-from server.api.routes import OPEN, route_of
-from server.http.answering import answer
+from server.api.refusals import Refused
+from server.http.answering import Pool, answer
 from server.http.connections import AT_ONCE, Connection, Connections, Wait, in_turn
 from server.http.http_reader import Reader, invalid, rendered
-from server.http.pool import Pool
 
 KEEPALIVE_S = 75.0  # longer than clients keep their pools, which else would be reset under load
 LINGER_S = 2.0
@@ -75,7 +75,6 @@ class Worker(base.Worker):
 
     def init_process(self) -> None:
         self.config = Config.model_validate_json(os.environ[HANDOFF])
-        self._keys = self.config.users_of_keys
         self._pool = Pool(self.cfg.threads)
         self._poller = selectors.DefaultSelector()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the loop, from others
@@ -242,16 +241,13 @@ class Worker(base.Worker):
             reader = Reader(self.cfg, client, MAX_BODY_BYTES, self._admit)
             self._connections.add(Connection(next(self._numbers), sock, client, server, reader))
 
-    def _admit(self, request: Request) -> None:
-        """Raise Unauthorized for a client without a key, whose body is not read."""
-        if route_of(request.method, request.path, True) in OPEN:
-            return
-        headers = dict(reversed(request.headers))  # the first of each name
+    def _admit(self, request: Request) -> Caller:
+        """Check the key of a request before its body is read. Raises Refused."""
+        headers, door = Headers(request.headers), self.wsgi.extensions["door"]
         try:
-            user_of(self._keys, headers.get("AUTHORIZATION", ""))
-        except Unauthorized as error:
-            id_ = request_id(headers.get(REQUEST_ID.upper(), ""))
-            error.headers = {**error.headers, REQUEST_ID: id_}
+            return door.caller(request.method, request.path, headers)
+        except Refused as error:
+            error.headers[REQUEST_ID] = request_id(headers.get(REQUEST_ID, ""))
             raise
 
     def _read(self, connection: Connection) -> None:

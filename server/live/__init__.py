@@ -1,13 +1,9 @@
 """The rows of a server as a page: what each iteration computes, and for which request.
 
-Knows the scheduler's nouns, and no HTTP server.
-
 history    rows × iterations in the page's format (docs/live.md), written and parsed
 observer   history of a server while its page is open, or of a whole run
 panel      routes of the page; `made_load` makes the load that a page starts
-page       one HTML file, served by a server or with saved runs in it
-saved      histories of runs that were recorded or simulated: python -m simulate.saved_page RUN
-vllm_recording   the same of vLLM's recordings, which `vllm_recorder` writes inside vLLM
+page       one HTML file, served by a server or with saved runs in it (`simulate.saved_page`)
 """
 
 from config import environment  # noqa: F401 - where a package is missing

@@ -13,8 +13,8 @@ from typing import Any
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded, ServingError
 from scheduling.inference import Inference
 from server.api.bodies import LoadRequest
-from server.api.request import Request
 from server.live.observer import LEASE_S
+from server.request import Request
 from server.serving import Server
 
 log = logging.getLogger("effective_batching")

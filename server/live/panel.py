@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from scheduling.inference import Inference
-from server.api import own
+from server.api.about import number
 from server.api.bodies import LoadRequest
-from server.api.messages import Answer, answer
+from server.api.messages import HTML, Answer, answer
+from server.api.reader import parse
 from server.api.refusals import Refused
-from server.api.request import parse
+from server.api.routes import EVENTS, FILE, LOAD, PAGE, Call, Row
 from server.live import page
 from server.live.made_load import MadeLoad
 from server.live.observer import Live, about
@@ -19,17 +18,18 @@ SHOWN = 80  # characters of a prompt
 HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
 
-def view() -> Answer:
-    """GET /live: the page, which holds no data."""
+def _page(call: Call) -> Answer:
+    """Return the page, which holds no data."""
     safe = {"Content-Security-Policy": page.security_policy()}
-    return Answer(page.read().encode(), 200, HEADERS | safe, "text/html; charset=utf-8")
+    return Answer(page.read().encode(), 200, HEADERS | safe, HTML)
 
 
-def file(name: str) -> Answer:
-    """GET /live/{name}: the page's style, or one of its scripts. Raises Refused for another name.
+def _file(call: Call) -> Answer:
+    """Return the page's style or one of its scripts. Raises Refused for another name.
 
     Browsers keep none, as they keep no page: after an update of the server all files fit together.
     """
+    name = call.name
     if name not in page.FILES:
         files = ", ".join(page.FILES)
         raise Refused("not_found", f"The page has no file {name[:100]!r}; its files: {files}.")
@@ -39,7 +39,7 @@ def file(name: str) -> Answer:
 
 
 class Panel:
-    """Routes of a server's page, for which it observes iterations. All raise InvalidRequest."""
+    """Handlers of the routes of a server's page, for which it observes iterations."""
 
     def __init__(self, server: Server):
         config, decode = server.config, server.tokenizer.decode
@@ -54,12 +54,13 @@ class Panel:
         server.manager.observe(self._live)
         self._loads = MadeLoad(server)
 
-    def events(self, query: Mapping[str, str]) -> Answer:
-        """GET /live/events"""
-        since = own.number(query, "since", "give the cursor of an earlier answer")
-        text = self._live.events(since, load=self._loads.status(query.get("load")))
+    def rows(self) -> list[Row]:
+        return [(PAGE, _page), (FILE, _file), (EVENTS, self._events), (LOAD, self._load)]
+
+    def _events(self, call: Call) -> Answer:
+        since = number(call.query, "since", "give the cursor of an earlier answer")
+        text = self._live.events(since, load=self._loads.status(call.query.get("load")))
         return Answer(text.encode(), headers=HEADERS)
 
-    def load(self, raw: bytes) -> Answer:
-        """POST /live/load"""
-        return answer({"id": self._loads.start(parse(LoadRequest, raw))})
+    def _load(self, call: Call) -> Answer:
+        return answer({"id": self._loads.start(parse(LoadRequest, call.body))})

@@ -22,20 +22,18 @@ from scheduling.scheduler import Scheduler
 Entry = dict[str, Any]
 VERSION = 1  # of the entries; a replay takes no other
 END: Entry = {"end": True}  # the last one of a server that was not killed
-# fields of each row, in this order; its KV blocks are those that it begins to fill
-ROW: Entry = {
-    "id": None, "start": None,
-    # a row of two numbers has these
-    "n_tokens": 1, "samples": 1, "idle": 0, "recomputed": 0, "blocks": [],
-}  # fmt: skip
+# fields of each row, in this order; its KV blocks are those that it begins to fill. A row of two
+# numbers has the values of the others
+ROW: Entry = {"id": None, "start": None}
+ROW |= {"n_tokens": 1, "samples": 1, "idle": 0, "recomputed": 0, "blocks": []}
 # fields of a request's inferences, recorded where they are not the default
 OPTIONAL = {
     each.name: each.default
     for each in fields(Inference)
     if each.name
     in ("deadline", "streamed", "user", "adapter", "priority", "queue_timeout_s", "prompt_only")
-    or each.name.startswith("slo_")
 }
+SLO = {"slo_ttft_ms": "ttft_ms", "slo_tpot_ms": "tpot_ms", "slo_class": "name"}  # of an `Slo`
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -128,20 +126,16 @@ class RecordingScheduler(Scheduler):
 
     def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
         keyed = [
-            (inference, len(inference.keys))
-            for inference in (row.inference for row in iteration.rows)
-            if inference.keys is not None
+            (row.inference.id, row.inference.prefix.keys, len(row.inference.prefix.keys))
+            for row in iteration.rows
+            if row.inference.prefix is not None
         ]
         with self._called("apply", now=now) as entry:
             answered = super().apply(iteration, ids, now)
             entry["stopped"] = [
                 row.inference.id for row in iteration.rows if row.inference.stopped and not row.idle
             ]
-            entry["keys"] = {
-                str(inference.id): _hex(inference.keys[n:])
-                for inference, n in keyed
-                if inference.keys is not None and len(inference.keys) > n
-            }
+            entry["keys"] = {str(id_): _hex(keys[n:]) for id_, keys, n in keyed if len(keys) > n}
             entry["tokens"] = {
                 str(row.inference.id): row.inference.computed - row.start
                 for row in iteration.rows
@@ -196,12 +190,13 @@ def _members(group: Sequence[Inference]) -> list[Entry]:
             member["leader"] = places[id(inference.leader)]
         else:
             member["prompt_tokens"] = len(inference.prompt_ids)
-            if inference.keys is not None:
-                member["keys"] = _hex(inference.keys)
-        values = {name: getattr(inference, name) for name in OPTIONAL}
-        members.append(
-            member | {name: value for name, value in values.items() if value != OPTIONAL[name]}
-        )
+            if inference.prefix is not None:
+                member["keys"] = _hex(inference.prefix.keys)
+        for name, default in OPTIONAL.items():
+            if (value := getattr(inference, name)) != default:
+                member[name] = value
+        limits = {name: getattr(inference.slo, field) for name, field in SLO.items()}
+        members.append(member | {name: value for name, value in limits.items() if value})
     return members
 
 

@@ -5,8 +5,8 @@ their values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,10 @@ from scheduling.records import IterationRecord
 from server.observers.tallies import ENDINGS, KEPT, Tallies, Tally
 from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 
-Named = Mapping[str, tuple[Tally, np.ndarray]]  # by name, with the TIMES that are kept
-REPORTED = (  # counts, as /stats names them
-    "preemptions", "recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens",
-    "adapter_loads",
-)  # fmt: skip
+Named = dict[str, Tally]  # by name
+OF_TOKENS = ("recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens")
+# counts, as /stats names them
+REPORTED = (*ENDINGS[1:], "invalid", "preemptions", *OF_TOKENS, "adapter_loads")
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Run:
     latency_by_tokens: Any = field(default_factory=Counter)  # sums of seconds, by the same
     largest_batch: int = 0
     accepted_at: Counter[int] = field(default_factory=Counter)  # draft tokens, by position from 0
-    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
+    samples: dict[str, np.ndarray] = field(default_factory=dict)
     users: Named = field(default_factory=dict)
     priorities: Named = field(default_factory=dict)
     adapters: Named = field(default_factory=dict)
@@ -87,20 +86,6 @@ class Run:
         first, last = self.first_arrival + seconds, self.last_ending + seconds
         return replace(self, first_arrival=first, last_ending=last)
 
-    def __add__(self, other: Run) -> Run:
-        """Return the sum of both. The largest batch is the larger one: batches do not add up."""
-        a, b = self, other
-        names = {**a.samples, **b.samples}
-        return Run(
-            min(a.first_arrival, b.first_arrival), max(a.last_ending, b.last_ending),
-            a.counts + b.counts, a.seconds + b.seconds, a.reasons + b.reasons,
-            a.finish_reasons + b.finish_reasons, a.by_tokens + b.by_tokens,
-            a.latency_by_tokens + b.latency_by_tokens, max(a.largest_batch, b.largest_batch),
-            a.accepted_at + b.accepted_at,
-            {n: np.concatenate([r.samples[n] for r in (a, b) if n in r.samples]) for n in names},
-            *(_together(getattr(a, kind), getattr(b, kind)) for kind in Tallies._fields),
-        )  # fmt: skip
-
     def report(self) -> dict[str, Any]:
         """The answer of /stats."""
         counts, n, busy = self.counts, self.counts["finished"], self.seconds["busy"]
@@ -115,7 +100,7 @@ class Run:
             "total-tokens-handled": counts["completion_tokens"],
             "total-elapsed-time": wall,
             "completed": n,
-            **{name: counts[name] for name in (*ENDINGS[1:], "invalid", *REPORTED)},
+            **{name: counts[name] for name in REPORTED},
             "total_input_tokens": counts["prompt_tokens"],
             "total_output_tokens": counts["completion_tokens"],
             **rates,
@@ -126,49 +111,45 @@ class Run:
             **{f"{name}_s": self.seconds[name] for name in ("preempted", "paused", "busy")},
             "batches_formed": dict(self.reasons),
             "latency-by-requested-tokens": {
-                str(tokens): {
-                    "requests": count,
-                    "mean_latency_s": self.latency_by_tokens[tokens] / count,
-                }
-                for tokens, count in sorted(self.by_tokens.items())
+                str(tokens): {"requests": k, "mean_latency_s": self.latency_by_tokens[tokens] / k}
+                for tokens, k in sorted(self.by_tokens.items())
             },
         }
         for name, values in self.samples.items():
             result |= distribution(name, values) if len(values) else {}
         for kind in Tallies._fields:
             named = getattr(self, kind)
-            result[kind] = {name: _measures(*each) for name, each in named.items()}
+            result[kind] = {name: _measures(tally) for name, tally in named.items()}
         return result | {"definitions": DEFINITIONS}
 
 
+COUNTERS = [each.name for each in fields(Run) if each.default_factory is Counter]
+
+
 def added(runs: Sequence[Run]) -> Run:
-    """Return the sum of one or more runs. They are added in pairs: one after another, the values of
-    the first would be copied for each of the others.
-    """
-    while len(runs) > 1:
-        pairs = [a + b for a, b in zip(runs[::2], runs[1::2])]
-        runs = [*pairs, *runs[len(pairs) * 2 :]]
-    return runs[0]
+    """Return the sum of runs. Its largest batch is the largest of theirs: batches do not add up."""
+    begun, ended = min(run.first_arrival for run in runs), max(run.last_ending for run in runs)
+    total = Run(begun, ended, largest_batch=max(run.largest_batch for run in runs))
+    for name in COUNTERS:
+        setattr(total, name, sum((getattr(run, name) for run in runs), Counter()))
+    for name in dict.fromkeys(name for run in runs for name in run.samples):
+        values = [run.samples[name] for run in runs if name in run.samples]
+        total.samples[name] = np.concatenate(values)
+    for kind in Tallies._fields:
+        of_kind = [getattr(run, kind) for run in runs]
+        for name in dict.fromkeys(name for named in of_kind for name in named):
+            tallies = [named[name] for named in of_kind if name in named]
+            getattr(total, kind)[name] = Tally.of_all(tallies)
+    return total
 
 
-def _together(a: Named, b: Named) -> Named:
-    both = dict(a)
-    for name, (tally, times) in b.items():
-        if name in both:
-            before, earlier = both[name]
-            both[name] = before + tally, np.concatenate([earlier, times])
-        else:
-            both[name] = tally, times
-    return both
-
-
-def _measures(tally: Tally, times: np.ndarray) -> dict[str, Any]:
-    """Measures of a user, a priority or an adapter; `times`: TIMES of the latest answers."""
+def _measures(tally: Tally) -> dict[str, Any]:
+    """Measures of a user, a priority or an adapter."""
     n = tally.counts["finished"]
     counted = (*ENDINGS[1:], "prompt_tokens", "completion_tokens")
     result: dict[str, Any] = {"completed": n} | {name: tally.counts[name] for name in counted}
     for name in KEPT:
-        latest = distribution(name, times[name])
+        latest = distribution(name, tally.latest[name])
         mean, *keys = (f"{statistic}_{name}_ms" for statistic in ("mean", "p50", "p99"))
         result[mean] = round(tally.seconds[name] / n * 1e3, 3) if n else None
         result |= {key: latest[key] for key in keys}

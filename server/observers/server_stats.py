@@ -11,9 +11,8 @@ import numpy as np
 
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
-from server.observers.ring import Ring
 from server.observers.run import Run
-from server.observers.tallies import Tallies
+from server.observers.tallies import Ring, Tallies
 from stats import IN_RESULTS, ROW_KINDS, Times, times_of
 
 ITERATION = np.dtype(
@@ -111,6 +110,6 @@ class ServerStats:
         """The run so far, on the clock of the records; changes nothing."""
         with self._lock:
             run = copy.deepcopy(self._run)
-            run.samples = {name: ring.between(0, ring.seen) for name, ring in self._samples.items()}
-            run.users, run.priorities, run.adapters = (names.kept() for names in self._tallies)
+            run.samples = {name: ring.kept() for name, ring in self._samples.items()}
+            run.users, run.priorities, run.adapters = (each.tallies() for each in self._tallies)
         return run

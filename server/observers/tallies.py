@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scheduling.inference import Inference
-from server.observers.ring import Ring
 from stats import MEASURES, Times
 
 MOST_NAMES = 32
@@ -27,15 +26,51 @@ KEPT = {name: MEASURES[name] for name in ("e2el", "queue_time")}
 TIMES = np.dtype([(name, float) for name in KEPT])
 
 
+class Ring:
+    """The last `size` values, in memory that is taken at the start and never grows."""
+
+    def __init__(self, size: int, kind: np.dtype):
+        self._values = np.full(size, np.zeros((), kind))
+        self.seen = 0  # values since it was empty, kept or not
+
+    def clear(self) -> None:
+        self.seen = 0
+
+    @property
+    def lost(self) -> int:
+        """The number of values seen that are no longer kept."""
+        return max(0, self.seen - len(self._values))
+
+    def append(self, value: Any) -> None:
+        if len(self._values):
+            self._values[self.seen % len(self._values)] = value
+        self.seen += 1
+
+    def extend(self, values: Sequence[Any] | np.ndarray) -> None:
+        size, n = len(self._values), len(values)
+        kept = min(n, size)
+        self.seen += n
+        self._values[np.arange(self.seen - kept, self.seen) % size] = values[n - kept :]
+
+    def between(self, first: int, end: int) -> np.ndarray:
+        """A copy of the values from number `first` to before `end`, as far as they are kept."""
+        numbers = np.arange(max(first, self.lost), min(end, self.seen))
+        return self._values[numbers % len(self._values)]
+
+    def kept(self) -> np.ndarray:
+        """A copy of all values that are kept."""
+        return self.between(0, self.seen)
+
+
 @dataclass(slots=True)
 class Tally:
     """Counts of the requests under one name: those that ended, by ENDINGS; tokens of the answered,
-    and the sums of their KEPT measures, in `seconds`.
+    and the sums of their KEPT measures, in `seconds`; TIMES of the latest of them.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: Any = field(default_factory=Counter)
-    latest: Ring | None = None  # TIMES of the last answers
+    latest: np.ndarray = field(default_factory=lambda: np.empty(0, TIMES))
 
     def ended(self, inference: Inference, values: Sequence[float] | None) -> None:
         """Count an inference that ended; values: of KEPT, of one that was answered."""
@@ -47,12 +82,14 @@ class Tally:
         self.counts["completion_tokens"] += len(inference.tokens)
         for name, value in zip(KEPT, values):
             self.seconds[name] += value
-        if self.latest is not None:
-            self.latest.append(values)
 
-    def __add__(self, other: Tally) -> Tally:
-        """Return the sum of both, without their latest answers."""
-        return Tally(self.counts + other.counts, self.seconds + other.seconds)
+    @classmethod
+    def of_all(cls, tallies: Sequence[Tally]) -> Tally:
+        """Return the sum of tallies."""
+        counts, seconds, latest = zip(
+            *((each.counts, each.seconds, each.latest) for each in tallies)
+        )
+        return cls(sum(counts, Counter()), sum(seconds, Counter()), np.concatenate(latest))
 
 
 class Names:
@@ -60,31 +97,21 @@ class Names:
 
     def __init__(self, latest: int):
         self._latest = latest
-        self._free = MOST_NAMES
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, tuple[Tally, Ring]] = {}
 
-    def __getitem__(self, name: str) -> Tally:
-        if (tally := self._tallies.get(name)) is None:
-            if name not in ("", OTHERS):
-                if not self._free:
-                    return self[OTHERS]
-                self._free -= 1
-            ring = Ring(self._latest, TIMES) if self._latest else None
-            tally = self._tallies[name] = Tally(latest=ring)
-        return tally
+    def __getitem__(self, name: str) -> tuple[Tally, Ring]:
+        if name not in self._tallies:
+            if name not in ("", OTHERS) and len(self._tallies.keys() - {"", OTHERS}) == MOST_NAMES:
+                return self[OTHERS]
+            self._tallies[name] = Tally(), Ring(self._latest, TIMES)
+        return self._tallies[name]
 
     def tallies(self) -> dict[str, Tally]:
-        """A copy of each, but for its times."""
+        """A copy of each."""
         return {
-            name: Tally(Counter(tally.counts), Counter(tally.seconds))
-            for name, tally in self._tallies.items()
+            name: Tally(tally.counts.copy(), tally.seconds.copy(), ring.kept())
+            for name, (tally, ring) in self._tallies.items()
         }
-
-    def kept(self) -> dict[str, tuple[Tally, np.ndarray]]:
-        """A copy of each, and of the TIMES that are kept of it."""
-        rings = {name: tally.latest for name, tally in self._tallies.items()}
-        times = {name: ring.between(0, ring.seen) for name, ring in rings.items() if ring}
-        return {name: (tally, times[name]) for name, tally in self.tallies().items()}
 
 
 class Tallies(NamedTuple):
@@ -102,15 +129,17 @@ class Tallies(NamedTuple):
     def ended(self, inference: Inference, times: Times | None) -> None:
         """Count an inference that ended; times: of one that was answered."""
         values = None if times is None else tuple([measure.of(times) for measure in KEPT.values()])
-        for tally in self._of(inference):
+        for tally, ring in self._of(inference):
             tally.ended(inference, values)
+            if values is not None:
+                ring.append(values)
 
     def refused(self, inference: Inference) -> None:
         """Count a refused request, of which this is the first inference."""
-        for tally in self._of(inference):
+        for tally, _ in self._of(inference):
             tally.counts["refused"] += 1
 
-    def _of(self, inference: Inference) -> Iterator[Tally]:
+    def _of(self, inference: Inference) -> Iterator[tuple[Tally, Ring]]:
         yield self.users[inference.user or ""]
         yield self.priorities[str(inference.priority)]
         if inference.adapter:

@@ -10,11 +10,11 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from scheduling.errors import EngineFailed
-from server.api.events import DONE, event
-from server.api.messages import Answer, failure
-from server.api.own import Call
-from server.api.request import Request
+from server.api.messages import DONE, Answer, event
+from server.api.refusals import body_of, failure
+from server.api.routes import Call, Route
 from server.replicas.replica import Full
+from server.request import Request
 
 GONE = (ActorDiedError, ActorUnavailableError)
 SILENT_S = 5  # that a replica may take to report
@@ -48,9 +48,9 @@ class Handles:
                 return answer
             tried = [*tried, answer.name]
 
-    async def own(self, route: str, call: Call, to: str) -> Answer:
+    async def ask(self, route: Route, call: Call, to: str) -> Answer:
         """Return the answer of a route about that replica."""
-        return await self._one(self._handle.own.remote(route, call, to=to))
+        return await self._one(self._handle.ask.remote(route, call, to=to))
 
     async def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]:
         tried: list[str] = []
@@ -66,7 +66,7 @@ class Handles:
                         begun = True
                         yield each
             except GONE:
-                yield event(gone().body()) + DONE if begun else failure(gone())
+                yield event(body_of(gone())) + DONE if begun else failure(gone())
             finally:
                 events.cancel()  # does nothing unless the reader has gone before the end
 

@@ -17,7 +17,7 @@ from ray.serve.request_router import (
 from scheduling import routers
 from scheduling.prefix_cache import block_keys
 from scheduling.routers import ReplicaLoad, ReportedLoad, RoutedRequest
-from server.api.request import Request
+from server.request import Request
 
 Ranks = list[list[RunningReplica]]  # the replicas that are preferred first
 

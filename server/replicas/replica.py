@@ -12,13 +12,15 @@ from config import Config
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.inference import Inference, TokenEvent
 from scheduling.records import IterationRecord
-from server.api.messages import Answer, answer, failure
-from server.api.own import Call
-from server.api.refusals import Refused
-from server.api.request import Request
-from server.api.server import handlers
+from server.api import about
+from server.api.messages import Answer, answer
+from server.api.pending import PendingAnswer
+from server.api.refusals import Refused, failure
+from server.api.routes import METRICS, RESET, Call, Handler, Route
+from server.live.panel import Panel
 from server.observers.run import Run
-from server.serving import Exchange, Server
+from server.request import Request
+from server.serving import Server
 
 
 class Report(NamedTuple):
@@ -95,7 +97,9 @@ class Replica:
         self.manager = self.server.manager
         self._calls = LoopCalls(asyncio.get_running_loop())
         self.manager.observe(self._calls)
-        self._handlers = handlers(self.server, [os.getpid()])
+        self._handlers: dict[Route, Handler] = dict(about.of_server(self.server, [os.getpid()]))
+        if config.live == "on":
+            self._handlers |= Panel(self.server).rows()
 
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
@@ -105,8 +109,8 @@ class Replica:
         queued: Sequence[Inference] = ()
         try:
             self._check(to)
-            exchange = Exchange(self.server, request)
-            group = exchange.group
+            pending = PendingAnswer(self.server, request)
+            group = pending.group
             ends = [self._calls.expect(member) for member in group]
             if not self._enqueue(group, to, tried, tries):
                 return Full(self.name)
@@ -115,7 +119,7 @@ class Replica:
                 await self._until(end, member.deadline)
                 if member.error is not None:
                     raise member.error
-            return answer(exchange.whole())
+            return answer(pending.whole())
         except ServingError as error:
             return self._failed(error)
         finally:
@@ -139,8 +143,8 @@ class Replica:
         queued: Sequence[Inference] = ()
         try:
             self._check(to)
-            exchange = Exchange(self.server, request)
-            group, events = exchange.group, exchange.events()
+            pending = PendingAnswer(self.server, request)
+            group, events = pending.group, pending.events()
             for member in group:
                 member.listener, member.streamed = receive, True
             if not self._enqueue(group, to, tried, tries):
@@ -158,8 +162,8 @@ class Replica:
         finally:
             self.manager.cancel(queued)  # without effect unless the reader left before the end
 
-    async def own(self, route: str, call: Call, to: str | None = None) -> Answer:
-        """Return the answer of a route about one server, by its name in ROUTES."""
+    async def ask(self, route: Route, call: Call, to: str | None = None) -> Answer:
+        """Return the answer of a route about one server."""
         try:
             self._check(to)
             return self._handlers[route](call)
@@ -173,11 +177,11 @@ class Replica:
         return Report(self.name, manager.not_ready_because(), blocks, run)
 
     async def metrics(self) -> bytes:
-        return self._handlers["GET /metrics"](Call({})).body
+        return self._handlers[METRICS](Call()).body
 
     async def reset(self) -> None:
         """Start a new run."""
-        self._handlers["POST /stats/reset"](Call({}))
+        self._handlers[RESET](Call())
 
     async def forget_prefixes(self) -> None:
         self.manager.forget_prefixes()

@@ -1,7 +1,7 @@
 """Start replicas on Ray Serve, on this machine or on the cluster that RAY_ADDRESS names, and end
 them.
 
-    ./deploy/serve.sh MODE [--replicas N] [--router NAME] [--autoscale …] [settings of ./server.sh]
+    ./server.sh MODE --replicas N [--router NAME] [--autoscale NAME=VALUE …] [settings]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+USAGE = "%(prog)s MODE --replicas N [--setting X …]"
 FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
 
 
@@ -57,17 +58,17 @@ class Fleet(NamedTuple):
 
 def read(argv: Sequence[str]) -> Fleet:
     """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
-    parser = Parser(prog="./deploy/serve.sh", description=__doc__)
+    parser = Parser(prog="./server.sh", usage=USAGE, description=__doc__)
     add = parser.add_argument
-    # fmt: off
-    add("--replicas", type=int, default=1, metavar="N", help="servers (default: 1)")
-    add("--router", choices=ON_RAY, default=ON_RAY[0],
-        help="policy that chooses a replica for each request (default: %(default)s)")
-    add("--autoscale", nargs="+", metavar="NAME=VALUE",
-        help="begin with --replicas and let Ray Serve follow the load: settings of its "
-        "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24")
-    # fmt: on
+    add("--replicas", type=int, metavar="N", help="number of servers")
+    router = "policy that chooses a replica for each request (default: %(default)s)"
+    add("--router", choices=ON_RAY, default=ON_RAY[0], help=router)
+    autoscale = "begin with --replicas and let Ray Serve follow the load: settings of its "
+    autoscale += "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24"
+    add("--autoscale", nargs="+", metavar="NAME=VALUE", help=autoscale)
     known, settings = parser.parse_known_args(argv)
+    if known.replicas is None:
+        raise ConfigError("--router and --autoscale apply to several servers; add --replicas N")
     if known.replicas < 1:
         raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
     rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
@@ -120,18 +121,14 @@ def serve(argv: Sequence[str]) -> None:
     SIGTERM and Ctrl-C finish the requests in flight, and end; SIGHUP reads the settings again and
     replaces one replica after another.
     """
-    try:
-        import ray
-        from ray import serve as ray_serve
-    except ImportError:
-        raise ConfigError(
-            "Ray is missing; install it: .venv/bin/python -m pip install -r requirements-ray.txt"
-        ) from None
-    from server.replicas.ray_serve import APP, application
-
     fleet = read(argv)
     config = fleet.config
     check_port(config)
+    import ray
+    from ray import serve as ray_serve
+
+    from server.replicas.ray_serve import APP, application
+
     # a replica that hangs finishes nothing, however long Ray waits; its controller inherits this
     os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
     ray.init(

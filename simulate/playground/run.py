@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import random
 import shlex
 from array import array
@@ -20,12 +19,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from scheduling import user_policies
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
-from scheduling.policies import MODES, ORDERS, own
-from scheduling.policies.own import reason
+from scheduling.policies import MODES, ORDERS
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
+from scheduling.user_policies import reason
 from server.live.observer import RunObserver, about
 from simulate.costs import load
 from simulate.loop import Arrival, Loop
@@ -195,18 +195,17 @@ def learn(code: str) -> dict[str, Any]:
     for table in (MODES, ORDERS):
         for name in [name for name in table if name.startswith(FILE)]:
             del table[name]
-    os.environ.pop(own.HANDED_ON, None)
-    own.PROBLEMS.clear()
+    user_policies.PROBLEMS.clear()
     names: list[str] = []
     path = Path(FILE).resolve()
     path.write_text(code)
     try:
-        names = [f"{FILE}:{word.rpartition(':')[2]}" for word in own.offered(path)]
+        names = [f"{FILE}:{word.rpartition(':')[2]}" for word in user_policies.offered(path)]
     except Exception as error:
-        own.PROBLEMS[FILE] = own.described(error, str(path))
-    own.load(names, MODES, ORDERS)
+        user_policies.PROBLEMS[FILE] = user_policies.described(error, str(path))
+    user_policies.load(names, {})
     return {
         "modes": [name for name in names if name in MODES],
         "orders": [name for name in names if name in ORDERS],
-        "error": "; ".join(own.PROBLEMS.values()),
+        "error": "; ".join(user_policies.PROBLEMS.values()),
     }

@@ -33,9 +33,9 @@ from model import GPT2, AddNorm, KVCache
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Static
 from scheduling.sampling import Sampling
-from server.ahead import AheadManager
+from server.asynchronous import AsynchronousManager
 from tests.oracle import N_VOCAB, Guesses, Oracle, enliven, row, serve
-from tests.scheduling.test_ahead import served
+from tests.scheduling.test_asynchronous import served
 from tests.servers import ROOT
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
@@ -233,7 +233,7 @@ def test_a_captured_pass_takes_sampled_ids(tiny: GPT2, monkeypatch: pytest.Monke
     engine = CachedGenerator(tiny, N_VOCAB, attention, sample, 16, sampled)
     engine.capture([3, 1], replaying)
     limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
-    texts, _ = served(AheadManager, Dynamic(), requests(), engine, **limits)
+    texts, _ = served(AsynchronousManager, Dynamic(), requests(), engine, **limits)
     assert texts == serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
     assert {*replaying.replayed} == {1, 3}
 
@@ -333,7 +333,7 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         captures[2].replayed.clear()
         asked = requests()
         generator.drafter = Guesses(asked, expected)
-        served = serve(policy, generator, asked, **limits, decoder_batch_sizes=[3, 1])
+        served = serve(policy, generator, asked, **limits, decoder_batch_sizes=[1, 3])
         assert served == expected
         decodes = {1, 3, 7} if limits["speculate"] == 0 else {3, 7}
         assert {*captures[2].replayed} == decodes, "decodes of two sizes, and some with a prompt"

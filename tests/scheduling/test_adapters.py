@@ -11,9 +11,10 @@ from scheduling.errors import GenerationFailed
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, Plan, Srpt, Static, View
 from scheduling.prefix_cache import block_keys
-from server.api.request import Request
-from server.serving import Exchange, Server
-from tests.virtual import Ask, make_scheduler, run
+from server.api.pending import PendingAnswer
+from server.request import Request
+from server.serving import Server
+from tests.virtual import Ask, begun, make_scheduler, run
 
 # The worked example of docs/policies.md: two slots, three rows, an iteration a second
 EXAMPLE = [
@@ -61,8 +62,8 @@ def test_more_adapters_are_refused(adapters: Adapters, names: tuple[str, ...], r
         def plan(self, view: View) -> Plan:
             return Plan(admit=[(inference, 2) for inference in view.queues[0].by_key.values()])
 
-    scheduler = make_scheduler(Careless(), adapters=adapters, max_batch_size=3)
-    scheduler.enqueue([Inference([0], 1, adapter=name) for name in names], 0.0)
+    asked = [Inference([0], 1, adapter=name) for name in names]
+    scheduler = begun(Careless(), *asked, steps=0, adapters=adapters, max_batch_size=3)
     with pytest.raises(ValueError, match=f"plan of .*Careless.* is impossible: {rule}"):
         scheduler.schedule(0.0)
 
@@ -94,8 +95,8 @@ def test_prompts_of_different_adapters_share_nothing() -> None:
     settings = {"model": "fake", "prefix_caching": True, "lora_random": "1:1"}
     server = Server(build("dynamic", settings, {}), lambda *_: FakeGenerator())
     requests = [Request([[1] * 16], 1, adapter=name) for name in ("", "lora-0")]
-    base, adapted = (Exchange(server, request).group[0].keys for request in requests)
+    base, adapted = (PendingAnswer(server, request).group[0].prefix for request in requests)
     server.close()
-    assert base and adapted and not {*base} & {*adapted}
+    assert base and adapted and not {*base.keys} & {*adapted.keys}
     salted = [("", ""), ("a", ""), ("", "a"), ("a", "b"), ("b", "a")]  # salt, adapter
     assert len({block_keys([1] * 4, 4, *each)[-1] for each in salted}) == len(salted)

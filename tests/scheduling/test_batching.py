@@ -65,20 +65,6 @@ def test_many_threads_get_the_tokens_of_each(policy: Policy, manager_of: Manager
         assert each.tokens == [token(each.prompt_ids, 0, i) for i in range(each.num_tokens)]
 
 
-def test_a_policy_may_raise(manager_of: ManagerOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = manager_of(Dynamic())
-    with monkeypatch.context() as patch:
-        patch.setattr(Dynamic, "plan", lambda self, view: 1 / 0)
-        doomed = Inference([0], 1)
-        manager.enqueue([doomed])
-        wait(doomed)
-    assert isinstance(doomed.error, GenerationFailed)
-    later = Inference([0], 1)
-    manager.enqueue([later])
-    wait(later)
-    assert later.error is None and manager.not_ready_because() is None
-
-
 class Recorder:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -97,16 +83,19 @@ class Recorder:
             raise self.error
 
 
-def test_an_observer_that_raises_disturbs_nobody(manager_of: ManagerOf) -> None:
+def test_observers_and_listeners_that_raise_disturb_nobody(manager_of: ManagerOf) -> None:
+    def listener(update: TokenEvent) -> None:
+        raise ValueError("a defect")
+
     broken, whole = Recorder(OSError("disk full")), Recorder()
     manager = manager_of(Dynamic())
     for observer in (broken, whole):
         manager.observe(observer)
-    inference = Inference([0], 3)
-    manager.enqueue([inference])
+    manager.enqueue([inference := Inference([0], 3, listener=listener)])
     wait(inference)
     assert broken.live_rows == whole.live_rows == [1, 1, 1]
     assert broken.states == whole.states == [State.FINISHED]
+    assert inference.error is None and manager.not_ready_because() is None
 
 
 def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: ManagerOf) -> None:
@@ -121,12 +110,18 @@ def test_observers_hear_of_requests_that_end_without_an_iteration(manager_of: Ma
     assert isinstance(late.error, DeadlinePassed), "a deadline wakes the handler in a window"
 
 
-def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(manager_of: ManagerOf) -> None:
+def test_a_server_is_unready_when_an_iteration_never_ends_and_when_it_drains(
+    manager_of: ManagerOf,
+) -> None:
+    """Draining finishes what is in flight, and refuses the rest."""
     gate = Spelling([1], gated=True)
     manager = manager_of(Dynamic(), gate)
-    inference = Inference([0], 3)
-    manager.enqueue([inference])
+    manager.enqueue([inference := Inference([0], 3)])
     assert gate.started.acquire(timeout=PATIENCE_S)
+    assert manager.not_ready_because() is None
+    time.sleep(0.02)
+    why = manager.not_ready_because(stalled_after_s=0.01)
+    assert why and "an iteration has been running" in why
     manager.drain()
     with pytest.raises(Draining):
         manager.enqueue([Inference([0], 1)])
@@ -173,22 +168,9 @@ def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> N
     manager.close()
 
 
-def test_an_iteration_that_never_ends_makes_the_server_unready(manager_of: ManagerOf) -> None:
-    gate = Spelling([1], gated=True)
-    manager = manager_of(Dynamic(), gate)
-    manager.enqueue([Inference([0], 1)])
-    assert gate.started.acquire(timeout=PATIENCE_S)
-    assert manager.not_ready_because() is None
-    time.sleep(0.02)
-    why = manager.not_ready_because(stalled_after_s=0.01)
-    assert why and "an iteration has been running" in why
-    gate.go.release()
-
-
 def test_the_handler_sleeps_between_iterations_for_the_loop_interval(manager_of: ManagerOf) -> None:
     manager = manager_of(Dynamic(), loop_interval_s=0.02)
-    inference = Inference([0], 5)
-    manager.enqueue([inference])
+    manager.enqueue([inference := Inference([0], 5)])
     wait(inference)
     assert min(b - a for a, b in zip(inference.token_times, inference.token_times[1:])) >= 0.02
 
@@ -310,19 +292,6 @@ def test_a_model_that_cannot_be_loaded_is_reported_and_waiting_requests_are_answ
     ended(manager)
     assert manager.not_ready_because() == "loading failed: no such file"
     assert [type(error) for error in reported] == [OSError]
-    manager.close()
-
-
-def test_a_listener_that_raises_disturbs_nobody() -> None:
-    def listener(update: TokenEvent) -> None:
-        raise ValueError("a defect")
-
-    manager, failures = started(FakeGenerator(lambda seconds: None))
-    heard, other = Inference([0], 3, listener=listener), Inference([0], 3)
-    manager.enqueue([heard, other])
-    wait(heard, other)
-    assert heard.error is None and len(heard.tokens) == 3
-    assert not failures and manager.not_ready_because() is None
     manager.close()
 
 

@@ -8,17 +8,16 @@ from typing import Any, Literal, get_args
 import pytest
 
 from scheduling.errors import Cancelled
-from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference, Iteration, State
-from scheduling.pauses import PausedRows
+from scheduling.pauses import PromotedRows
 from scheduling.policies import Dynamic, Fcfs, Limits, Mlfq, Order, Plan, Srpt, Victim, View
-from scheduling.policies.lengths import Predictor
+from scheduling.policies.lengths import LengthPrediction, Predictor
 from scheduling.policies.preemptive import Level
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue, WaitingQueue
 from scheduling.scheduler import Scheduler
 from simulate import drive
-from tests.virtual import Ask, make_scheduler, run, step
+from tests.virtual import Ask, begun, run
 
 
 def demand(victim: Victim = "newest", watermark: float = 0.0) -> Dynamic:
@@ -54,11 +53,8 @@ def test_the_worked_example() -> None:
 
 def three(tokens: list[int], **limits: int) -> tuple[Scheduler, list[Inference]]:
     """Rows that have computed so many tokens; nothing is free, and the first needs a block."""
-    scheduler = make_scheduler(demand(), max_batch_size=3, n_blocks=sum(tokens) // 4, **limits)
     rows = [Inference([0] * n, 9) for n in tokens]
-    scheduler.enqueue(rows, 0.0)
-    step(scheduler)
-    return scheduler, rows
+    return begun(demand(), *rows, max_batch_size=3, n_blocks=sum(tokens) // 4, **limits), rows
 
 
 @pytest.mark.parametrize(
@@ -76,20 +72,15 @@ def test_who_gives_way(victim: Victim, gone: int) -> None:
 def test_a_head_of_queue_joins_only_if_all_that_is_known_of_it_fits_besides_the_watermark() -> None:
     """12 of 20 blocks are taken; a prompt of 28 tokens needs 7, of 32 it needs 8."""
     for tokens, share, joins in ((28, 0.05, True), (32, 0.05, False), (32, 0.0, True)):
-        scheduler = make_scheduler(demand(watermark=share), n_blocks=20, token_budget=8)
-        scheduler.enqueue([Inference([0] * 45, 3)], 0.0)
-        for now in range(6):
-            step(scheduler, float(now))
+        settings = {"steps": 6, "n_blocks": 20, "token_budget": 8}
+        scheduler = begun(demand(watermark=share), Inference([0] * 45, 3), **settings)
         second = Inference([0] * tokens, 1)
         scheduler.enqueue([second], 6.0)
         scheduler.schedule(6.0)
         assert (second.state is State.RUNNING) == joins
         assert len(second.blocks) == (2 if joins else 0), "blocks for the chunk alone"
-
-
-def test_a_watermark_bars_nobody_from_an_idle_pool() -> None:
-    served = run(demand(watermark=0.9), [Ask(0.0, prompt=30, tokens=3)], n_blocks=9)
-    assert served.answered_at == [3.0]
+    idle = run(demand(watermark=0.9), [Ask(0.0, prompt=30, tokens=3)], n_blocks=9)
+    assert idle.answered_at == [3.0], "an idle pool bars none"
 
 
 @pytest.mark.parametrize("reservation", ["whole", "demand"])
@@ -110,9 +101,8 @@ def test_a_budget_that_counts_every_token_and_is_smaller_than_the_batch_serves_t
     policy = Dynamic(kv_reservation="demand", budget_counts="all")
     served = run(policy, asks, max_batch_size=3, token_budget=2)
     assert served.batches == ["AB", "AB", "AB", "C", "C", "C"]
-    scheduler = make_scheduler(policy, max_batch_size=3, token_budget=3)
-    scheduler.enqueue([Inference([0], 2) for _ in range(3)], 0.0)
-    step(scheduler)
+    asked = [Inference([0], 2) for _ in range(3)]
+    scheduler = begun(policy, *asked, max_batch_size=3, token_budget=3)
     with pytest.raises(ValueError, match="3 charged tokens are more than token_budget 2"):
         scheduler.limits = replace(scheduler.limits, token_budget=2)
         scheduler.policy = Unbounded(kv_reservation="demand", budget_counts="all")
@@ -227,8 +217,9 @@ def test_by_turns_none_joins_without_budget() -> None:
 
 def test_a_preempted_request_returns_to_the_first_level_after_its_longest_wait() -> None:
     order = Mlfq(max_wait_s=5.0)
-    queue = WaitingQueue(order, 1, [])
-    pauses, late = PausedRows(order, queue), inference(0, 2)
+    queue = WaitingQueue(order.place, 1, by_user=False)
+    pauses, late = PromotedRows(order, 5.0), inference(0, 2)
+    pauses.attach(queue, {})
     late.standing.state, late.interruptions.preempted_at = Level(2, since=0.0), 1.0
     queue.put(late)
     pauses.wait(late, 1.0)

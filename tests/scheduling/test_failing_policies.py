@@ -21,110 +21,103 @@ from batching import FAILURES, BatchingManager
 from client.calls import ServerError, post
 from config import BOOT_ERROR
 from generate.fake import FakeGenerator
-from scheduling.deciding import LONGEST_S
+from scheduling import user_policies
 from scheduling.errors import EngineFailed, GenerationFailed, ServingError
 from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
-from scheduling.policies import own as own_files
 from scheduling.records import IterationRecord
-from server.ahead import AheadManager
+from scheduling.user_policies import LONGEST_S
+from server.asynchronous import AsynchronousManager
 from tests.counts import examples
 from tests.servers import PATIENCE_S, Spelling, started
 from tests.virtual import Ask, make_scheduler, run
 
+# bodies of `plan` that fail, and a part of the sentence that their requests get
+PLANS = {
+    "Raises": (
+        "return 1 / 0 if view.processed > 4 else super().plan(view)",
+        r"Raises failed: ZeroDivisionError: division by zero \(faults.py, line 9\)",
+    ),
+    "NoPlan": (
+        "return super().plan(view) if view.processed < 4 else None",
+        "NoPlan failed: TypeError: plan returned None; it returns a Plan",
+    ),
+    "Impossible": (
+        "p = super().plan(view); return p if view.processed < 4 else Plan([], p.admit, p.run * 2)",
+        "Impossible failed: ValueError: .* no inference has two rows",
+    ),
+    "RunsInferences": (
+        "return Plan(run=[*view.waiting])",
+        r"TypeError: Plan.run is a list of pairs, as \[\(inference, tokens to compute\)\]",
+    ),
+    "RunsHalves": (
+        "return Plan(run=[(inference, 0.5) for inference in view.waiting])",
+        r"TypeError: Plan.run is a list of pairs, .* and not \[\(Inference",
+    ),
+    "AdmitsInferences": (
+        "return Plan(admit=[*view.waiting])",
+        r"Plan.admit is a list of pairs, as \[\(inference, tokens to reserve\)\]",
+    ),
+    "PreemptsPairs": (
+        "return Plan(preempt=[(inference, 1) for inference in view.waiting])",
+        "TypeError: Plan.preempt is a list of inferences",
+    ),
+    "WakesNever": (
+        "return Plan(wake_at=math.nan)",
+        "ValueError: Plan.wake_at is a time in seconds or None, and not nan",
+    ),
+    "Nothing": ("return Plan()", "2 requests wait and 0 run, and the plan computes none of them"),
+    "WakesAtOnce": (
+        "return Plan(wake_at=view.now)",
+        "2 requests wait and 0 run, and the plan computes none of them",
+    ),
+    "Alternates": (
+        "return Plan([*view.running], [] if view.running else [(i, 1) for i in view.waiting])",
+        "[12] requests wait and [01] run, and the plan computes none of them",
+    ),
+}
+KEYS = {  # and of `key`
+    "NoKey": (
+        "return inference.prompt_ids[9]",
+        r"NoKey failed: IndexError: list index out of range \(faults.py, line \d+\)",
+    ),
+    "NanKey": (
+        "return (1, math.nan)",
+        "NanKey failed: ValueError: the key of a request is .*nan.*; NaN has no place",
+    ),
+    "ListKey": ("return [1]", "ListKey failed: TypeError: unhashable type: 'list'"),
+}
 FAULTS = """
 import math
 from scheduling.policies.base import Plan
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.orders import Order
 
-class Raises(Dynamic):
-    def plan(self, view):
-        return 1 / 0 if view.processed > 4 else super().plan(view)
-
-class NoPlan(Dynamic):
-    def plan(self, view):
-        return super().plan(view) if view.processed < 4 else None
-
-class Impossible(Dynamic):
-    def plan(self, view):
-        plan = super().plan(view)
-        return plan if view.processed < 4 else Plan(admit=plan.admit, run=plan.run * 2)
-
-class RunsInferences(Dynamic):
-    def plan(self, view):
-        return Plan(run=[*view.waiting])
-
-class RunsHalves(Dynamic):
-    def plan(self, view):
-        plan = super().plan(view)
-        plan.run = [(inference, 0.5) for inference, _ in plan.run]
-        return plan
-
-class AdmitsInferences(Dynamic):
-    def plan(self, view):
-        return Plan(admit=[*view.waiting])
-
-class PreemptsPairs(Dynamic):
-    def plan(self, view):
-        return Plan(preempt=[(inference, 1) for inference in view.waiting])
-
-class WakesNever(Dynamic):
-    def plan(self, view):
-        return Plan(wake_at=math.nan)
-
-class Nothing(Dynamic):
-    def plan(self, view):
-        return Plan()
-
-class WakesAtOnce(Dynamic):
-    def plan(self, view):
-        return Plan(wake_at=view.now)
-
-class Alternates(Dynamic):
-    def plan(self, view):
-        if view.running:
-            return Plan(preempt=[*view.running])
-        return Plan(admit=[(inference, 1) for inference in view.waiting])
-
-class Hangs(Dynamic):
-    def plan(self, view):
-        while view.waiting:
-            pass
-
-class NoKey(Order):
-    def key(self, inference):
-        return inference.prompt_ids[9]
-
-class NanKey(Order):
-    def key(self, inference):
-        return (1, math.nan)
-
-class ListKey(Order):
-    def key(self, inference):
-        return [1]
 """
+for name, (body, _) in PLANS.items():
+    FAULTS += f"class {name}(Dynamic):\n    def plan(self, view):\n        {body}\n\n"
+for name, (body, _) in KEYS.items():
+    FAULTS += f"class {name}(Order):\n    def key(self, inference):\n        {body}\n\n"
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def users(tmp_path: Path) -> Iterator[Any]:
     """Return what makes a policy, or an order, of FAULTS by its name, as the server does."""
-    monkeypatch.setenv(own_files.HANDED_ON, "{}")
     path = tmp_path / "faults.py"
     path.write_text(FAULTS)
-    known = set(own_files.SOURCES)
+    known = set(user_policies.SOURCES)
 
     def make(name: str) -> tuple[Policy, Order]:
         modes: dict[str, Any] = {}
         orders: dict[str, Any] = {}
-        own_files.load([f"{path}:{name}"], modes, orders)
+        user_policies.load([f"{path}:{name}"], {}, modes, orders)
         for kind in modes.values():
             return kind(), Fcfs()
         return Dynamic(), next(iter(orders.values()))()
 
     yield make
-    for kind in own_files.SOURCES.keys() - known:
-        del own_files.SOURCES[kind]
+    for kind in user_policies.SOURCES.keys() - known:
+        del user_policies.SOURCES[kind]
 
 
 def asked(manager: BatchingManager, n: int = 1) -> list[ServingError | None]:
@@ -139,31 +132,13 @@ def asked(manager: BatchingManager, n: int = 1) -> list[ServingError | None]:
     return [inference.error for inference in group]
 
 
-SENTENCES = {
-    "Raises": r"Raises failed: ZeroDivisionError: division by zero \(faults.py, line 9\)",
-    "NoPlan": "NoPlan failed: TypeError: plan returned None; it returns a Plan",
-    "Impossible": "Impossible failed: ValueError: .* no inference has two rows",
-    "RunsInferences": r"TypeError: Plan.run is a list of pairs, as \[\(inference, tokens to comp",
-    "RunsHalves": r"TypeError: Plan.run is a list of pairs, .* and not \[\(Inference",
-    "AdmitsInferences": r"Plan.admit is a list of pairs, as \[\(inference, tokens to reserve\)\]",
-    "PreemptsPairs": "TypeError: Plan.preempt is a list of inferences",
-    "WakesNever": "ValueError: Plan.wake_at is a time in seconds or None, and not nan",
-    "Nothing": "2 requests wait and 0 run, and the plan computes none of them",
-    "WakesAtOnce": "2 requests wait and 0 run, and the plan computes none of them",
-    "Alternates": "[12] requests wait and [01] run, and the plan computes none of them",
-    "NoKey": r"NoKey failed: IndexError: list index out of range \(faults.py, line 63\)",
-    "NanKey": "NanKey failed: ValueError: the key of a request is .*nan.*; NaN has no place",
-    "ListKey": "ListKey failed: TypeError: unhashable type: 'list'",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SENTENCES)
-@pytest.mark.parametrize("kind", [BatchingManager, AheadManager])
+@pytest.mark.parametrize("name", PLANS | KEYS)
+@pytest.mark.parametrize("kind", [BatchingManager, AsynchronousManager])
 def test_its_requests_get_the_sentence_and_after_three_failures_the_server_ends(
-    kind: type[BatchingManager], name: str, own: Any
+    kind: type[BatchingManager], name: str, users: Any
 ) -> None:
     """The server went on with `dynamic` before, and one that planned nothing waited for ever."""
-    sentence, (policy, order) = SENTENCES[name], own(name)
+    (_, sentence), (policy, order) = (PLANS | KEYS)[name], users(name)
     manager = kind(make_scheduler(policy, order=order), FakeGenerator)
     ended = threading.Event()
     manager.on_failure(lambda error: ended.set())
@@ -181,12 +156,12 @@ def test_its_requests_get_the_sentence_and_after_three_failures_the_server_ends(
 
 
 def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_computes(
-    own: Any,
+    users: Any,
 ) -> None:
     """One iteration ahead, the end was forgotten when the iteration before succeeded."""
-    policy, order = own("NoKey")
+    policy, order = users("NoKey")
     gate, states, ended = Spelling([1], gated=True), list[State](), threading.Event()
-    manager = AheadManager(make_scheduler(policy, order=order), lambda: gate)
+    manager = AsynchronousManager(make_scheduler(policy, order=order), lambda: gate)
     manager.on_failure(lambda error: ended.set())
 
     class Notes:
@@ -208,12 +183,12 @@ def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_com
 
 
 @pytest.mark.parametrize("name", ["Nothing", "WakesAtOnce", "Alternates"])
-def test_virtual_time_finds_the_same(name: str, own: Any) -> None:
+def test_virtual_time_finds_the_same(name: str, users: Any) -> None:
     with pytest.raises(RuntimeError, match="the plan computes none of them and has no wake_at"):
-        run(own(name)[0], [Ask(0.0), Ask(9.0)])
+        run(users(name)[0], [Ask(0.0), Ask(9.0)])
 
 
-# methods of policies and orders that one's own may have, as each is called
+# methods of policies and orders that a user's may have, as each is called
 CALLS = ["plan", "check", "arrive", "key", "rank", "computed", "promote", "ordered", "is_overdue"]
 
 
@@ -246,7 +221,7 @@ def failing(draw: st.DrawFn) -> tuple[Policy, Order, Counter[str]]:
 
 
 GROUPS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=12)
-KINDS = st.sampled_from([BatchingManager, AheadManager])
+KINDS = st.sampled_from([BatchingManager, AsynchronousManager])
 
 
 @examples(600)
@@ -317,7 +292,8 @@ def test_a_plan_that_hangs_is_named_without_the_lock_and_ends_the_process(
 
 @pytest.mark.nightly
 def test_a_server_whose_policy_hangs_says_so_and_ends(tmp_path: Path) -> None:
-    (tmp_path / "faults.py").write_text(FAULTS)
+    hangs = FAULTS + "class Hangs(Dynamic):\n    def plan(self, view):\n        while True: pass\n"
+    (tmp_path / "faults.py").write_text(hangs)
     with started(mode=f"{tmp_path}/faults.py:Hangs") as (url, process):
         with pytest.raises(ServerError, match="no answer"):
             post(f"{url}/inference", {"prompt": "a", "num_tokens": 1})

@@ -12,29 +12,24 @@ from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration
-from scheduling.ledger import MANY, Ledger
+from scheduling.ledger import COMPLETION, MANY, PROMPT, Ledger
 from scheduling.policies import VICTIMS, Dynamic, Fair, Policy, Static
-from scheduling.policies.fair import COMPLETION, PROMPT
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
-from tests.virtual import Ask, make_scheduler, run
+from tests.virtual import Ask, begun, make_scheduler, run
 
 
 def test_who_was_served_least_goes_first() -> None:
-    """a's first request moves a's counter to 1 + 2 · 3, b's first b's, and they take turns."""
-    asks = [*(Ask(0.0, tokens=3, user="a") for _ in range(4)), *(Ask(0.5, tokens=3, user="b"),) * 2]
-    served = run(Dynamic(), asks, order=Fair(), max_batch_size=1)
-    assert " ".join(served.batches) == "A A A E E E B B B F F F C C C D D D"
-    weighted = run(Dynamic(), asks, order=Fair("b=3"), max_batch_size=1)
-    assert " ".join(weighted.batches) == "A A A E E E F F F B B B C C C D D D"
-
-
-def test_within_one_plan_each_pick_moves_its_users_counter() -> None:
-    asks = [*(Ask(0.0, prompt=4, user="a"),) * 4, *(Ask(0.0, prompt=4, user="b"),) * 4]
-    served = run(Dynamic(), asks, order=Fair(), max_batch_size=4)
-    assert served.batches[0] == "AEBF"
-    served = run(Static(), asks, order=Fair("a=3"), max_batch_size=4)
-    assert served.batches[0] == "AEBC"
+    """a's first request moves a's counter to 1 + 2 · 3, b's first b's, and they take turns; within
+    one plan each pick moves its user's counter.
+    """
+    asks = [*[Ask(0.0, tokens=3, user="a")] * 4, *[Ask(0.5, tokens=3, user="b")] * 2]
+    for weights, batches in ("", "AAAEEEBBBFFFCCCDDD"), ("b=3", "AAAEEEFFFBBBCCCDDD"):
+        served = run(Dynamic(), asks, order=Fair(weights), max_batch_size=1)
+        assert "".join(served.batches) == batches
+    asks = [*[Ask(0.0, prompt=4, user="a")] * 4, *[Ask(0.0, prompt=4, user="b")] * 4]
+    for policy, weights, batch in (Dynamic(), "", "AEBF"), (Static(), "a=3", "AEBC"):
+        assert run(policy, asks, order=Fair(weights), max_batch_size=4).batches[0] == batch
 
 
 def test_who_comes_back_when_nobody_waits_is_lifted_to_the_last_who_left() -> None:
@@ -68,9 +63,8 @@ def test_a_group_pays_for_all_its_members_and_completions_of_a_prompt_once_for_i
 
 
 def test_cancelled_and_recomputed_tokens_are_not_charged() -> None:
-    scheduler = make_scheduler(Dynamic(), order=Fair(), max_batch_size=1)
     first, second = Inference([0], 5, user="a"), Inference([0] * 9, 5, user="b")
-    scheduler.enqueue([first], 0.0)
+    scheduler = begun(Dynamic(), first, steps=0, order=Fair(), max_batch_size=1)
     scheduler.enqueue([second], 0.0)
     iteration, _ = scheduler.schedule(0.0)
     scheduler.fail([first, second], Cancelled("gone"), 0.5)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.workloads import Workload
-from scheduling.extensions import LengthPrediction
 from scheduling.inference import Inference
 from scheduling.ledger import Ledger
 from scheduling.policies import (
@@ -32,12 +31,12 @@ from scheduling.policies import (
     View,
     Windowed,
 )
-from scheduling.policies.lengths import Bins, Predictor, predictor
+from scheduling.policies.lengths import Bins, LengthPrediction, Predictor, predictor
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue
 from scheduling.sampling import Sampling
 from tests.counts import examples
-from tests.virtual import Ask, every_policy, make_scheduler, run, step
+from tests.virtual import Ask, begun, every_policy, make_scheduler, run
 
 # A worked example: one row, an iteration a second; A runs when the others come.
 #
@@ -79,23 +78,22 @@ def test_a_long_prompt_is_work_too(order: Order, mean: float) -> None:
 
 
 def test_a_batch_that_a_delay_started_has_the_oldest_in_it_whatever_the_order() -> None:
-    # three blocks hold one of them; the shorter one goes before, if the delay did not say otherwise
-    asks = [Ask(0.0, tokens=9), Ask(0.1, tokens=1)]
+    """Three blocks hold one of them; by the order the shorter one goes first."""
     policy = Windowed(max_batch_delay_ms=500, batch_size_target=9)
+    asks = [Ask(0.0, tokens=9), Ask(0.1)]
     served = run(policy, asks, order=Sjf(), max_batch_size=9, n_blocks=3)
     assert served.admitted_at == [0.5, 9.5]
 
 
 def test_the_highest_response_ratio_goes_next() -> None:
-    # While A runs 4 tokens are processed after B came and 2 after C did; B has 8 of its own to
-    # compute and C has 2: 4 / 8 < 2 / 2.
+    """While A runs 4 tokens are processed after B came and 2 after C did; B has 8 of its own to
+    compute and C has 2: 4 / 8 < 2 / 2. Beyond the oldest 128 the order is that of arrival.
+    """
     asks = [Ask(0.0, tokens=8), Ask(3.5, prompt=8), Ask(5.5, prompt=2)]
     served = run(Dynamic(), asks, order=Hrrn(), max_batch_size=1)
-    assert " ".join(served.batches) == "A A A A A A A A C B"
-    # beyond the oldest 128 requests the order is that of arrival
-    many = [Ask(0.0, tokens=1), *(Ask(0.5, prompt=9) for _ in range(130)), Ask(0.6, prompt=1)]
-    served = run(Dynamic(), many, order=Hrrn(), max_batch_size=1)
-    admitted = served.admitted_at
+    assert "".join(served.batches) == "AAAAAAAACB"
+    many = [Ask(0.0), *(Ask(0.5, prompt=9) for _ in range(130)), Ask(0.6)]
+    admitted = run(Dynamic(), many, order=Hrrn(), max_batch_size=1).admitted_at
     assert admitted[-1] == (admitted[3] or 0.0) + 1, "it is looked at once 128 are left"
 
 
@@ -150,16 +148,14 @@ def test_with_bins_too_who_has_waited_long_enough_goes_before_later_ones() -> No
 
 def test_a_full_bin_goes_first() -> None:
     policy = MultiBin(bins=2, batch_size_target=2, max_batch_delay_ms=3000.0)
-    scheduler = make_scheduler(policy, max_batch_size=2)
+    scheduler = make_scheduler(policy)
     for predicted in (5, 50, 50, 5, 5):
         scheduler.enqueue([Inference([0], predicted)], 0.0)
-    waits = [i.standing.bin for i in scheduler.in_flight()]
-    assert waits == [0, 1, 1, 0, 0]
+    assert [i.standing.bin for i in scheduler.in_flight()] == [0, 1, 1, 0, 0]
     iteration, _ = scheduler.schedule(0.0)
     assert [row.inference.num_tokens for row in iteration.rows] == [5, 5]
     assert iteration.reason == "target"
-    scheduler = make_scheduler(policy, max_batch_size=2)
-    scheduler.enqueue([Inference([0], 5)], 0.0)
+    scheduler = begun(policy, Inference([0], 5), steps=0)
     assert scheduler.schedule(1.0)[1] == 3.0
     iteration, _ = scheduler.schedule(3.0)
     assert iteration.reason == "delay" and len(iteration.rows) == 1
@@ -168,37 +164,31 @@ def test_a_full_bin_goes_first() -> None:
 class Secret(Inference):
     """An order that reads how long an answer may be is caught."""
 
-    _limit: int
-
     @property
     def num_tokens(self) -> int:
         raise AssertionError("an order read how long an answer may be")
 
     @num_tokens.setter
-    def num_tokens(self, value: int) -> None:
-        pass
+    def num_tokens(self, value: int) -> None: ...
 
 
 @pytest.mark.parametrize("order", ORDERS.values())
 def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None:
-    own, queue = order(), Queue()
-    ledger = Ledger({})
+    made, queue, ledger, pool = order(), Queue(), Ledger({}), PrefixCache(9, 4)
     for i in range(6):
         inference = Secret([0] * (i + 1), 0, user="ab"[i % 2], priority=1 + i % 3)
         inference.id = inference.group = i
         inference.standing.predicted_tokens = 6 - i
-        own.check([inference])
-        own.arrive([inference], 0)
-        inference.standing.key = own.turn(inference)
+        made.check([inference])
+        made.arrive([inference], 0)
+        inference.standing.key = made.turn(inference)
         ledger.wait(inference, 0.0)
-        queue.add(inference, own.by_user)
-    pool = PrefixCache(9, 4)
-    limits = Limits(2, 99, 4)
-    view = View(9.0, [queue], [], pool, pool.finder(), limits, own, ledger=ledger)
+        queue.add(inference, made.by_user)
+    view = View(9.0, [queue], [], pool, pool.finder(), Limits(2, 99, 4), made, ledger=ledger)
     assert len(list(view.waiting)) == 6
     for inference in queue.by_arrival.values():
-        own.computed(inference, 3, 9.0)
-        own.promote(inference, 9.0)
+        made.computed(inference, 3, 9.0)
+        made.promote(inference, 9.0)
 
 
 def test_predictions_differ_from_the_truth_as_they_say() -> None:
@@ -244,13 +234,8 @@ def test_a_line_is_fitted_on_what_was_answered_and_not_on_what_was_asked() -> No
         answered.tokens = [0] * (10 * prompt + 5)
         line.learn(answered)
     assert line.predict(Inference([0] * 6, 1)) == 65
-    scheduler = make_scheduler(Dynamic(), length_predictor="prompt")
-    first, second = Inference([0] * 2, 3), Inference([0] * 2, 9)
-    for at, inference in ((0.0, first), (9.0, second)):
-        scheduler.enqueue([inference], at)
-        while scheduler.has_work:
-            step(scheduler, at)
-    assert second.standing.predicted_tokens == 3, "what the first one came to"
+    served = run(Dynamic(), [Ask(0.0, 2, 3), Ask(9.0, 2, 9)], length_predictor="prompt")
+    assert served.inferences[1].standing.predicted_tokens == 3, "what the first one came to"
 
 
 @given(st.lists(st.integers(1, 1024), min_size=200, max_size=3000), st.sampled_from([2, 4, 8]))
@@ -295,7 +280,7 @@ def test_a_completion_does_not_await_one_that_comes_later_in_the_order(
     policy: Policy, max_batch_size: int
 ) -> None:
     """It was admitted, waited for the first completion to compute their prompt, and had its row."""
-    rows = 1 if policy.request_level and max_batch_size > 1 else max_batch_size
+    rows = 1 if policy.request_level else max_batch_size
     asks = [Ask(0.0, 9, 3, content=1, n=n) for n in (2, 3) if n <= rows or not policy.request_level]
     served = run(policy, asks, order=LastComeFirstServed(), max_batch_size=max_batch_size)
     assert all(len(inference.tokens) == 3 for inference in served.inferences)

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.adapters import Adapters, Rule
+from scheduling.history import Line
 from scheduling.inference import Inference, Iteration, State
-from scheduling.past import Line
 from scheduling.policies import (
     Dynamic,
     Fcfs,
@@ -59,20 +59,19 @@ def test_modes_serve_the_example(policy: Policy, batches: str, answered_at: list
     assert served.answered_at == answered_at
 
 
-def test_a_window_is_measured_from_the_oldest_arrival_not_from_when_the_engine_looked() -> None:
-    # A goes at 2 and runs to 5. B came at 2.5: when the engine is idle again its 2 s are over, and
-    # it goes at once.
+@pytest.mark.parametrize(("at", "admitted"), [(2.5, 5.0), (4.5, 6.5)])
+def test_a_window_is_measured_from_the_oldest_arrival(at: float, admitted: float) -> None:
+    """A runs from 2 to 5. When the engine is idle again B's 2 s are over, or it waits for the rest
+    of them.
+    """
     policy = Windowed(max_batch_delay_ms=2000, batch_size_target=9)
-    assert run(policy, [Ask(0.0, tokens=3), Ask(2.5)]).admitted_at == [2.0, 5.0]
-    # B came at 4.5, half a second before the engine was idle: it waits for the rest of its 2 s.
-    assert run(policy, [Ask(0.0, tokens=3), Ask(4.5)]).admitted_at == [2.0, 6.5]
+    assert run(policy, [Ask(0.0, tokens=3), Ask(at)]).admitted_at == [2.0, admitted]
 
 
 def test_a_window_closes_at_the_target_and_takes_up_to_its_limit() -> None:
+    """A batch of two never holds three: the second fills it, and the third waits for its delay."""
     policy = Windowed(max_batch_delay_ms=10000, batch_size_target=3, batch_size_limit=2)
     served = run(policy, [Ask(0.0), Ask(0.25), Ask(0.5)], max_batch_size=8)
-    # a batch of two can never hold three: the second arrival fills it, and the third waits for its
-    # own delay
     assert served.admitted_at == [0.25, 0.25, 10.5]
     assert [iteration.reason for _, iteration in served.iterations] == ["target", "delay"]
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed
-from scheduling.inference import Inference, State
+from scheduling.inference import CachedPrefix, Inference, State
 from scheduling.policies import Dynamic, Fcfs, NoBatching, Order, Policy, Prefix, Static
 from scheduling.prefix_cache import PrefixCache, block_keys
 from simulate import drive
 from tests.counts import examples
 from tests.servers import ClientOf
-from tests.virtual import Ask, make_scheduler, run, step
+from tests.virtual import Ask, begun, make_scheduler, run, step
 
 DEMAND = Dynamic(kv_reservation="demand", watermark=0.0)
 
@@ -44,7 +44,8 @@ def test_the_worked_example() -> None:
 
 
 def asked(ids: Sequence[int], tokens: int = 1, salt: str = "", block_size: int = 4) -> Inference:
-    return Inference([*ids], tokens, keys=block_keys(ids, block_size, salt))
+    prefix = CachedPrefix(block_keys(ids, block_size, salt))
+    return Inference([*ids], tokens, prefix=prefix)
 
 
 IDS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
@@ -69,42 +70,24 @@ def test_what_is_found_was_computed_under_its_salt(asks: list[tuple[list[int], i
         computed |= {(salt, *whole[:end]) for end in range(4, len(whole) + 1, 4)}
 
 
-def test_of_what_is_kept_the_longest_unused_goes_first_and_ends_before_beginnings() -> None:
-    pool = PrefixCache(5, 4)
+def test_blank_blocks_are_taken_first_then_the_longest_unused_ends_before_beginnings() -> None:
+    pool = PrefixCache(6, 4)
     old, new = pool.allocate(3), pool.allocate(2)
     for block in (*old, *new):
         pool.cache(block, bytes([block]))
     pool.free(old)
     pool.free(new)
-    assert pool.free_blocks == 5
-    for n, left in ((1, {0, 1, 3, 4}), (1, {0, 3, 4}), (1, {3, 4}), (1, {3})):
-        pool.allocate(n)
+    pool.share(pool.find([bytes([0])]))  # found, so that it is used again
+    assert (pool.free_blocks, pool.references[:2]) == (5, [1, 0])
+    pool.free([0])
+    assert pool.free_blocks == 6
+    for left in ({0, 1, 2, 3, 4}, {0, 1, 3, 4}, {0, 3, 4}, {0, 3}, {0}, set[int]()):
+        pool.allocate(1)
         assert {block for block in range(5) if pool.find([bytes([block])])} == left
 
 
-def test_who_is_found_again_is_used_again() -> None:
-    pool = PrefixCache(2, 4)
-    for block in pool.allocate(2):
-        pool.cache(block, bytes([block]))
-        pool.free([block])
-    pool.share(pool.find([bytes([0])]))
-    assert (pool.free_blocks, pool.references) == (1, [1, 0])
-    pool.free([0])
-    pool.allocate(1)  # block 1 is unused for longer now
-    assert pool.find([bytes([0])]) == [0] and pool.find([bytes([1])]) == []
-
-
-def test_blank_blocks_are_taken_before_anything_is_forgotten() -> None:
-    pool = PrefixCache(4, 4)
-    [block] = pool.allocate(1)
-    pool.cache(block, b"key")
-    pool.free([block])
-    assert pool.allocate(3) == [1, 2, 3] and pool.find([b"key"]) == [0]
-
-
 def test_an_iteration_that_fails_leaves_nothing_to_be_found() -> None:
-    scheduler = make_scheduler(Dynamic())
-    scheduler.enqueue([first := asked([1] * 8)], 0.0)
+    scheduler = begun(Dynamic(), first := asked([1] * 8), steps=0)
     scheduler.schedule(0.0)
     scheduler.fail([first], GenerationFailed("broken"), 1.0)
     scheduler.enqueue([second := asked([1] * 8)], 1.0)
@@ -113,10 +96,8 @@ def test_an_iteration_that_fails_leaves_nothing_to_be_found() -> None:
 
 
 def test_who_leaves_while_another_shares_its_blocks_takes_nothing_from_it() -> None:
-    scheduler = make_scheduler(Dynamic())
     first, second = asked([1] * 9, 9), asked([1] * 9, 9)
-    scheduler.enqueue([first], 0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(Dynamic(), first)
     scheduler.enqueue([second], 1.0)
     iteration, _ = scheduler.schedule(1.0)
     shared = iteration.rows[1].blocks[:2]
@@ -139,10 +120,8 @@ def test_a_preempted_request_finds_what_it_had_computed_unless_it_was_needed() -
 
 
 def test_forgetting_leaves_what_is_shared_as_it_is() -> None:
-    scheduler = make_scheduler(Dynamic())
     first, second, third = (asked([1] * 9, 9) for _ in range(3))
-    scheduler.enqueue([first], 0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(Dynamic(), first)
     scheduler.enqueue([second], 1.0)
     step(scheduler, 1.0)
     scheduler.forget_prefixes()
@@ -247,10 +226,7 @@ def test_completions_of_one_prompt_do_not_hold_each_other_back() -> None:
 
 def test_a_request_is_never_split_by_its_window() -> None:
     """Two prompts each, a window of two: B's second prompt follows its first before A."""
-    scheduler = make_scheduler(Static(), order=Prefix(prefix_window=2), token_budget=100)
-    warm = asked([2] * 9)
-    scheduler.enqueue([warm], 0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(Static(), asked([2] * 9), order=Prefix(prefix_window=2))
     a, b = [asked([1] * 9) for _ in range(2)], [asked([2] * 9) for _ in range(2)]
     scheduler.enqueue(a, 1.0)
     scheduler.enqueue(b, 2.0)
@@ -287,9 +263,8 @@ def test_the_worked_example_of_n() -> None:
 
 def test_followers_go_on_without_a_first_that_has_left() -> None:
     for policy in (Dynamic(), Static()):
-        scheduler = make_scheduler(policy, max_batch_size=3, token_budget=8)
         first, *others = Ask(0.0, prompt=10, tokens=2, content=1, n=3).group(4)
-        scheduler.enqueue([first, *others], 0.0)
+        scheduler = begun(policy, first, *others, steps=0, max_batch_size=3, token_budget=8)
         iteration, _ = scheduler.schedule(0.0)
         scheduler.fail([first], Cancelled("gone"), 0.5)
         scheduler.apply(iteration, [], 1.0)
@@ -302,11 +277,8 @@ def test_followers_go_on_without_a_first_that_has_left() -> None:
 
 def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
     """It may itself wait for the blocks that they have, and then neither would go on."""
-    scheduler = make_scheduler(DEMAND, n_blocks=20, token_budget=4)
     first, other = Ask(0.0, prompt=10, tokens=20, content=1, n=2).group(4)
-    scheduler.enqueue([first, other], 0.0)
-    for now in range(14):
-        step(scheduler, float(now))
+    scheduler = begun(DEMAND, first, other, steps=14, n_blocks=20, token_budget=4)
     scheduler._preempt(other, 14.0)
     scheduler.forget_prefixes()
     step(scheduler, 14.0)

@@ -14,7 +14,7 @@ from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, MultiBin, NoBatching, Policy, Priority, Static, Windowed
 from scheduling.queue import Timers
 from scheduling.scheduler import Scheduler
-from tests.virtual import Ask, Run, make_scheduler, run, step
+from tests.virtual import Ask, Run, begun, make_scheduler, run, step
 
 MODES: list[Policy] = [
     NoBatching(), Static(), Static(compact_batches=True), Windowed(batch_size_target=1),
@@ -57,7 +57,7 @@ def test_max_queue_size_of_ten_that_come_to_a_busy_engine_eight_may_wait(policy:
     served = run(policy, asks, order=levels("1:max_size=8"), max_batch_size=1)
     assert states(served) == "F" + 8 * "F" + 2 * "W"
     for [refused] in served.groups[9:]:
-        assert isinstance(refused.error, Overloaded) and refused.error.status == 429
+        assert isinstance(refused.error, Overloaded)
         assert str(refused.error) == (
             "8 requests of level 1 are waiting, of 8 that its queue holds; try again later, or "
             "raise its max_size in --queue-policy."
@@ -72,7 +72,7 @@ def test_policy_delay_and_reject_a_first_request_while_two_later_ones_are_batche
     served = triton(asks, levels("1:timeout_ms=1000"))
     assert (states(served), ends(served)) == ("EFF", [1, 3, 3])
     error = served.groups[0][0].error
-    assert isinstance(error, DeadlinePassed) and error.status == 504
+    assert isinstance(error, DeadlinePassed)
     assert str(error) == (
         "The request waited for 1000 ms, the longest that the queue policy of level 1 allows."
     )
@@ -152,12 +152,9 @@ def test_a_batch_of_preferred_size_is_exactly_that_and_groups_stay_whole() -> No
     assert triton(asks, levels(), (2, 8)).batches == ["ABCD"], "after their delay"
     assert triton(asks, levels(), (2, 4)).answered_at == [1, 1, 1, 1], "at once"
     assert triton(asks, levels(), (1, 2)).batches == ["A", "BCD"], "one is preferred, three are not"
-
-
-def test_preferred_sizes_beyond_the_batch_size_limit_are_never_waited_for() -> None:
     policy = Windowed(max_batch_delay_ms=100_000, preferred_batch_sizes=(2, 4), batch_size_limit=3)
-    served = run(policy, [Ask(0.0) for _ in range(4)], max_batch_size=32)
-    assert served.batches == ["AB", "CD"] and served.answered_at == [1, 1, 2, 2]
+    served = run(policy, [Ask(0.0)] * 4, max_batch_size=32)
+    assert served.batches == ["AB", "CD"] and served.answered_at == [1, 1, 2, 2], "4 is too many"
 
 
 @in_every_mode
@@ -211,10 +208,7 @@ def test_a_request_of_which_some_were_admitted_is_not_timed_out_any_more(action:
 @in_every_mode
 def test_a_delayed_request_that_is_cancelled_or_late_leaves_at_once(policy: Policy) -> None:
     order = levels("1:timeout_ms=1000,action=delay,max_size=3")
-    scheduler = make_scheduler(policy, order=order, max_batch_size=1)
-    first = Inference([0], 3)
-    scheduler.enqueue([first], 0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(policy, first := Inference([0], 3), order=order, max_batch_size=1)
     given_up, late, stays = Inference([0], 1), Inference([0], 1, deadline=2.5), Inference([0], 1)
     for each in (given_up, late, stays):
         scheduler.enqueue([each], 0.5)
@@ -229,8 +223,8 @@ def test_a_delayed_request_that_is_cancelled_or_late_leaves_at_once(policy: Poli
     assert scheduler.fail([given_up], Cancelled("gone"), 2.0) == [given_up]
     assert scheduler.expire(2.5) == [late] and late.state is State.EXPIRED
     assert counts(scheduler) == (1, 1)
-    scheduler.enqueue([Inference([0], 1)], 2.5)
-    scheduler.enqueue([Inference([0], 1)], 2.5)
+    for _ in range(2):
+        scheduler.enqueue([Inference([0], 1)], 2.5)
     with pytest.raises(Overloaded):
         scheduler.enqueue([Inference([0], 1)], 2.5)
     assert drained(scheduler, 3.0)[0] == first
@@ -278,19 +272,14 @@ def test_each_level_has_a_queue_of_its_own_which_counts_prompts_and_is_all_or_no
 
 
 def test_a_preempted_request_waits_in_its_levels_queue_again() -> None:
-    policy = Dynamic(kv_reservation="demand", watermark=0.0)
-    scheduler = make_scheduler(policy, order=levels("1:max_size=2"), n_blocks=4)
+    policy, order = Dynamic("demand", watermark=0.0), levels("1:max_size=2")
     first, second = Inference([0], 11), Inference([0], 11)
-    scheduler.enqueue([first, second], 0.0)
-    now = 0
-    while not second.interruptions.preemptions:
-        step(scheduler, now)
-        now += 1
-    assert counts(scheduler) == (1, 1)
-    scheduler.enqueue([Inference([0], 1)], now)
+    scheduler = begun(policy, first, second, steps=9, order=order, n_blocks=4)
+    assert second.interruptions.preemptions and counts(scheduler) == (1, 1)
+    scheduler.enqueue([Inference([0], 1)], 9.0)
     with pytest.raises(Overloaded, match="2 requests of level 1 are waiting, of 2"):
-        scheduler.enqueue([Inference([0], 1)], now)
-    drained(scheduler, now)
+        scheduler.enqueue([Inference([0], 1)], 9.0)
+    drained(scheduler, 9.0)
 
 
 def test_timers_come_in_the_order_of_their_times_without_those_that_are_over() -> None:

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
+from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row, State, TokenEvent
 from scheduling.memory import BlockPool
-from scheduling.policies import Dynamic, Plan, Policy, Static, View, Windowed
-from tests.virtual import make_scheduler, step
+from scheduling.policies import Dynamic, Fair, Plan, Policy, Static, View, Windowed
+from scheduling.scheduler import HOOKS
+from tests.virtual import begun, make_scheduler, step
 
 
 def test_a_queue_is_full_at_max_in_flight() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=2, max_in_flight=3)
-    scheduler.enqueue([Inference([0], 9) for _ in range(3)], now=0.0)
-    with pytest.raises(Overloaded, match="--max-waiting"):
-        scheduler.enqueue([Inference([0], 1)], now=0.0)
-    step(scheduler, 0.0)  # two run, one waits: still full
-    with pytest.raises(Overloaded):
-        scheduler.enqueue([Inference([0], 1)], now=1.0)
+    three = [Inference([0], 9) for _ in range(3)]
+    for steps in (0, 1):  # then two run, and one waits
+        scheduler = begun(Dynamic(), *three, steps=steps, max_in_flight=3)
+        with pytest.raises(Overloaded, match="--max-waiting"):
+            scheduler.enqueue([Inference([0], 1)], now=1.0)
 
 
 def test_what_can_never_fit_is_refused_at_the_door() -> None:
-    scheduler = make_scheduler(Dynamic(), n_blocks=2, block_size=4)
-    scheduler.enqueue([Inference([0] * 4, 4)], now=0.0)
+    scheduler = make_scheduler(Dynamic(), n_blocks=2)
     message = "needs 3 KV blocks of 4 tokens and the whole pool has 2"
     with pytest.raises(InvalidRequest, match=message):
         scheduler.enqueue([Inference([0] * 4, 5)], now=0.0)
     scheduler.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)  # one after another
-    together = make_scheduler(Static(), n_blocks=3, block_size=4)
+    together = make_scheduler(Static(), n_blocks=3)
     with pytest.raises(InvalidRequest, match="needs 4 KV blocks"):
         together.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)
 
 
 def test_decode_iterations_are_padded_to_the_smallest_size_that_holds_them() -> None:
-    limits = {"max_batch_size": 8, "decoder_batch_sizes": [8, 4, 1], "token_budget": 3}
+    """RBLN's example: four run on the decoder of 4, seven on that of 8. Prompts have no such shape;
+    rows of prompts of one token were taken for decode rows.
+    """
+    limits = {"max_batch_size": 8, "decoder_batch_sizes": [1, 4, 8], "token_budget": 3}
     scheduler, padded = make_scheduler(Dynamic(), **limits), []
-    # RBLN's example: three requests run on the decoder of 4, seven on that of 8
     for rows in (1, 3, 3):
         scheduler.enqueue([Inference([0], 50) for _ in range(rows)], now=0.0)
         for now in (0.0, 1.0):
             iteration, _ = step(scheduler, now)
-        padded.append((len(iteration.rows), iteration.padding))
-    assert padded == [(1, 0), (4, 0), (7, 1)]
-    scheduler.enqueue([Inference([0] * 9, 2)], now=2.0)
-    iteration, _ = scheduler.schedule(2.0)
-    assert (len(iteration.rows), iteration.padding) == (8, 0), "a prompt has no such shape"
+            padded.append((sum(not row.decodes for row in iteration.rows), iteration.padding))
+    assert padded == [(1, 0), (0, 0), (3, 0), (0, 0), (3, 0), (0, 1)]
 
 
 def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> None:
-    scheduler = make_scheduler(Static(), n_blocks=8, block_size=4)
-    fits, group = [Inference([0] * 4, 4)], [Inference([0] * 4, 4), Inference([0] * 4, 4)]
-    scheduler.enqueue(group, now=0.0)
+    group, fits = [Inference([0] * 4, 4), Inference([0] * 4, 4)], [Inference([0] * 4, 4)]
+    scheduler = begun(Static(), *group, steps=0, n_blocks=8)
     scheduler.enqueue(fits, now=0.0)
     assert scheduler.limit_blocks(3, now=1.0) == group
     assert {str(member.error) for member in group} == {
@@ -62,24 +62,20 @@ def test_an_engine_with_fewer_blocks_refuses_what_waits_and_can_never_fit() -> N
     }
     step(scheduler, 1.0)
     assert fits[0].state is State.RUNNING and scheduler.snapshot().n_blocks == 3
-    dynamic = make_scheduler(Dynamic(), n_blocks=8, block_size=4)
-    dynamic.enqueue([Inference([0] * 4, 4), Inference([0] * 4, 4)], now=0.0)
+    dynamic = begun(Dynamic(), Inference([0] * 4, 4), Inference([0] * 4, 4), steps=0, n_blocks=8)
     assert dynamic.limit_blocks(3, now=1.0) == [], "there each runs on its own"
 
 
 def test_too_few_ids_fail_an_iteration() -> None:
-    scheduler = make_scheduler(Dynamic())
-    scheduler.enqueue([Inference([0], 9), Inference([0], 9)], now=0.0)
+    scheduler = begun(Dynamic(), Inference([0], 9), Inference([0], 9), steps=0)
     iteration, _ = scheduler.schedule(0.0)
     with pytest.raises(IndexError, match="too few ids"):
         scheduler.apply(iteration, [7], 1.0)
 
 
 def test_a_cancelled_row_of_dynamic_is_free_before_the_next_iteration() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=1)
     first, second = Inference([0], 9), Inference([0], 1)
-    scheduler.enqueue([first, second], now=0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(Dynamic(), first, second, max_batch_size=1)
     assert scheduler.fail([first], Cancelled("gone"), now=1.0) == [first]
     assert first.state is State.CANCELLED and first.blocks == []
     assert step(scheduler, 1.0)[1] == [second]
@@ -88,9 +84,7 @@ def test_a_cancelled_row_of_dynamic_is_free_before_the_next_iteration() -> None:
 
 
 def test_a_request_cancelled_during_an_iteration_loses_that_iterations_token() -> None:
-    scheduler = make_scheduler(Dynamic())
-    inference = Inference([0], 9)
-    scheduler.enqueue([inference], now=0.0)
+    scheduler = begun(Dynamic(), inference := Inference([0], 9), steps=0)
     iteration, _ = scheduler.schedule(0.0)
     scheduler.fail([inference], Cancelled("gone"), now=0.5)
     assert iteration.rows[0].blocks, "the engine still needs the blocks it was given"
@@ -99,10 +93,8 @@ def test_a_request_cancelled_during_an_iteration_loses_that_iterations_token() -
 
 
 def test_a_cancelled_row_of_a_static_batch_stays_idle_and_its_blocks_are_free_at_once() -> None:
-    scheduler = make_scheduler(Static())
     gone, stays = Inference([0], 3), Inference([0], 3)
-    scheduler.enqueue([gone, stays], now=0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(Static(), gone, stays)
     scheduler.fail([gone], Cancelled("gone"), now=1.0)
     assert scheduler.pool.n_blocks - scheduler.pool.free_blocks == len(stays.blocks) == 1
     iteration, _ = scheduler.schedule(1.0)
@@ -114,10 +106,8 @@ def test_a_cancelled_row_of_a_static_batch_stays_idle_and_its_blocks_are_free_at
 
 
 def test_a_prompt_cancelled_half_way_is_an_idle_row_and_gives_its_share_of_the_budget_up() -> None:
-    scheduler = make_scheduler(Static(), token_budget=10)
     gone, stays = Inference([0] * 30, 1), Inference([0] * 30, 1)
-    scheduler.enqueue([gone, stays], now=0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(Static(), gone, stays, token_budget=10)
     scheduler.fail([gone], Cancelled("gone"), now=1.0)
     iteration, _ = scheduler.schedule(1.0)
     assert [(row.n_tokens, row.idle) for row in iteration.rows] == [(1, True), (10, False)]
@@ -130,11 +120,8 @@ def test_new_prompt_tokens_of_a_row_are_those_of_the_prompt_that_were_not_comput
 
 
 def test_an_idle_row_computes_its_last_token_over_and_over_and_its_cache_does_not_grow() -> None:
-    scheduler = make_scheduler(Static())
     done, long = Inference([0, 0, 0], 2), Inference([0], 5)
-    scheduler.enqueue([done, long], now=0.0)
-    step(scheduler, 0.0)
-    step(scheduler, 1.0)
+    scheduler = begun(Static(), done, long, steps=2)
     for now in (2.0, 3.0):
         iteration, _ = scheduler.schedule(now)
         idle = iteration.rows[0]
@@ -147,10 +134,8 @@ def test_an_idle_row_computes_its_last_token_over_and_over_and_its_cache_does_no
 
 @pytest.mark.parametrize("compact", [False, True])
 def test_cancelling_the_last_live_row_of_a_batch_answers_held_ones(compact: bool) -> None:
-    scheduler = make_scheduler(Static(compact))
     held, long = Inference([0], 1), Inference([0], 9)
-    scheduler.enqueue([held, long], now=0.0)
-    assert step(scheduler, 0.0)[1] == []
+    scheduler = begun(Static(compact), held, long)
     assert held.is_over and held.state is State.RUNNING
     assert scheduler.fail([long], Cancelled("gone"), now=1.0) == [long, held]
     assert (held.state, long.state) == (State.FINISHED, State.CANCELLED)
@@ -158,11 +143,9 @@ def test_cancelling_the_last_live_row_of_a_batch_answers_held_ones(compact: bool
 
 
 def test_deadlines_end_waiting_and_running_requests_and_no_others() -> None:
-    scheduler = make_scheduler(Dynamic(), max_batch_size=1)
     running, patient = Inference([0], 9, deadline=2.0), Inference([0], 1)
     waiting = Inference([0], 1, deadline=1.0)
-    scheduler.enqueue([running, waiting, patient], now=0.0)
-    step(scheduler, 0.0)
+    scheduler = begun(Dynamic(), running, waiting, patient, max_batch_size=1)
     assert scheduler.next_deadline() == 1.0
     assert scheduler.expire(1.0) == [waiting]
     assert scheduler.expire(1.5) == []
@@ -176,9 +159,8 @@ def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
         def plan(self, view: View) -> Plan:
             return Plan(admit=[(inference, 2) for inference in view.waiting])
 
-    scheduler = make_scheduler(Greedy(), n_blocks=1)
     inferences = [Inference([0], 1), Inference([0], 1)]
-    scheduler.enqueue(inferences, now=0.0)
+    scheduler = begun(Greedy(), *inferences, steps=0, n_blocks=1)
     impossible = "plan of .*Greedy.* is impossible: it needs 1 KV blocks more than are free"
     with pytest.raises(ValueError, match=impossible):
         scheduler.schedule(0.0)
@@ -186,9 +168,8 @@ def test_a_policy_that_admits_what_does_not_fit_loses_nobody() -> None:
 
 
 def test_a_failed_inference_takes_its_row_along_even_in_a_static_batch() -> None:
-    scheduler = make_scheduler(Static(), max_batch_size=2, token_budget=5)
     first, second = Inference([0] * 5, 2), Inference([0] * 5, 2)
-    scheduler.enqueue([first, second], now=0.0)
+    scheduler = begun(Static(), first, second, steps=0, token_budget=5)
     iteration, _ = scheduler.schedule(0.0)  # the budget covers the first alone
     computed = [row.inference for row in iteration.rows]
     failed = scheduler.fail(computed, GenerationFailed("broken"), now=1.0)
@@ -233,23 +214,10 @@ def test_a_pool_gives_ascending_blocks_and_ends_as_one_range(steps: list[tuple[b
 def test_who_only_listens_is_answered_with_its_batch_and_a_stream_with_its_own_last_token() -> None:
     """A listener alone once made a request of a static batch end early, as if it were streamed."""
     heard: list[TokenEvent] = []
-    scheduler = make_scheduler(Static(), max_batch_size=3)
     listener, long = Inference([0], 1, listener=heard.append), Inference([0], 3)
     stream = Inference([0], 1, listener=heard.append, streamed=True)
-    scheduler.enqueue([listener, stream, long], now=0.0)
+    scheduler = begun(Static(), listener, stream, long, steps=0, max_batch_size=3)
     assert [step(scheduler)[1] for _ in range(3)] == [[stream], [], [listener, long]]
-
-
-def test_prompts_of_one_token_are_prompts_and_get_no_padding() -> None:
-    """Rows that computed one token and sampled were taken for decode rows."""
-    scheduler = make_scheduler(Dynamic(), max_batch_size=8, decoder_batch_sizes=[8, 4])
-    seen = []
-    for arriving in (3, 0, 1):
-        for _ in range(arriving):
-            scheduler.enqueue([Inference([0], 9)], now=0.0)
-        iteration, _ = step(scheduler)
-        seen.append((iteration.padding, [row.decodes for row in iteration.rows]))
-    assert seen == [(0, [False] * 3), (1, [True] * 3), (0, [True, True, True, False])]
 
 
 @pytest.mark.parametrize(("policy", "limit"), [
@@ -269,6 +237,34 @@ def test_a_policy_that_splits_no_group_says_its_largest(policy: Policy, limit: i
     group = [Inference([0], 1) for _ in range(limit)]
     scheduler.enqueue(group, now=0.0)
     assert step(scheduler, now=5.0)[1] == group
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, ["PausedRows.planned"]),
+    ({"order": Fair(), "shed": True}, [
+        "History.planned", "PausedRows.planned", "Ledger.sampled", "History.sampled",
+    ]),
+], ids=["none", "fair, shed"])  # fmt: skip
+def test_a_decode_step_calls_the_features_that_are_on_and_no_others(
+    settings: dict[str, Any], expected: list[str]
+) -> None:
+    scheduler = begun(Dynamic(), Inference([0], 9), Inference([0], 9), **settings)
+    calls = list[str]()
+
+    def counted(extension: Extension, hook: str) -> Callable[..., Any]:
+        call = getattr(extension, hook)
+
+        def note(*args: Any) -> Any:
+            calls.append(f"{type(extension).__name__}.{hook}")
+            return call(*args)
+
+        return note
+
+    for extension in scheduler.extensions:
+        for hook in set(HOOKS) - {"next_due"}:
+            setattr(extension, hook, counted(extension, hook))
+    step(scheduler, 1.0)
+    assert calls == expected
 
 
 def test_answered_requests_are_not_kept_until_their_deadlines() -> None:

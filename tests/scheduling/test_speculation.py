@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from config import build
 from generate.forced import ForcedAcceptance
 from generate.ngram import Ngram
-from scheduling.drafts import Drafter
-from scheduling.inference import Inference, Iteration
+from scheduling.inference import Drafter, Inference, Iteration
 from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
-from server.api.request import Request
-from server.serving import Exchange, Server
+from server.api.pending import PendingAnswer
+from server.request import Request
+from server.serving import Server
 from simulate import drive
 from simulate.replica import any_ids
 from tests.counts import examples
@@ -188,7 +188,7 @@ def test_answers_are_the_same_with_stops_and_scores(settings: dict[str, Any], ne
     for speculate in (0, 6):
         given = {"model": "demo", "dtype": "float32", "speculate": speculate}
         server = Server(build("static", given | settings, {}))
-        exchanges = [Exchange(server, request) for request in REQUESTS]
+        exchanges = [PendingAnswer(server, request) for request in REQUESTS]
         for exchange in exchanges:
             server.manager.enqueue(exchange.group)
         members = [member for exchange in exchanges for member in exchange.group]

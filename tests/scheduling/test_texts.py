@@ -17,8 +17,7 @@ from generate.draft_model import DraftModel
 from generate.lora import random_adapter
 from model import GPT2
 from scheduling.adapters import Adapters, Rule
-from scheduling.drafts import Drafter
-from scheduling.inference import Inference
+from scheduling.inference import CachedPrefix, Drafter, Inference
 from scheduling.policies import (
     VICTIMS,
     Dynamic,
@@ -53,7 +52,9 @@ def conversations(block_size: int = 4) -> list[Inference]:
     prompts.append(prompts[1])
     drawn = (Sampling(seed=0), Sampling(0.8, 40, 0.9, seed=1))
     return [
-        Inference(ids, 12 + 5 * i % 19, drawn[i % 2], keys=block_keys(ids, block_size))
+        Inference(
+            ids, 12 + 5 * i % 19, drawn[i % 2], prefix=CachedPrefix(block_keys(ids, block_size))
+        )
         for i, ids in enumerate(reversed(prompts))
     ]
 
@@ -84,7 +85,7 @@ def test_tokens_are_those_of_each_request_alone(
     for block_size, shares, spare, speculate in cases:
         asks = conversations(block_size)
         for each in asks if not shares else ():
-            each.keys = None
+            each.prefix = None
         n_blocks = spare + max(-(-each.total_tokens // block_size) for each in asks)
         limits = {
             "n_blocks": n_blocks, "block_size": block_size,
@@ -113,7 +114,7 @@ def test_texts_are_those_of_each_adapter_alone(model: GPT2, rule: Rule) -> None:
         asks = conversations()
         for each, name in zip(asks, names):
             each.adapter = name.strip()
-            each.keys = block_keys(each.prompt_ids, 4, adapter=each.adapter)
+            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4, adapter=each.adapter))
         generator = engine(model, n_blocks, 4, adapters=adapters, slots=3)
         return serve(policy, generator, asks, adapters=slots, n_blocks=n_blocks)
 

@@ -16,7 +16,7 @@ from scheduling.inference import Inference, Iteration, State
 from scheduling.policies import Dynamic, Mlfq, Order, Srpt
 from scheduling.scheduler import Scheduler
 from tests.counts import examples
-from tests.virtual import Ask, make_scheduler, run, step
+from tests.virtual import Ask, begun, run, step
 
 # A worked example: one row, an iteration a second.
 #
@@ -34,10 +34,9 @@ EXAMPLE = [Ask(0.0, tokens=5), Ask(0.5, tokens=2), Ask(1.5, tokens=1)]
 def test_the_shortest_remaining_one_runs_and_the_others_are_paused() -> None:
     served = run(Dynamic(), EXAMPLE, order=Srpt(), max_batch_size=1)
     assert " ".join(served.batches) == "A B B C A A A A"
-    [a], [b], [c] = served.groups
-    assert [each.interruptions.paused_s for each in (a, b, c)] == [3.0, 0.0, 0.0]
-    assert a.admitted_at == 0.0
-    assert a.interruptions.preemptions == a.interruptions.recomputed_tokens == 0
+    a, b, c = (each.interruptions for each in served.inferences)
+    assert [each.paused_s for each in (a, b, c)] == [3.0, 0.0, 0.0]
+    assert served.admitted_at[0] == 0.0 and a.preemptions == a.recomputed_tokens == 0
     assert max(iteration.running for _, iteration in served.iterations) == 2, "paused ones run"
 
 
@@ -72,12 +71,11 @@ def test_levels_of_the_feedback_queue() -> None:
 
 
 def test_a_level_is_entered_by_the_prompt_and_left_by_the_quantum() -> None:
-    order = Mlfq(mlfq_quantum=2, mlfq_levels=3)
-    asked = {n: Inference([0] * n, 1) for n in (2, 3, 99)}
-    for inference in asked.values():
+    order, asked = Mlfq(mlfq_quantum=2, mlfq_levels=3), [Inference([0] * n, 1) for n in (2, 3, 99)]
+    for inference in asked:
         order.arrive([inference], 0)
-    assert [inference.standing.state.number for inference in asked.values()] == [0, 1, 2]
-    falls = asked[2]
+    assert [inference.standing.state.number for inference in asked] == [0, 1, 2]
+    falls = asked[0]
     for now, expected in ((4.0, (0, 1, 0.0)), (5.0, (1, 0, 5.0))):
         order.computed(falls, 1, now)
         level = falls.standing.state
@@ -132,30 +130,27 @@ def test_what_a_preemption_took_is_left_to_compute_again() -> None:
 
 
 def test_more_are_admitted_than_rows_are_computed_as_far_as_blocks_go() -> None:
-    # pool of 4 blocks of 4: A and B, two blocks each; C would need one more, and waits until B is
-    # done, since no request gives up blocks of its whole life
-    asks = [Ask(0.0, tokens=7), Ask(1.0, tokens=5), Ask(2.0, tokens=3)]
-    served = run(Dynamic(), asks, order=Srpt(), max_batch_size=1, n_blocks=4)
-    assert " ".join(served.batches) == "A B B B B B C C C A A A A A A"
-    [a], [b], [c] = served.groups
-    assert (c.admitted_at, a.interruptions.preemptions, a.interruptions.paused_s) == (6.0, 0, 8.0)
-    # on demand C, which is shorter, takes a block of A, whose turn comes last
-    asks = [Ask(0.0, tokens=7), Ask(1.0, tokens=5), Ask(2.0, prompt=9, tokens=1)]
-    policy = Dynamic("demand", watermark=0.0)
-    served = run(policy, asks, order=Srpt(), max_batch_size=1, n_blocks=4)
-    [a], [b], [c] = served.groups
-    assert (c.admitted_at, a.interruptions.preemptions, b.interruptions.preemptions) == (2.0, 1, 0)
-    assert a.interruptions.recomputed_tokens == 1 and a.interruptions.preempted_s > 0
-    assert [len(group[0].tokens) for group in served.groups] == [7, 5, 1]
+    """Of 4 blocks A and B have two each, and C would need one more. It waits until B is done, where
+    blocks of a whole life are kept; on demand it takes one of A, whose turn comes last.
+    """
+    asks = [Ask(0.0, tokens=7), Ask(1.0, tokens=5)]
+    limits: dict[str, Any] = {"max_batch_size": 1, "n_blocks": 4}
+    served = run(Dynamic(), [*asks, Ask(2.0, tokens=3)], order=Srpt(), **limits)
+    assert "".join(served.batches) == "ABBBBBCCCAAAAAA"
+    a = served.inferences[0].interruptions
+    assert (served.admitted_at[2], a.preemptions, a.paused_s) == (6.0, 0, 8.0)
+    demand = Dynamic("demand", watermark=0.0)
+    served = run(demand, [*asks, Ask(2.0, prompt=9)], order=Srpt(), **limits)
+    a, b, _ = (each.interruptions for each in served.inferences)
+    assert (served.admitted_at[2], a.preemptions, b.preemptions) == (2.0, 1, 0)
+    assert a.recomputed_tokens == 1 and a.preempted_s > 0
+    assert [len(inference.tokens) for inference in served.inferences] == [7, 5, 1]
 
 
 @pytest.mark.parametrize("order", [Srpt(), Mlfq(mlfq_quantum=2), Mlfq(2.0, 2)])
 def test_who_is_paused_is_cancelled_and_expires_like_anybody(order: Order) -> None:
-    scheduler = make_scheduler(Dynamic(), order=order, max_batch_size=1)
     long, late = Inference([0], 9), Inference([0], 9, deadline=4.0)
-    scheduler.enqueue([long], 0.0)
-    for now in range(2):
-        step(scheduler, float(now))
+    scheduler = begun(Dynamic(), long, steps=2, order=order, max_batch_size=1)
     scheduler.enqueue([short := Inference([0], 1)], 2.0)
     step(scheduler, 2.0)
     assert short.state is State.FINISHED and long.interruptions.paused_at == 2.0 and long.blocks

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scheduling.errors import Cancelled, EngineFailed
-from scheduling.inference import Inference
+from scheduling.inference import CachedPrefix, Inference
 from scheduling.policies import Dynamic, NoBatching, Plan, View
 from scheduling.prefix_cache import block_keys
 from scheduling.scheduler import Scheduler
@@ -123,7 +123,7 @@ def test_shared_prefixes_are_found_where_they_were_computed() -> None:
         for k in range(400):
             ids = [int(rng.integers(40))] * 40 + [k] * 4
             keys = block_keys(ids, 4)
-            trace.append((k / 20, Inference(ids, 5, keys=keys)))
+            trace.append((k / 20, Inference(ids, 5, prefix=CachedPrefix(keys))))
         serve(trace, Layout(8, router), Dynamic(), max_batch_size=8, n_blocks=200)
         return sum(inference.cached_tokens for _, inference in trace)
 

@@ -75,7 +75,8 @@ def serve(
     served = [
         [
             i.id, i.state, i.admitted_at, i.answered_at, i.token_times, i.tokens, i.standing.batch,
-            i.standing.position, i.interruptions, i.cached_tokens, type(i.error), i.keys,
+            i.standing.position, i.interruptions, i.cached_tokens, type(i.error),
+            i.prefix and i.prefix.keys,
         ]
         for group in groups
         for i in group

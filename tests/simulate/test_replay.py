@@ -29,8 +29,9 @@ from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
-from server.api.request import Request
-from server.serving import Exchange, Server
+from server.api.pending import PendingAnswer
+from server.request import Request
+from server.serving import Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
 from tests.servers import asks, assert_all_answered, server, wait_until_free
@@ -85,12 +86,12 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]), n=draw.choice([1, 1, 2, 3]),
     )  # fmt: skip
-    group = Exchange(server, request).group
+    group = PendingAnswer(server, request).group
     if server.config.adapters:
         adapter = draw.choice(["", *server.config.adapters])
         for member in group:
             member.adapter = adapter
-    if draw.random() < 0.3:  # as server.api.streams.Streamer.follow has it
+    if draw.random() < 0.3:  # as server.http.streams.Streamer.follow has it
         for member in group:
             member.listener, member.streamed = lambda event: None, True
     return group

@@ -25,7 +25,7 @@ from lab.studies import (
 from lab.studies.__main__ import NAMES, load
 from lab.studies.runner import FinishedRuns, measured, write
 from lab.studies.study import only
-from scheduling.inference import Inference
+from scheduling.inference import CachedPrefix, Inference
 from scheduling.prefix_cache import block_keys
 from tests.programs import ran
 
@@ -103,7 +103,9 @@ def test_stretches_of_waiting_are_joined_where_requests_overlap() -> None:
 def test_the_oracle_knows_all_that_was_served_before() -> None:
     def served(prompt: list[int], completion: list[int], at: float) -> Inference:
         keys = block_keys(prompt + completion[:-1], virtual.BLOCK)
-        return Inference(prompt, len(completion), keys=keys, tokens=completion, arrived_at=at)
+        return Inference(
+            prompt, len(completion), prefix=CachedPrefix(keys), tokens=completion, arrived_at=at
+        )
 
     first = served([1] * 40, [2] * 9, 0.0)
     turn = served([1] * 40 + [2] * 9 + [3], [4], 1.0)

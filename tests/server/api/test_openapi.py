@@ -13,7 +13,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi import checks
 
 from scheduling.inference import Inference, Iteration
-from server.api.routes import ROUTES
+from server.api.openapi import DESCRIBED
+from server.api.routes import Route
 from tests.counts import tenth
 from tests.servers import ClientOf, Spelling
 
@@ -53,42 +54,36 @@ def fuzz(strategy: Any, cases: int, refused: bool = True) -> None:
 
 
 @pytest.mark.property
-@pytest.mark.parametrize("route", ROUTES)
-def test_whatever_is_sent_the_document_describes_the_answer(api: Any, route: str) -> None:
-    method, path = route.split()
-    operation = api[path][method]
+@pytest.mark.parametrize("route", DESCRIBED, ids=lambda route: route.name)
+def test_whatever_is_sent_the_document_describes_the_answer(api: Any, route: Route) -> None:
+    operation, described = api[route.path][route.method], DESCRIBED[route]
     positive = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-    by_query_alone = bool(ROUTES[route].parameters) and "{" not in path
-    fuzz(positive, tenth(30 if ROUTES[route].body else 10), refused=not by_query_alone)
-    if ROUTES[route].body or by_query_alone:
+    by_query_alone = bool(described.parameters) and "{" not in route.path
+    fuzz(positive, tenth(30 if described.body else 10), refused=not by_query_alone)
+    if described.body or by_query_alone:
         fuzz(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), tenth(40))
 
 
-EMPTY: dict[str, list[dict[str, Any]]] = {
-    "/inference": [
-        {"prompt": []}, {"prompt": ["a", ""]}, {"prompt_ids": []}, {"prompt_ids": [[1], []]},
-        {"prompt_ids": [-1]},
-    ],
-    "/v1/completions": [
-        {"prompt": []}, {"prompt": [""]}, {"prompt": [[1], []]},
-        {"prompt": "a", "stop_token_ids": [-1]},
-    ],
-}  # fmt: skip
+EMPTY: list[tuple[str, dict[str, Any]]] = [
+    *(("/inference", {"prompt": each}) for each in ([], ["a", ""])),
+    *(("/inference", {"prompt_ids": each}) for each in ([], [[1], []], [-1])),
+    *(("/v1/completions", {"prompt": each}) for each in ([], [""], [[1], []])),
+    ("/v1/completions", {"prompt": "a", "stop_token_ids": [-1]}),
+]
 
 
-@pytest.mark.parametrize("path", EMPTY)
-def test_the_document_refuses_empty_prompts_as_the_server_does(
-    quick: FlaskClient, path: str
-) -> None:
-    document = quick.get("/openapi.json").get_json()
-    content = document["paths"][path]["post"]["requestBody"]["content"]
-    valid = jsonschema_rs.Draft202012Validator(content["application/json"]["schema"] | document)
-    for body in EMPTY[path]:
+def test_the_document_refuses_empty_prompts_as_the_server_does(quick: FlaskClient) -> None:
+    document, schemas = quick.get("/openapi.json").get_json(), {}
+    for path in ("/inference", "/v1/completions"):
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        schema = content["application/json"]["schema"] | document
+        schemas[path] = jsonschema_rs.Draft202012Validator(schema)
+    for path, body in EMPTY:
         body = body | ({"num_tokens": 1} if path == "/inference" else {})
-        assert quick.post(path, json=body).status_code == 400 and not valid.is_valid(body)
+        assert quick.post(path, json=body).status_code == 400 and not schemas[path].is_valid(body)
         right = {"prompt": ["a", "b"], "prompt_ids": [[1], [2]], "stop_token_ids": [1]}
         right = body | {name: right[name] for name in body if name in right}
-        assert quick.post(path, json=right).status_code == 200 and valid.is_valid(right)
+        assert quick.post(path, json=right).status_code == 200 and schemas[path].is_valid(right)
 
 
 ASK = {"prompt": "hi", "max_tokens": 3}

@@ -17,11 +17,10 @@ from generate.tokenizer import Detokenizer, load_tokenizer
 from scheduling.inference import Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic
 from scheduling.sampling import Score
-from server.api.events import Events, Part
+from server.api.pending import Events, Part
 from server.api.replies import Reply
-from server.api.request import Request
-from server.api.streams import Stream
-from server.api.watcher import Watcher
+from server.http.streams import Stream, Watcher
+from server.request import Request
 from tests.server.observers.test_metrics import metrics
 from tests.servers import PATIENCE_S, ClientOf, Spelling, events, wait_until
 from tests.virtual import make_scheduler
@@ -71,14 +70,6 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
     tell(6)
     last = b'data: [0,"ef",2,true]\n\ndata: "end"\n\ndata: [DONE]\n\n'
     assert list(body) == [last], "nothing comes after the last token's"
-
-
-def test_an_early_failure_is_the_status_of_a_stream(gated: tuple[FlaskClient, Spelling]) -> None:
-    client, gate = gated
-    gate.fails = True
-    gate.go.release()
-    assert client.post("/inference", json=ASK | {"stream": True}).status_code == 500
-    assert metrics(client)["vllm:request_success_total/error"] == 1
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "n": 2}
@@ -172,6 +163,7 @@ def test_a_group_of_which_one_fails_is_ended(gated: tuple[FlaskClient, Spelling]
     group = {"prompt": ["a", "b", "c", "d"], "num_tokens": 20}  # two rows: the first two fail
     assert client.post("/inference", json=group).status_code == 500
     assert client.get("/stats").get_json()["cancelled"] == 2
+    assert metrics(client)["vllm:request_success_total/error"] == 2
     gate.fails = False
     gate.go.release(2)  # an iteration that was under way, and the next request's
     assert client.post("/inference", json={"prompt": "a", "num_tokens": 1}).status_code == 200
@@ -182,55 +174,39 @@ def test_a_group_of_which_one_fails_is_ended(gated: tuple[FlaskClient, Spelling]
 HI: dict[str, Any] = {"prompt": "hi", "num_tokens": 3, "timeout_s": 10}
 
 
-def no_thread(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    start = threading.Thread.start
+@pytest.mark.parametrize(("name", "stream"), [
+    ("streamer", True), ("watcher", True), ("watcher", False),
+])  # fmt: skip
+def test_a_request_without_its_thread_is_refused_and_not_computed(
+    name: str, stream: bool, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stream was a 500, and later ones waited for a thread that had never run."""
+    client, start = client_of(), threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
         if thread.name == name:
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-def assert_refused(client: FlaskClient, body: dict[str, Any], name: str, **how: Any) -> None:
-    refused = client.post("/inference", json=body, **how)
-    assert refused.status_code == 429 and refused.headers["Retry-After"]
-    message = refused.get_json()["error"]["message"]
-    assert f"could not start its {name} thread (can't start new thread)" in message
-    assert "ulimit -u" in message
-    after = client.application.extensions["server"].manager.snapshot()
-    assert (after.waiting, after.running, after.blocks_used) == (0, 0, 0)
-
-
-def test_a_stream_without_a_thread(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first was a 500, and later ones waited for a thread that had never run."""
-    client = client_of()
-    with monkeypatch.context() as patch:
-        no_thread(patch, "streamer")
-        for _ in range(2):
-            assert_refused(client, HI | {"stream": True}, "streamer")
-        assert client.post("/inference", json=HI).status_code == 200, "plain answers need none"
-    *chunks, last = events(client.post("/inference", json=HI | {"stream": True}).data)
-    assert chunks and last["usage"]["completion_tokens"] == 3
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_nobody_can_watch_is_refused_and_not_computed(
-    stream: bool, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = client_of()
     ours, theirs = socket.socketpair()
-    watched = {"environ_overrides": {"gunicorn.socket": ours, "SERVER_PROTOCOL": "HTTP/1.0"}}
+    connection = {"gunicorn.socket": ours, "SERVER_PROTOCOL": "HTTP/1.0"}
+    watched = {"environ_overrides": connection if name == "watcher" else {}}
     with ours, theirs:
-        ask = HI | {"stream": stream}
         with monkeypatch.context() as patch:
-            no_thread(patch, "watcher")
+            patch.setattr(threading.Thread, "start", refuse)
             for _ in range(2):
-                assert_refused(client, ask | {"num_tokens": 900}, "watcher", **watched)
-        served = client.post("/inference", json=ask, **watched)
+                body = HI | {"stream": stream, "num_tokens": 900}
+                refused = client.post("/inference", json=body, **watched)
+                assert refused.status_code == 429 and refused.headers["Retry-After"]
+                message = refused.get_json()["error"]["message"]
+                assert f"could not start its {name} thread (can't start new thread)" in message
+                assert "ulimit -u" in message
+                after = client.application.extensions["server"].manager.snapshot()
+                assert (after.waiting, after.running, after.blocks_used) == (0, 0, 0)
+            assert client.post("/inference", json=HI).status_code == 200, "it needs no thread"
+        served = client.post("/inference", json=HI | {"stream": stream}, **watched)
         assert served.status_code == 200 and served.data
-    assert client.get("/stats").get_json()["cancelled"] == 2
+    assert client.get("/stats").get_json()["cancelled"] == (2 if name == "watcher" else 0)
 
 
 def test_a_connection_that_is_closed_cancels_its_request_also_where_bytes_are_unread() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from scheduling.errors import Cancelled
-from scheduling.inference import Inference, Iteration, Row
+from scheduling.inference import CachedPrefix, Inference, Iteration, Row
 from scheduling.policies import ORDERS, Dynamic, MultiBin, Srpt, Static
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "demand, few blocks": (Dynamic(kv_reservation="demand"), {"n_blocks": 20, "token_budget": 16}),
     "srpt, which pauses": (Dynamic(), {"order": Srpt(), "max_batch_size": 3}),
     "prompts first, which pauses": (Dynamic(prefill="first"), {}),
-    "padding": (Dynamic(), {"decoder_batch_sizes": [8, 4]}), "bins": (MultiBin(), {}),
+    "padding": (Dynamic(), {"decoder_batch_sizes": [4, 8]}), "bins": (MultiBin(), {}),
 }  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def test_a_page_begins_anew_where_something_was_not_noted() -> None:
     server, row = Server(), request()
     server.computes((row, 1))
     reader = Reader(server)
-    assert reader.last["iterations"] == []
+    assert reader.last["iterations"] == [], "while no page asks nothing is noted"
     server.computes((row, 1))
     assert len(reader.ask()["iterations"]) == 1
     server.now += 2 * LEASE_S  # the page is closed
@@ -293,7 +293,7 @@ def test_the_first_request_of_a_queue_s_snapshot_is_admitted_next(name: str) -> 
         user, tokens = rng.choice("abc"), rng.randint(1, 30)
         ids = [rng.randrange(2)] * rng.randint(4, 20)
         keys = block_keys(ids, scheduler.limits.block_size)
-        scheduler.enqueue([Inference(ids, tokens, user=user, keys=keys)], 0.1 * k)
+        scheduler.enqueue([Inference(ids, tokens, user=user, prefix=CachedPrefix(keys))], 0.1 * k)
     for step in range(4):
         now = 2.0 + step
         first = snapshot_of(scheduler, 64, now).queue[0]

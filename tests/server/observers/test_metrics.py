@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import promql_parser as promql
 import pytest
@@ -81,9 +83,10 @@ def test_every_name_is_there_with_its_kind_labels_and_unit(mode: str, client_of:
 
 
 @pytest.mark.parametrize("mode", nightly_but(["dynamic"], MODES))
-def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
-    requests = Workload("uniform:1:40", seed=2).requests(60, "burst")
-    with server(mode, {"model": "fake", "decoder_batch_sizes": "32,20,3"}) as url:
+def test_over_a_run_metrics_stats_log_and_client_agree(mode: str, tmp_path: Path) -> None:
+    requests, log = Workload("uniform:1:40", seed=2).requests(60, "burst"), tmp_path / "log"
+    flags = {"model": "fake", "decoder_batch_sizes": "32,20,3", "request_log": str(log)}
+    with server(mode, flags) as url:
         replay(url, requests[:5])  # not of the run
         before = values(scrape(url))
         assert get(f"{url}/stats")["completed"] == 5
@@ -118,13 +121,51 @@ def test_over_a_run_metrics_stats_and_the_client_agree(mode: str) -> None:
             expected = stats[f"mean_{measure.name}_ms"]
             assert mean_ms(measure.metric) == pytest.approx(expected, abs=0.002)
     assert [after[name] for name in KINDS["gauge"].split()[:3]] == [0, 0, 0]
+    lines = [json.loads(line) for line in log.read_text().splitlines()][5:]
+    assert len(lines) == 60 and sum(line["completion_tokens"] for line in lines) == completion
+    queue_ms = 1e3 * sum(line["admitted_at"] - line["arrived_at"] for line in lines) / 60
+    assert queue_ms == pytest.approx(stats["mean_queue_time_ms"], abs=0.01)
+    assert_in_order_of_ends(lines, mode)
 
 
-def test_the_gauges_are_of_this_moment(client_of: ClientOf) -> None:
+FIELDS = (
+    "id group leader request_id user adapter priority predicted_tokens mode state finish_reason "
+    "error batch_id position prompt_tokens cached_tokens num_tokens completion_tokens preemptions "
+    "preempted_s paused_s recomputed_tokens draft_tokens accepted_tokens arrived_at admitted_at "
+    "token_times answered_at"
+)
+
+
+def assert_in_order_of_ends(lines: list[dict[str, Any]], mode: str) -> None:
+    """Check a request log whose requests were all answered."""
+    batches: dict[int, list[int]] = {}
+    for line in lines:
+        assert line.keys() == {*FIELDS.split()}
+        ending = line["state"], line["finish_reason"], line["error"]
+        assert ending == ("finished", "length", None)
+        times = line["token_times"]
+        assert line["arrived_at"] <= line["admitted_at"] <= times[0] <= line["answered_at"]
+        assert times == sorted(times) and abs(line["arrived_at"] - time.time()) < 600
+        assert len(times) == line["completion_tokens"] == line["num_tokens"]
+        batches.setdefault(line["batch_id"], []).append(line["position"])
+    answered = [line["answered_at"] for line in lines]
+    assert answered == sorted(answered)
+    if mode in ("static", "windowed"):
+        assert list(batches) == sorted(batches), "whole batches, one after another"
+        assert all(rows == sorted(rows) for rows in batches.values()), "in the order of their rows"
+    last = max(map(max, batches.values()))
+    assert last == 0 if mode == "nobatch" else 0 < last < 32
+
+
+def test_gauges_are_of_this_moment_and_rows_of_the_latest_iteration(client_of: ClientOf) -> None:
     client = client_of("static", max_batch_size=2)
+    ask = {"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
+    client.post("/v1/completions", json=ask | {"prompt": "a"})
+    rows: Mapping[str, float] = metrics(client)
+    assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [1, 0, 0]
+    assert rows["batching_occupancy"] == 0.5
     manager = client.application.extensions["server"].manager
-    long = [Inference([0] * 16, 1000), Inference([0], 500)]
-    manager.enqueue(long)
+    manager.enqueue(long := [Inference([0] * 16, 1000), Inference([0], 500)])
     waiting = [Inference([0], 5) for _ in range(3)]
     wait_until(lambda: manager.snapshot().running == 2)
     for inference in waiting:
@@ -134,15 +175,6 @@ def test_the_gauges_are_of_this_moment(client_of: ClientOf) -> None:
     assert now["vllm:kv_cache_usage_perc"] == pytest.approx((64 + 32) / 128)
     manager.cancel([*long, *waiting])
     assert metrics(client)["vllm:num_requests_running"] == 0
-
-
-def test_rows_and_occupancy_are_those_of_the_latest_iteration(client_of: ClientOf) -> None:
-    client = client_of("static", max_batch_size=4)
-    ask = {"prompt": ["a", "b"], "max_tokens": 5, "seed": 0, "stop": "\n"}
-    client.post("/v1/completions", json=ask)
-    rows: Mapping[str, float] = metrics(client)
-    assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [2, 0, 0]
-    assert rows["batching_occupancy"] == 0.5
 
 
 def test_draft_tokens_are_counted_alike_by_all_four(client_of: ClientOf, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration, Row, State
 from scheduling.records import IterationRecord
 from server.observers import server_stats
-from server.observers.ring import Ring
 from server.observers.run import added
 from server.observers.server_stats import ServerStats
+from server.observers.tallies import Ring
 from tests.servers import ClientOf
 
 
@@ -76,32 +76,25 @@ def test_a_row_costs_its_draft_tokens_and_is_one_row_of_the_occupancy() -> None:
     assert (result["occupancy"], result["largest_batch"]) == (1.0, 4)
     assert result["useful_fraction"] == 8 / 11
     assert (result["draft_tokens"], result["accepted_tokens"]) == (7, 4)
-    assert run.counts["drafts"] == 3 and (run + run).accepted_at == {0: 4, 1: 4}
+    assert run.counts["drafts"] == 3 and added([run, run]).accepted_at == {0: 4, 1: 4}
 
 
-def test_a_reset_leaves_out_what_arrived_before_it_and_reading_changes_nothing() -> None:
-    stats = ServerStats(max_batch_size=4)
-    early, late = finished(0.0, 2, 5.0), finished(3.0, 2, 5.0)
-    stats.iteration(record(0.0, 2, 0))
-    stats.reset(2.5)
-    stats.iteration(record(4.0, 2, 0))
-    stats.answered(early)
-    stats.answered(late)
-    result = stats.run().report()
-    assert result == stats.run().report()
-    assert (result["completed"], result["total-elapsed-time"]) == (1, 2.0)
-    assert len(stats.iterations()["iterations"]) == 1
-
-
-def test_failed_requests_are_counted_and_not_timed_and_end_a_run() -> None:
+def test_a_run_is_of_what_arrived_since_its_reset_and_failures_are_not_timed() -> None:
     stats = ServerStats(max_batch_size=4)
     empty = stats.run().report()
     assert empty["throughput"] == empty["latency-per-token"] == empty["occupancy"] == 0
-    stats.answered(failed(1.0, 60.0))
+    stats.iteration(record(0.0, 2, 0))
+    stats.reset(2.5)
+    stats.iteration(record(4.0, 2, 0))
+    for arrived in (0.0, 3.0):
+        stats.answered(finished(arrived, 2, 5.0))
     result = stats.run().report()
-    assert (result["failed"], result["completed"], result["throughput"]) == (1, 0, 0.0)
-    stats.answered(finished(0.0, 2, 5.0))
+    assert result == stats.run().report(), "reading changes nothing"
+    assert (result["completed"], result["total-elapsed-time"]) == (1, 2.0)
+    assert len(stats.iterations()["iterations"]) == 1
+    stats.answered(failed(4.0, 63.0))
     result = stats.run().report()
+    assert (result["failed"], result["completed"]) == (1, 1)
     assert (result["total-elapsed-time"], result["request_throughput"]) == (60.0, 1 / 60)
 
 
@@ -187,25 +180,19 @@ def test_the_client_reads_every_page(client_of: ClientOf, monkeypatch: pytest.Mo
 
 
 def test_runs_of_several_servers_add_up_to_that_of_one_that_served_it_all() -> None:
+    """Each has a clock of its own."""
     one, parts = ServerStats(4), [ServerStats(4) for _ in range(7)]
     for i in range(200):
-        for stats in (one, parts[i * i % 7]):
-            stats.iteration(record(float(i), 1 + i % 3, i % 2, drafts=((3, 6 + i % 4),)))
-            stats.answered(finished(float(i), 3 + i % 10, i + 1.0 + i * 0.05))
+        for stats, ahead in ((one, 0), (parts[k := i * i % 7], 10 * k)):
+            stats.iteration(record(i - ahead, 1 + i % 3, i % 2, drafts=((3, 6 + i % 4),)))
+            stats.answered(finished(i - ahead, 3 + i % 10, i - ahead + 1.0 + i * 0.05))
     for stats in (one, parts[-1]):
         stats.invalid()
-    result, expected = added([part.run() for part in parts]).report(), one.run().report()
+    runs = [part.run().later(10 * k) for k, part in enumerate(parts)]
+    result, expected = added(runs).report(), one.run().report()
     assert result["completed"] == 200 and result["invalid"] == 1
 
     def rounded(report: Any) -> Any:
         return json.loads(json.dumps(report), parse_float=lambda text: round(float(text), 6))
 
     assert rounded(result) == rounded(expected)
-
-
-def test_runs_on_different_clocks_add_up_once_they_are_on_one() -> None:
-    left, right = ServerStats(4), ServerStats(4)
-    left.answered(finished(100.0, 4, 101.0))
-    right.answered(finished(7.0, 4, 8.0))  # 0.5 s after the other one's
-    both = left.run() + right.run().later(93.5)
-    assert both.report()["total-elapsed-time"] == pytest.approx(1.5)

@@ -1,5 +1,5 @@
-"""deploy/ as far as it can be tested without Docker: its files are linted and agree on services and
-files, and the image's programs run here, on the files that the image would hold.
+"""docs/deploy as far as it can be tested without Docker: its files are linted and agree, and the
+image's programs run here, on the files that the image would hold.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -22,7 +21,6 @@ from werkzeug.serving import make_server
 
 from client.calls import get_text, post
 from compare.servers import wait_until_ready
-from config import HANDOFF, build
 from tests.servers import ROOT, ClientOf, free_port
 
 DEPLOY = ROOT / "docs" / "deploy"
@@ -180,9 +178,12 @@ def composed(*names: str) -> dict[str, Any]:
     }
 
 
-def test_mounted_files_exist_and_images_have_a_version() -> None:
+def test_the_files_of_compose_agree() -> None:
     """Docker makes an empty folder of a file that is missing, and the program in the box fails."""
     boxes = composed("compose.yaml", "monitoring.yaml")
+    ports = [port for box in boxes["services"].values() for port in box.get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in ports), "of this machine alone"
+    assert sorted(port.split(":")[1] for port in ports) == ["3000", "8500", "9090"]
     for name, service in boxes["services"].items():
         for mount in service["volumes"]:
             source, target, *_ = mount.split(":")
@@ -191,28 +192,8 @@ def test_mounted_files_exist_and_images_have_a_version() -> None:
             else:
                 assert source in boxes["volumes"] and target.startswith("/")
         assert "build" in service or re.fullmatch(r"[a-z/]+:v?\d+\.\d+[\w.-]*", service["image"])
-
-
-def test_prometheus_knows_the_server() -> None:
-    boxes = composed("compose.yaml", "monitoring.yaml")["services"]
-    assert [name for name in boxes if "build" in boxes[name]] == ["server"]
+    assert [name for name, box in boxes["services"].items() if "build" in box] == ["server"]
     port = only("EXPOSE")
-    assert boxes["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert boxes["services"]["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["static_configs"][0]["targets"] == [f"server:{port}"]
-
-
-def test_nothing_is_published_beyond_this_machine_and_only_once() -> None:
-    services = composed("compose.yaml", "monitoring.yaml")["services"].values()
-    ports = [port for service in services for port in service.get("ports", [])]
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-    assert sorted(port.split(":")[1] for port in ports) == ["3000", "8500", "9090"]
-
-
-def test_docker_waits_until_the_server_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = composed("compose.yaml")["services"]["server"]
-    limit = str(server["environment"]["EB_DRAIN_TIMEOUT_S"])
-    config = build("dynamic", {"model": "fake", "drain_timeout_s": limit}, {})
-    monkeypatch.setenv(HANDOFF, config.handoff())
-    gunicorn = runpy.run_path(str(ROOT / "server/gunicorn_conf.py"))
-    assert gunicorn["graceful_timeout"] < int(server["stop_grace_period"].removesuffix("s"))
+    assert job["static_configs"][0]["targets"] == [f"server:{port}"], "Prometheus knows it"

@@ -26,8 +26,8 @@ from lab.benchmarks.faults import replicas, tools
 from lab.benchmarks.faults.tools import Fault, Served
 from scheduling import routers
 from scheduling.routers import ON_RAY, PrefixAffinity
-from server.api.request import Request
 from server.replicas import serve
+from server.request import Request
 from tests.servers import PATIENCE_S, free_port, launched, scrape, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")
@@ -112,13 +112,14 @@ def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served
 
 @pytest.mark.parametrize(("flags", "sentence"), [
     (["--model", "fake", "--port", "TAKEN"], "choose another --port"),
-    (["--model", "demo", "--replicas", "64"], "64 replicas of 1 CPUs need 64"),
+    (["--model", "demo"], "64 replicas of 1 CPUs need 64"),
 ])  # fmt: skip
 def test_a_failed_start_is_a_sentence_and_leaves_nothing(flags: list[str], sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"TAKEN": str(taken.getsockname()[1])}
         argv = ["--port", str(free_port()), *(ports.get(flag, flag) for flag in flags)]
-        with launched(sys.executable, "-m", "server.replicas.serve", "dynamic", *argv) as process:
+        program = "-m", "server.launch", "dynamic", "--replicas", "64"
+        with launched(sys.executable, *program, *argv) as process:
             output, _ = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 2 and sentence in output, output
             assert "Traceback" not in output and not remaining_of(process.pid)
@@ -128,15 +129,15 @@ def test_a_failed_start_is_a_sentence_and_leaves_nothing(flags: list[str], sente
 
 
 def read(*words: str) -> serve.Fleet:
-    return serve.read(["dynamic", "--model", "fake", *words])
+    return serve.read(["dynamic", "--model", "fake", "--replicas", "3", *words])
 
 
 def test_values_of_autoscale_are_ray_serves_own() -> None:
-    fleet = read("--replicas", "2", "--autoscale", "max_replicas=4", "target_ongoing_requests=24")
+    fleet = read("--autoscale", "max_replicas=4", "target_ongoing_requests=24")
     assert fleet.rule is not None and fleet.most == 4
-    assert (fleet.rule.min_replicas, fleet.rule.initial_replicas) == (1, 2)
+    assert (fleet.rule.min_replicas, fleet.rule.initial_replicas) == (1, 3)
     assert fleet.rule.target_ongoing_requests == 24
-    assert read("--replicas", "3").rule is None and read("--replicas", "3").most == 3
+    assert read().rule is None and read().most == 3
 
 
 @pytest.mark.parametrize(("words", "sentence"), [

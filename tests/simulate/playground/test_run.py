@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from client.traces import load_trace
-from scheduling.policies import MODES, ORDERS, own
+from scheduling import user_policies
+from scheduling.policies import MODES, ORDERS
 from simulate.playground import run
 from simulate.playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, build, settings
 from simulate.playground.serve import Server
@@ -65,8 +66,7 @@ def test_a_run_is_that_of_simulate_sh_to_the_picosecond(
 def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty folder for the editor's text, and the tables of modes and orders as they were."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(own.HANDED_ON, "{}")
-    monkeypatch.setattr(own, "PROBLEMS", {})
+    monkeypatch.setattr(user_policies, "PROBLEMS", {})
     yield
     run.learn("")
 

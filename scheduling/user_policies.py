@@ -1,8 +1,8 @@
-"""Policies and orders in files of a user's own: FILE.py:NAME wherever a mode or an order is named.
+"""Policies and orders in users' files: FILE.py:NAME wherever a mode or an order is named.
 
-Their fields are settings, which must be known before a command line is read. So this package loads
-such files when it is imported: those named by the command line and by EB_MODE and EB_ORDER, and in
-a process started by another one (a server's worker) those that the first has loaded.
+Their fields are settings, so `config.tables` loads them before it reads the tables of modes and
+orders: the files that a command line, EB_MODE and EB_ORDER name, and in a process started by
+another one (a server's worker) those that the first has loaded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import hashlib
 import importlib.util
 import itertools
 import json
-import os
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import inf
 from pathlib import Path
@@ -23,14 +22,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from scheduling.inference import Inference
-from scheduling.policies.base import Plan, Policy
-from scheduling.policies.orders import Order
+from scheduling.policies import MODES, ORDERS, Order, Plan, Policy
 
 WORD = re.compile(r"[^\s'\",=]+\.py:[A-Za-z_]\w*")  # FILE.py:NAME, also within a --variant
 HANDED_ON = "EFFECTIVE_BATCHING_FILES"  # the variable that hands paths to processes started later
 
 
-class OwnFileError(Exception):
+class UserFileError(Exception):
     """A file or class that is no policy and no order; the message names the fix."""
 
 
@@ -41,6 +39,7 @@ class Source(NamedTuple):
     sha256: str
 
 
+LONGEST_S = 60.0  # after which a plan is taken to go on for ever
 SOURCES: dict[type[Policy] | type[Order], Source] = {}
 PROBLEMS: dict[str, str] = {}  # of each FILE.py:NAME that cannot be used, why
 
@@ -61,25 +60,26 @@ def words(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def load(
-    named: Iterable[str], modes: dict[str, type[Policy]], orders: dict[str, type[Order]]
+    named: Iterable[str],
+    environ: MutableMapping[str, str],
+    modes: dict[str, Any] = MODES,
+    orders: dict[str, Any] = ORDERS,
 ) -> None:
-    """Add the class of each FILE.py:NAME to the table of modes or of orders, under that name."""
-    paths: dict[str, str] = json.loads(os.environ.get(HANDED_ON, "{}"))
+    """Add the class of each FILE.py:NAME, and of each that the environment hands on, to the table
+    of modes or of orders, under that name. environ: hands the paths on to processes started later.
+    """
+    paths: dict[str, str] = json.loads(environ.get(HANDED_ON, "{}"))
     paths |= {word: str(Path(word.rpartition(":")[0]).resolve()) for word in named}
     if paths:
-        os.environ[HANDED_ON] = json.dumps(paths)
+        environ[HANDED_ON] = json.dumps(paths)
     for word, path in paths.items():
-        kinds = [*modes.values(), *orders.values()]
         try:
             kind = _class_of(word, Path(path))
-            _check(kind, kinds)
+            _check(kind, [*modes.values(), *orders.values()])
         except Exception as error:  # whatever a user's file does
             PROBLEMS[word] = f"{word} cannot be used: {described(error, path)}"
         else:
-            if issubclass(kind, Policy):
-                modes[word] = kind
-            else:
-                orders[word] = kind
+            (modes if issubclass(kind, Policy) else orders)[word] = kind
 
 
 def described(error: BaseException, *paths: str) -> str:
@@ -87,25 +87,51 @@ def described(error: BaseException, *paths: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     passed = [frame for frame in frames if frame.filename in paths]
     where = f" ({Path(passed[-1].filename).name}, line {passed[-1].lineno})" if passed else ""
-    kind = "" if isinstance(error, OwnFileError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, UserFileError) else f"{type(error).__name__}: "
     return f"{kind}{error}".removesuffix(": ") + where
 
 
 def reason(error: BaseException, *kinds: type) -> str | None:
-    """Return a sentence about what a user's own policy or order raised, with the line of its file;
-    None if no class of these is one.
-    """
-    own = [kind for kind in kinds if kind in SOURCES]
-    if not own:
+    """Return a sentence about what a user's policy or order raised; None if none is a user's."""
+    users = [kind for kind in kinds if kind in SOURCES]
+    if not users:
         return None
-    names = " with ".join(SOURCES[kind].word for kind in own)
-    return f"{names} failed: {described(error, *map(file_of, own))}"
+    names = " with ".join(SOURCES[kind].word for kind in users)
+    return f"{names} failed: {described(error, *map(file_of, users))}"
+
+
+class Deciding:
+    """Context of calls of a policy or an order, of these kinds: since when one runs, and what it
+    raised, in words.
+    """
+
+    def __init__(self, kinds: Sequence[type], clock: Callable[[], float]):
+        self._users = [kind for kind in kinds if kind in SOURCES]  # classes of users' files
+        self._names = " with ".join(SOURCES[kind].word for kind in self._users) or kinds[0].__name__
+        self._clock = clock
+        self._since: float | None = None
+
+    def __enter__(self) -> None:
+        self._since = self._clock()
+
+    def __exit__(self, *error: object) -> None:
+        self._since = None
+
+    def hangs_because(self) -> str | None:
+        """Return a sentence about a call that has run for LONGEST_S. Takes no lock."""
+        since = self._since
+        if since is None or self._clock() - since <= LONGEST_S:
+            return None
+        return f"a plan of {self._names} has been running for more than {LONGEST_S:.0f} s"
+
+    def in_words(self, error: BaseException, deciding: bool) -> str:
+        """Return what failed, with the line of a user's file; deciding: not in the engine."""
+        why = reason(error, *self._users) if deciding else None
+        return why or described(error, *map(file_of, self._users))
 
 
 def check_plan(plan: Plan, policy: Policy) -> None:
-    """Raise TypeError, which says what belongs there, for what a user's own policy returned that is
-    no plan, or has something else in its fields.
-    """
+    """Raise TypeError for what a user's policy returned that is no plan, or has wrong fields."""
     if type(policy) not in SOURCES:
         return
     if not isinstance(plan, Plan):
@@ -157,7 +183,7 @@ def _class_of(word: str, path: Path) -> type[Policy] | type[Order]:
     name = word.rpartition(":")[2]
     kind = vars(module).get(name)
     if not (isinstance(kind, type) and issubclass(kind, (Policy, Order))):
-        raise OwnFileError(
+        raise UserFileError(
             f"{path} defines no subclass of Policy or Order named {name}; it has "
             f"{', '.join(offered(path)) or 'none at all'}"
         )
@@ -171,9 +197,9 @@ def _class_of(word: str, path: Path) -> type[Policy] | type[Order]:
 def _module(path: Path) -> tuple[ModuleType, str]:
     """Import a file; return its module, and the first digits of the file's SHA-256."""
     if not path.is_file():
-        raise OwnFileError(f"there is no file {path}")
+        raise UserFileError(f"there is no file {path}")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()[:10]
-    name = f"own_{path.stem}_{sha256}"
+    name = f"user_{path.stem}_{sha256}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
@@ -187,14 +213,14 @@ def _module(path: Path) -> tuple[ModuleType, str]:
 
 
 def _check(kind: type[Policy] | type[Order], others: Iterable[type[Any]]) -> None:
-    """Raise OwnFileError for a class whose fields cannot be settings, or that cannot be made."""
+    """Raise UserFileError for a class whose fields cannot be settings, or that cannot be made."""
     assert is_dataclass(kind)
     known = {each.name: each for other in others for each in fields(other)}
     for each in fields(kind):
         if "limits" not in each.metadata:
-            raise OwnFileError(f"write its field {each.name} as setting(default, 'what it means')")
+            raise UserFileError(f"write its field {each.name} as setting(default, 'what it means')")
         if each.name in known and known[each.name] is not kind.__dataclass_fields__[each.name]:
-            raise OwnFileError(f"its field {each.name} is a setting already; give it another name")
+            raise UserFileError(f"its field {each.name} is a setting already; give it another name")
     made = kind()
     if isinstance(made, Policy):
         made.max_rows(1), made.warnings(1), made.n_bins

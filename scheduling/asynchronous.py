@@ -10,26 +10,10 @@ turns out to be a request's last one, the row that was planned after it is waste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from scheduling.inference import Generator, Inference, Iteration, State
+from scheduling.inference import Inference, Iteration, State
 from scheduling.scheduler import Scheduler
-
-
-@runtime_checkable
-class Launches(Protocol):
-    """An engine that computes beside its caller."""
-
-    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
-        """Begin to compute the iteration; return a call that waits for its ids."""
-
-
-def launched(generator: Generator, iteration: Iteration) -> Callable[[], list[int]]:
-    """Launch an iteration, or compute it where the engine does so at once."""
-    if isinstance(generator, Launches):
-        return generator.launch(iteration)
-    ids = generator.generate(iteration)
-    return lambda: ids
 
 
 def unknown(place: int) -> int:
@@ -46,9 +30,7 @@ class Unknown(NamedTuple):
 
 
 def unknown_of(iteration: Iteration, before: Sequence[int]) -> list[Unknown]:
-    """Return the tokens of an iteration that was applied with unknown ids. before: the number of
-    tokens that the inference of each row had.
-    """
+    """Return the tokens of an iteration that was applied. before: those that each row had then."""
     sampled = [(row, n) for row, n in zip(iteration.rows, before) if row.samples]
     return [
         Unknown(row.inference, n, place)
@@ -86,15 +68,13 @@ def reads_ids(iteration: Iteration, block_size: int) -> bool:
         if inference.sampling.penalizes or inference.scores is not None:
             return True
         ends = len(inference.tokens) + 1 == inference.num_tokens
-        if inference.keys is not None and ends and (start + n_tokens) % block_size == 0:
+        if inference.prefix is not None and ends and (start + n_tokens) % block_size == 0:
             return True
     return False
 
 
 def without_ended(iteration: Iteration) -> Iteration:
-    """Return an iteration that was planned before some of its inferences ended: their rows are
-    idle.
-    """
+    """Return an iteration whose rows of inferences that ended since its plan are idle."""
     rows = [row._replace(idle=row.idle or row.inference.is_over) for row in iteration.rows]
     return iteration._replace(rows=rows)
 
@@ -114,8 +94,8 @@ def fill(
             inference.stopped = True
             scheduler.completion_tokens -= forget_unknown(inference)
             stopped.append(inference)
-        elif inference.keys is not None and inference.state is State.RUNNING:
-            scheduler.pool.cache_computed(inference, inference.keys)
+        elif inference.prefix is not None and inference.state is State.RUNNING:
+            scheduler.pool.cache_computed(inference, inference.prefix)
     return stop(scheduler, stopped, now)
 
 
@@ -126,7 +106,7 @@ def stop(scheduler: Scheduler, inferences: Iterable[Inference], now: float) -> l
     over = []
     for inference in inferences:
         if inference.state is State.WAITING:  # preempted, in vain
-            scheduler.queue.remove(inference)
+            scheduler.stop_waiting(inference)
             scheduler.running[inference.id], inference.state = inference, State.RUNNING
         elif inference.id not in scheduler.running or inference.state is not State.RUNNING:
             continue

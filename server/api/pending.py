@@ -1,4 +1,4 @@
-"""Server-sent events of a group, as its tokens are computed."""
+"""Pending answers: given whole once all of it is computed, or as events while it is."""
 
 from __future__ import annotations
 
@@ -7,15 +7,48 @@ from typing import Any
 
 from generate.tokenizer import Detokenizer
 from scheduling.inference import TokenEvent
-from server.api.messages import to_json
-from server.api.replies import Reply
+from server.api.messages import DONE, event
+from server.api.refusals import body_of
+from server.api.replies import REPLIES, Logprobs, Reply
+from server.request import Request
+from server.serving import Server
 
-DONE = b"data: [DONE]\n\n"
 
+class PendingAnswer:
+    """A request and its answer. group: the inferences to queue. Raises what Server.group does."""
 
-def event(data: Any) -> bytes:
-    """Return data as one server-sent event."""
-    return f"data: {to_json(data)}\n\n".encode()
+    def __init__(self, server: Server, request: Request):
+        self.request, self._tokenizer = request, server.tokenizer
+        self._rule = request.rule(server.tokenizer)
+        self.group = server.group(request, self._rule)
+        hidden = self._rule.hidden if self._rule else ()
+        logprobs = [
+            Logprobs(server.tokenizer, member, request.echo, hidden)
+            for member in self.group
+            if member.scores is not None
+        ]
+        model = request.adapter or server.config.model_name
+        reply = REPLIES[request.form]
+        self._reply = reply(request, self.group, model, server.manager.epoch_offset, logprobs)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the plain answer, once the whole group is answered."""
+        texts = []
+        for member in self.group:
+            detokenizer = Detokenizer(self._tokenizer, self._rule)
+            prompt = detokenizer.prompt(member.prompt_ids) if self.request.echo else ""
+            tokens = member.tokens[: self.request.num_tokens]
+            texts.append(prompt + detokenizer.completion(tokens, last=True))
+        return self._reply.whole(texts)
+
+    def events(self) -> Events:
+        """Return the streamed answer, from its beginning."""
+        most, parts = self.request.num_tokens, {}
+        for i, member in enumerate(self.group):
+            echoed = member.prompt_ids if self.request.echo else []
+            detokenizer = Detokenizer(self._tokenizer, self._rule)
+            parts[id(member)] = Part(i, detokenizer, echoed, most)
+        return Events(parts, self._reply)
 
 
 class Part:
@@ -83,7 +116,7 @@ class Events:
         if failure is not None:
             if not self.begun and not out:
                 raise failure
-            out.append(failure.body())
+            out.append(body_of(failure))
             self._parts.clear()
         elif not self._parts and (closing := self._reply.end()) is not None:
             out.append(closing)

@@ -1,4 +1,4 @@
-"""Routes that load and unload LoRA adapters while a server runs, with vLLM's answers."""
+"""Routes that load and unload LoRA adapters while a server runs, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,33 @@ import threading
 import time
 from typing import TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from config.adapters import check_name
 from scheduling.errors import InvalidRequest, ModelNotFound
-from server.api.messages import Answer
-from server.api.models import LoadAdapterRequest, UnloadAdapterRequest
-from server.api.own import Call, Handler
+from server.api.messages import TEXT, Answer
+from server.api.reader import parse
 from server.api.refusals import Refused
-from server.api.request import parse
+from server.api.routes import LOAD_ADAPTER, UNLOAD_ADAPTER, Call, Row
 from server.serving import Server
 
 POLL_S = 0.05  # while requests of an adapter that leaves are in flight
+
+
+class UnloadAdapterRequest(BaseModel):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: str = Field(min_length=1, description="name of the adapter")
+
+
+class LoadAdapterRequest(UnloadAdapterRequest):
+    """The body of POST /v1/load_lora_adapter."""
+
+    lora_path: str = Field(min_length=1, max_length=4096, description="whole path of its folder")
+
+
 Body = TypeVar("Body", LoadAdapterRequest, UnloadAdapterRequest)
 
 
@@ -30,12 +47,8 @@ class Adapters:
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
 
-    def handlers(self) -> dict[str, Handler]:
-        """Return handlers by their names in ROUTES. Each raises ServingError."""
-        return {
-            "POST /v1/load_lora_adapter": self._load,
-            "POST /v1/unload_lora_adapter": self._unload,
-        }
+    def rows(self) -> list[Row]:
+        return [(LOAD_ADAPTER, self._load), (UNLOAD_ADAPTER, self._unload)]
 
     def _load(self, call: Call) -> Answer:
         body = self._read(LoadAdapterRequest, call)
@@ -80,4 +93,4 @@ class Adapters:
 
 
 def _answer(text: str) -> Answer:
-    return Answer(text.encode(), content_type="text/plain; charset=utf-8")
+    return Answer(text.encode(), content_type=TEXT)

@@ -1,23 +1,44 @@
-"""Server-sent events, written as tokens are computed: by one thread for all streams.
+"""Two threads that serve all clients beside the HTTP threads: one writes the events of streams as
+tokens are computed, one cancels requests whose clients have disconnected.
 
-If each stream's HTTP thread wrote its own, every token would wake a thread that waits for the GIL
-to do 30 µs of work: with 64 streams that cost twice the CPU and slowed the engine's thread down
-(lab/benchmarks/README.md). So a stream's HTTP thread writes the first piece, with the headers, and
-what remains at the end; what comes between is written by the Streamer, which never waits for a
+If each stream's HTTP thread wrote its own events, every token would wake a thread that waits for
+the GIL to do 30 µs of work: with 64 streams that cost twice the CPU and slowed the engine's thread
+down (lab/benchmarks/README.md). So a stream's HTTP thread writes the first piece, with the headers,
+and what remains at the end; what comes between is written by the Streamer, which never waits for a
 reader: while a socket takes no more, that stream's tokens pile up and then go as one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
+from batching import BatchingManager
+from scheduling.errors import Overloaded
 from scheduling.inference import Inference, TokenEvent
-from server.api.events import Events
-from server.api.threads import started
+from server.api.pending import Events
+
+# POLLRDHUP is Linux's; elsewhere a poll for POLLIN reports POLLHUP
+CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
+
+
+def started(name: str, run: Callable[[], None]) -> threading.Thread:
+    """Start a daemon thread. Raises Overloaded where the system starts no more threads."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise Overloaded(
+            f"The server could not start its {name} thread ({error}); try again later, or start it "
+            "with a higher limit of threads (ulimit -u)."
+        ) from None
+    return thread
 
 
 class Streamer:
@@ -122,3 +143,52 @@ class Stream:
         """Return the events for all updates."""
         updates, self._updates = self._updates, {}
         return self._events.render(updates)
+
+
+class Watcher:
+    """Cancels requests whose client disconnects while they wait, run or are streamed. One thread,
+    started with the first request, polls all connections every `interval_s` seconds.
+
+    A poll of the kernel shows that a client has closed its connection, also where bytes are unread.
+    Writing would not show it: the first write after a close succeeds. A client that closes only its
+    sending direction counts as gone.
+    """
+
+    def __init__(self, manager: BatchingManager, interval_s: float = 0.25):
+        self._manager = manager
+        self._interval_s = interval_s
+        self._watched: dict[int, Sequence[Inference]] = {}  # by the connection's file descriptor
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def watching(
+        self, connection: socket.socket | None, group: Sequence[Inference]
+    ) -> Iterator[None]:
+        """Cancel `group` if its connection closes in this block.
+
+        Without a connection (a test client) do nothing. Raises Overloaded.
+        """
+        if connection is None:
+            yield
+            return
+        number = connection.fileno()
+        with self._lock:
+            self._thread = self._thread or started("watcher", self._run)
+            self._watched[number] = group
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._watched[number]
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._interval_s)
+            poll = select.poll()
+            with self._lock:  # so that no connection is closed, and its number reused, meanwhile
+                for number in self._watched:
+                    poll.register(number, CLOSED | select.POLLIN)
+                gone = [self._watched[number] for number, events in poll.poll(0) if events & CLOSED]
+            for group in gone:
+                self._manager.cancel(group)

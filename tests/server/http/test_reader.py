@@ -1,105 +1,26 @@
-"""A real gunicorn: many at once, an old client; the pool of threads; the reader of requests."""
+"""Parts of the worker by themselves: whole requests out of bytes, however they are cut; the pool of
+threads that answers them; turns of connections.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
-import socket
-import sys
+import random
 import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 from gunicorn.config import Config
 from gunicorn.http.message import Request
 
-from client.addresses import server_url
-from client.calls import get, post
-from client.load import replay
-from config import ConfigError, build
-from config.ports import check_port
-from scheduling.errors import ServingError, Unauthorized
+from scheduling.errors import ServingError
+from server.api.refusals import kind_of, unauthorized
+from server.http.answering import Pool
+from server.http.connections import Connection, in_turn
 from server.http.http_reader import CHUNKS_AT_ONCE, MAX_HEAD_BYTES, Reader, rendered
-from server.http.pool import Pool
-from tests.servers import (
-    PATIENCE_S,
-    Serve,
-    asks,
-    assert_all_answered,
-    events,
-    free_port,
-    launched,
-    server,
-    wait_until,
-)
-
-HEAD = b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
-    host, port = url.removeprefix("http://").split(":")
-    connection = socket.socket()
-    if receive_buffer:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.settimeout(PATIENCE_S)
-    connection.connect((host, int(port)))
-    return connection
-
-
-def posted(body: dict[str, Any], head: bytes = HEAD) -> bytes:
-    """A request as it is sent."""
-    raw = json.dumps(body).encode()
-    return head + b"Content-Length: %d\r\n\r\n" % len(raw) + raw
-
-
-def ended(connection: socket.socket) -> bytes:
-    """Return all that comes until the other side ends the connection, in whatever way."""
-    raw = b""
-    with contextlib.suppress(ConnectionResetError), connection:
-        while data := connection.recv(1_000_000):
-            raw += data
-    return raw
-
-
-def test_a_server_on_an_ipv6_address_says_a_url_that_clients_take() -> None:
-    """It said http://::1:8500, which client.py refuses."""
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("there is no IPv6 here")
-    words = ["dynamic", "--model", "fake", "--host", "::1", "--port", str(port := free_port())]
-    with launched(sys.executable, "-m", "server.launch", *words) as process:
-        assert process.stdout is not None
-        ready = next(line for line in process.stdout if "ready: " in line)
-        [url] = re.findall(r"http://[^ ,]+", ready)
-        assert url == server_url(url) == f"http://[::1]:{port}"
-        assert_all_answered(replay(url, asks(3, 5)))
-        with pytest.raises(ConfigError, match=rf"cannot listen on \[::1\]:{port} \("):
-            check_port(build("dynamic", {"model": "fake", "host": "::1", "port": port}, {}))
-
-
-def test_256_rows_are_filled_and_1200_requests_at_once_are_all_answered() -> None:
-    with server("dynamic", {"model": "fake", "max_batch_size": 256}) as url:
-        assert_all_answered(replay(url, asks(256, 600)))
-        assert get(f"{url}/stats")["largest_batch"] == 256
-        assert_all_answered(replay(url, asks(1200, 5)))
-        assert get(f"{url}/stats")["refused"] == 0
-
-
-def test_a_client_of_http_1_0_gets_its_stream_without_chunks(shared_server: Serve) -> None:
-    ask = {"prompt": "hi", "num_tokens": 30, "seed": 1}
-    with shared_server("dynamic", {"model": "fake"}) as url, connect(url) as connection:
-        connection.sendall(posted(ask | {"stream": True}, HEAD.replace(b"/1.1", b"/1.0")))
-        head, _, raw = ended(connection).partition(b"\r\n\r\n")
-        assert b"200 OK" in head and b"chunked" not in head
-        *chunks, _ = events(raw)
-        plain = post(f"{url}/inference", ask)
-        assert "".join(chunk["text"] for chunk in chunks) == plain["completion"]
-
+from server.http.worker import Worker
+from tests.servers import wait_until
 
 # ---- the pool of HTTP threads: the last idle one goes first, and no request is lost at its limit
 
@@ -192,7 +113,7 @@ def read(raw: bytes, piece: int) -> tuple[list[tuple[str, bytes]], int | None, s
             while request := door.next_request():
                 found.append((request.method, request.body.read()))
     except ServingError as refusal:
-        return found, refusal.status, ""
+        return found, kind_of(refusal).status, ""
     return found, None, door.awaits
 
 
@@ -201,16 +122,10 @@ def read(raw: bytes, piece: int) -> tuple[list[tuple[str, bytes]], int | None, s
     (GET + GET, [("GET", b"")] * 2, "nothing"),
     (POST + b"Content-Length: 3\r\n\r\nabc" + GET, [("POST", b"abc"), ("GET", b"")], "nothing"),
     (POST + b"Content-Length: 3\r\n\r\nabc\r\n" + GET, [("POST", b"abc"), ("GET", b"")], "nothing"),
-    (
-        CHUNKED + b"3;a=b\r\nabc\r\n01 \r\nd\r\n0\r\n\r\n" + GET,
-        [("POST", b"abcd"), ("GET", b"")],
-        "nothing",
-    ),
-    (
-        CHUNKED + b"A\r\n0123456789\r\n0\r\nX: y\r\nZ: 0\r\n\r\n" + GET,
-        [("POST", b"0123456789"), ("GET", b"")],
-        "nothing",
-    ),
+    (CHUNKED + b"3;a=b\r\nabc\r\n01 \r\nd\r\n0\r\n\r\n" + GET, [("POST", b"abcd"), ("GET", b"")],
+     "nothing"),
+    (CHUNKED + b"4\r\n0123\r\n0\r\nX: y\r\nZ: 0\r\n\r\n" + GET, [("POST", b"0123"), ("GET", b"")],
+     "nothing"),
     (b"GET /b HTTP/1.0\r\n\r\n", [("GET", b"")], "nothing"),
     (b"", [], "nothing"),
     (GET[:-1], [], "head"),
@@ -254,7 +169,7 @@ def test_what_is_wrong_is_refused_once_it_is_seen(raw: bytes, status: int, piece
 
 def test_whose_body_is_not_to_be_read_is_refused_before_it_is_asked_to_continue() -> None:
     def admit(request: Request) -> None:
-        raise Unauthorized("Send a key.")
+        raise unauthorized("Send a key.")
 
     door = Reader(Config(), ("127.0.0.1", 1), 1000, admit)
     door.feed(GET)
@@ -303,3 +218,19 @@ def test_what_is_held_is_bounded_and_given_back() -> None:
     door.next_request()
     door.forget()
     assert door.held_bytes == 0
+
+
+def test_a_client_that_connects_in_the_turn_that_began_to_drain_does_not_end_the_loop() -> None:
+    """The loop called accept() of the listener that it had closed, and lost all in flight."""
+    worker = object.__new__(Worker)
+    worker.alive = False
+    worker._accept(listener=None, server=None)
+
+
+def test_of_a_thousand_that_can_be_read_the_newest_and_the_oldest_have_their_turn() -> None:
+    """A client that came behind 1,100 clients was read behind them all, 120 ms late."""
+    connections = [Connection(number, *[None] * 4) for number in range(1000)]  # type: ignore[arg-type]
+    random.Random(0).shuffle(connections)
+    found = [connection.number for connection in in_turn(connections)]
+    assert found == [*range(999, 979, -1), *range(20)]
+    assert in_turn(connections[:40]) == connections[:40]

@@ -1,6 +1,4 @@
-"""Past iterations, for policies that depend on them: how many had no prompt, and how long they
-took.
-"""
+"""Iterations so far, for policies that depend on them: kinds, and how long they took."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ KEPT = 0.98  # weight of a sample when the next one comes: about fifty count
 
 
 class Line:
-    """Least squares y = intercept + slope · x, in which later samples count more. The slope is not
-    negative, and 0 while all x are alike.
-    """
+    """Least squares y = intercept + slope · x, slope ≥ 0, in which later samples count more."""
 
     def __init__(self) -> None:
         self.n = self._x = self._y = self._xx = self._xy = 0.0
@@ -40,7 +36,7 @@ class Line:
         return max(0.0, self._xy / self._xx) if self._xx else 0.0
 
 
-class Past(Extension):
+class History(Extension):
     """Record of iterations. An iteration with decode rows takes the time from the one before it, so
     that the gap between them is counted: it is a part of the time between two tokens.
 
@@ -81,9 +77,7 @@ class Past(Extension):
         return iterations * self._of_decodes.at(decode_rows) + prompts_s
 
     def prompt_tokens_within(self, seconds: float, decode_rows: int) -> int:
-        """Return how many prompt tokens an iteration with so many decode rows can compute in a
-        time; any number, before both have been seen.
-        """
+        """Return how many prompt tokens fit into a time beside decode rows; any, if unknown yet."""
         if not (token_s := self._of_prompts.ratio):
             return sys.maxsize
         return int((seconds - self._of_decodes.at(decode_rows)) / token_s)

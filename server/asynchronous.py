@@ -10,14 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from batching import BatchingManager
-from scheduling.ahead import (
+from scheduling.asynchronous import (
     Unknown,
     as_computed,
     fill,
     forget_unknown,
     is_known,
     known_to,
-    launched,
     reads_ids,
     unknown,
     unknown_of,
@@ -31,9 +30,9 @@ from scheduling.errors import (
     ServingError,
 )
 from scheduling.inference import Generator, Inference, Iteration, State
-from scheduling.policies.own import described
 from scheduling.records import IterationRecord
 from scheduling.scheduler import EXITS
+from scheduling.user_policies import described
 
 
 class Launched(NamedTuple):
@@ -53,7 +52,7 @@ class _Nothing(Exception):
     """Nothing can be launched beside the iteration that is computed."""
 
 
-class AheadManager(BatchingManager):
+class AsynchronousManager(BatchingManager):
     """A manager that plans an iteration before it knows the ids of the one before.
 
     Texts are those of a `BatchingManager`. A request that arrives while an iteration is computed
@@ -126,7 +125,7 @@ class AheadManager(BatchingManager):
         if not self._launched:
             self._iteration_started_at = at
         try:
-            ids = launched(generator, iteration)
+            ids = generator.launch(iteration)
             n = sum(row.samples for row in iteration.rows)
             answered = self._apply(iteration, [unknown(place) for place in range(n)])
         except Exception as error:

@@ -1,5 +1,5 @@
 """A simulated replica that is one iteration ahead: it plans and launches the next iteration while
-its engine computes one, as `ahead.AheadManager` does.
+its engine computes one, as `server.asynchronous.AsynchronousManager` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from simulate.replica import SimulatedReplica, Stretch
 from simulate.time import PS, not_before
 
 
-class AheadReplica(SimulatedReplica):
+class AsynchronousReplica(SimulatedReplica):
     """A replica of which an iteration takes the longer of two times and not their sum: that of the
     engine, and that of the thread which answers, plans and launches. It computes one iteration at a
     time, without jumps.

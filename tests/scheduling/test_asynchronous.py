@@ -16,14 +16,14 @@ from batching import BatchingManager
 from generate.buffers import SampledIds
 from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
-from scheduling.inference import Generator, Inference, Iteration, TokenEvent
+from scheduling.inference import CachedPrefix, Generator, Inference, Iteration, TokenEvent
 from scheduling.policies import ORDERS, Dynamic, NoBatching, Policy, Static, Windowed
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling, Scores
-from server.ahead import AheadManager
+from server.asynchronous import AsynchronousManager
 from simulate import PS, Loop
-from simulate.ahead import AheadReplica
+from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import Costs, Line
 from simulate.replica import Stretch
 from tests.oracle import MAX_TOKENS, N_VOCAB, engine, workload
@@ -117,12 +117,13 @@ def test_texts_and_iterations_are_the_same(policy: Policy) -> None:
         requests = workload(12, Sampling())
         for each in requests:
             each.prompt_ids[:8] = range(8)
-            each.keys = block_keys(each.prompt_ids, 4)  # named at the same time, too
+            # named at the same time, too
+            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4))
         return requests
 
     plain, ahead = (
         served(kind, policy, inferences(), generator, **blocks)
-        for kind, generator in ((BatchingManager, Late()), (AheadManager, late))
+        for kind, generator in ((BatchingManager, Late()), (AsynchronousManager, late))
     )
     assert ahead == plain
     assert late.n_ahead > len(plain[1]) / 2
@@ -138,12 +139,13 @@ def test_texts_are_the_same_where_stop_strings_end_requests(policy: Policy, orde
         for i, each in enumerate(requests):
             each.stop, each.streamed = lambda token: token % 5 == 0, i % 3 == 0
             each.user, each.priority = "ab"[i % 2], i % 3
-            each.keys = block_keys(each.prompt_ids, 4) if i % 2 else None
+            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4)) if i % 2 else None
         return requests
 
     limits: dict[str, Any] = {"n_blocks": 14, "preserve_ordering": True, "order": ORDERS[order]()}
     (plain, _), (texts, iterations) = (
-        served(kind, policy, inferences(), **limits) for kind in (BatchingManager, AheadManager)
+        served(kind, policy, inferences(), **limits)
+        for kind in (BatchingManager, AsynchronousManager)
     )
     assert texts == plain
     assert policy is not DEMAND or any(idle for rows in iterations for *_, idle in rows), "wasted"
@@ -153,16 +155,16 @@ def test_texts_are_the_same_where_stop_strings_end_requests(policy: Policy, orde
 def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2) -> None:
     """With penalties, log-probabilities of tokens, shared prefixes and too few blocks as well."""
     texts: list[Any] = []
-    for kind in (BatchingManager, AheadManager):
+    for kind in (BatchingManager, AsynchronousManager):
         inferences = workload(16, Sampling(temperature=0.8, top_k=40))
         for i, each in enumerate(inferences):
             each.prompt_ids[:8] = range(8)
-            each.keys = block_keys(each.prompt_ids, 4)
+            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4))
             if i % 5 == 0:
                 each.sampling = replace(each.sampling, frequency_penalty=1.5)
             if i % 5 == 1:
                 each.scores, each.stop = Scores(2, 1), lambda token: token % 6 == 0
-        sampled = SampledIds(MAX_TOKENS, "cpu") if kind is AheadManager else None
+        sampled = SampledIds(MAX_TOKENS, "cpu") if kind is AsynchronousManager else None
         generator = engine(model, 24, 4, path, sampled=sampled)
         texts.append(served(kind, DEMAND, inferences, generator, n_blocks=24)[0])
         scores = [each.scores for each in inferences if each.scores is not None]
@@ -173,7 +175,7 @@ def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2)
 def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
     late = Late()
     late.fails = {2}
-    manager = AheadManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
+    manager = AsynchronousManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
     doomed, later = [Inference([1, 2], n) for n in (3, 9)], Inference([3], 5)
     manager.enqueue(doomed)  # one of which lacks nothing but the third iteration's ids
     for each in doomed:
@@ -202,7 +204,7 @@ def paused() -> tuple[Late, threading.Event, threading.Event]:
 def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: float) -> None:
     """Also while a planned iteration waits for the ids that penalties count."""
     late, reached, go = paused()
-    manager = AheadManager(make_scheduler(policy, max_batch_size=4), lambda: late)
+    manager = AsynchronousManager(make_scheduler(policy, max_batch_size=4), lambda: late)
     leaves, other = Inference([1], 20), Inference([2], 8, Sampling(frequency_penalty=penalty))
     late_one = Inference([3], 3, deadline=manager.clock() + 0.05)  # with all but its last id
     manager.enqueue([leaves, other, late_one])
@@ -220,7 +222,7 @@ def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: fl
 def test_requests_end_in_the_middle_of_an_iteration() -> None:
     """A cancelled one, whose stream gets what is known, and the rest when the server is closed."""
     late, reached, go = paused()
-    manager = AheadManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
+    manager = AsynchronousManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
     events: list[TokenEvent] = []
     leaves = Inference([1], 50, listener=events.append)
     other, short = Inference([2], 50), Inference([3], 3)
@@ -251,9 +253,9 @@ def test_virtual_time_has_the_same_iterations(engine_ms: int, host_ms: int) -> N
 
     limits = {"max_batch_size": 4, "token_budget": 24, "n_blocks": 60, "block_size": 4}
     scheduler, loop = make_scheduler(Dynamic(), **limits), Loop()
-    replica = AheadReplica(loop, scheduler, costs, computed=computed)
+    replica = AsynchronousReplica(loop, scheduler, costs, computed=computed)
     requests = workload(12, Sampling())
     loop.serve([(0.0, [each]) for each in requests], replica)
-    assert iterations == served(AheadManager, Dynamic(), workload(12, Sampling()))[1]
+    assert iterations == served(AsynchronousManager, Dynamic(), workload(12, Sampling()))[1]
     assert {b - a for a, b in pairwise(ends[1:])} == {max(engine_ms, host_ms) * ms}
     assert all(each.token_times[-1] == each.answered_at for each in requests)

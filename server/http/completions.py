@@ -11,16 +11,17 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 
-from flask import Response, g, request
+from flask import Response, request
 
 from scheduling.errors import Overloaded
 from scheduling.inference import Inference
 from server.api.messages import STREAM, STREAM_HEADERS, Answer, answer
-from server.api.own import Call
-from server.api.request import Request, RequestReader
-from server.api.streams import Stream, Streamer
-from server.api.watcher import Watcher
-from server.serving import Exchange, Server
+from server.api.pending import PendingAnswer
+from server.api.reader import RequestReader
+from server.api.routes import Call, Route
+from server.http.streams import Stream, Streamer, Watcher
+from server.request import Request
+from server.serving import Server
 
 
 class Completions:
@@ -31,17 +32,17 @@ class Completions:
         self._watcher = Watcher(server.manager)
         self._streamer = Streamer()
 
-    def handlers(self) -> dict[str, Callable[[Call], Answer | Response]]:
-        """Handlers by the names of ROUTES."""
-        return {name: partial(self._answer, read) for name, read in self._reader.readers().items()}
+    def rows(self) -> list[tuple[Route, Callable[[Call], Answer | Response]]]:
+        readers = self._reader.readers()
+        return [(route, partial(self._answer, read)) for route, read in readers.items()]
 
     def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
         """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""
-        exchange = Exchange(self.server, read(call.body).named(g.user, g.request_id))
-        if exchange.request.stream:
-            return self._stream(exchange)
-        self._wait_for(exchange.group)
-        return answer(exchange.whole())
+        pending = PendingAnswer(self.server, read(call.body).named(call.user, call.id))
+        if pending.request.stream:
+            return self._stream(pending)
+        self._wait_for(pending.group)
+        return answer(pending.whole())
 
     def _wait_for(self, group: Sequence[Inference]) -> None:
         """Queue the group, and wait until all of it is answered."""
@@ -72,19 +73,17 @@ class Completions:
         while not event.wait(self.server.seconds_until(deadline)):
             self.server.manager.expire()
 
-    def _stream(self, exchange: Exchange) -> Response:
+    def _stream(self, pending: PendingAnswer) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
         Tokens that pile up while the reader is slow are sent as one event. Returns with the first
         text, so that an error before it is raised and has its own status; a later one is an event.
         """
-        group = exchange.group
-        connection = request.environ.get("gunicorn.socket")
-        chunked = (
-            type(connection) is socket.socket
-            and request.environ.get("SERVER_PROTOCOL") == "HTTP/1.1"
-        )
-        stream = Stream(exchange.events(), connection if chunked else None)
+        group = pending.group
+        environ = request.environ
+        connection = environ.get("gunicorn.socket")
+        chunked = type(connection) is socket.socket and environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+        stream = Stream(pending.events(), connection if chunked else None)
         self._enqueue(group, stream)
         with ExitStack() as stack:
             # without effect unless the client disconnects before the end

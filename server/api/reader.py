@@ -1,15 +1,14 @@
-"""Requests for completions: read from a body, checked and tokenized once."""
+"""Bodies of requests: read, checked, and tokenized once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from config import MAX_BODY_BYTES
-from generate.tokenizer import LONGEST_TOKEN, StopRule
+from generate.tokenizer import LONGEST_TOKEN
 from scheduling.errors import ContextTooLong, InvalidRequest
 from scheduling.sampling import Sampling
 from server.api.bodies import (
@@ -19,59 +18,17 @@ from server.api.bodies import (
     InferenceRequest,
     TokenizeRequest,
 )
-from server.api.models import Models
 from server.api.refusals import too_large
+from server.api.routes import CHAT, COMPLETION, INFERENCE, Route
+from server.request import Models, Request
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
     from config import Config
 
-GREEDY = Sampling()
 Body = TypeVar("Body", bound=BaseModel)
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One completion or a group of them. Plain data, which may travel between processes."""
-
-    prompts: Sequence[list[int]]  # the ids of each
-    num_tokens: int  # 0: one is computed, and not shown
-    sampling: Sampling = GREEDY  # but for its seed
-    seed: int | None = None
-    timeout_s: float | None = None
-    queue_timeout_s: float | None = None
-    user: str | None = None
-    adapter: str = ""  # LoRA adapter; the base model has none
-    priority: int = 0
-    slo_class: str | None = None
-    slo_ttft_ms: float | None = None
-    slo_tpot_ms: float | None = None
-    n: int = 1  # completions of each prompt
-    cache_salt: str = ""  # requests with another one share no KV blocks
-    # strings that end an answer, beside sampling.stop_ids; None: not even these end it
-    stop: Sequence[str] | None = None
-    logprobs: int | None = None  # likeliest tokens beside each, with echo of the prompt's too
-    # of its answer
-    form: Literal["inference", "completion", "chat"] = "inference"
-    alone: bool = False  # one prompt, and not a group of one
-    echo: bool = False
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False  # each event of a stream has its choice's usage so far
-    id: str = ""  # messages.request_id's
-
-    def named(self, user: str | None, id: str) -> Request:
-        """Return the request with this id, and the user that its key names, if any."""
-        return replace(self, user=user or self.user, id=id)
-
-    def rule(self, tokenizer: Encoding) -> StopRule | None:
-        """Return the rule that can end an answer early, if it has one."""
-        if self.stop is None:
-            return None
-        how = self.sampling
-        return StopRule(tokenizer, [*self.stop], how.stop_ids, how.min_tokens)
 
 
 def is_alone(prompt: Prompt) -> bool:
@@ -99,26 +56,20 @@ class RequestReader:
         self.config, self.tokenizer = config, tokenizer
         self.models = models or Models(config)
 
-    def readers(self) -> dict[str, Callable[[bytes], Request]]:
-        """Return the readers of the completion routes' bodies, by their names in ROUTES."""
-        return {
-            "POST /inference": self.inference,
-            "POST /v1/completions": self.completion,
-            "POST /v1/chat/completions": self.chat,
-        }
+    def readers(self) -> dict[Route, Callable[[bytes], Request]]:
+        """Return the reader of each completion route's bodies."""
+        return {INFERENCE: self.inference, COMPLETION: self.completion, CHAT: self.chat}
 
     def inference(self, raw: bytes) -> Request:
         body = parse(InferenceRequest, raw)
         field = "prompt" if body.prompt is not None else "prompt_ids"
         prompt = body.prompt if body.prompt is not None else body.prompt_ids
         assert prompt is not None
-        adapter = self.models.adapter_of(body.model)
-        return Request(
-            self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens"),
-            body.num_tokens, Sampling(body.temperature, body.top_k, body.top_p), body.seed,
-            adapter=adapter, alone=is_alone(prompt), echo=body.echo,
-            **body.model_dump(include={*Common.model_fields}),
-        )  # fmt: skip
+        more = body.model_dump(include={*Common.model_fields, "echo"})
+        more |= {"adapter": self.models.adapter_of(body.model), "alone": is_alone(prompt)}
+        prompts = self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
+        sampling = Sampling(body.temperature, body.top_k, body.top_p)
+        return Request(prompts, body.num_tokens, sampling, body.seed, **more)
 
     def completion(self, raw: bytes) -> Request:
         body = parse(CompletionRequest, raw)
@@ -171,22 +122,21 @@ class RequestReader:
         if not body.ignore_eos:
             stop_ids.add(self.tokenizer.eot_token)
         sampling = Sampling(
-            body.temperature if body.top_p else 0.0, body.top_k if body.top_k > 0 else None,
-            body.top_p if 0 < body.top_p < 1 else None, presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty, min_tokens=body.min_tokens,
+            body.temperature if body.top_p else 0.0,
+            body.top_k if body.top_k > 0 else None,
+            body.top_p if 0 < body.top_p < 1 else None,
+            **body.model_dump(include={"presence_penalty", "frequency_penalty", "min_tokens"}),
             stop_ids=tuple(sorted(stop_ids)),
-        )  # fmt: skip
-        options = body.stream_options
-        continuous = options is not None and options.continuous_usage_stats
-        return Request(
-            prompts, num_tokens, sampling, None if body.seed == -1 else body.seed,
-            adapter=self.models.adapter_of(body.model),
-            stop=[body.stop] if isinstance(body.stop, str) else body.stop,
-            logprobs=logprobs, form=form, echo=echo,
-            include_usage=continuous or (options is not None and options.include_usage),
-            continuous_usage=continuous,
-            **body.model_dump(include={*Common.model_fields}),
-        )  # fmt: skip
+        )
+        more = body.model_dump(include={*Common.model_fields})
+        more |= {"adapter": self.models.adapter_of(body.model), "logprobs": logprobs}
+        more |= {"form": form, "echo": echo}
+        more["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+        if options := body.stream_options:
+            more["continuous_usage"] = options.continuous_usage_stats
+            more["include_usage"] = options.include_usage or options.continuous_usage_stats
+        seed = None if body.seed == -1 else body.seed
+        return Request(prompts, num_tokens, sampling, seed, **more)
 
     def _encode(
         self, prompt: Prompt, num_tokens: int, *, field: str, length_field: str

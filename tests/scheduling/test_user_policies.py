@@ -1,0 +1,110 @@
+"""A user's own policy or order: served, compared, held to the contract, harmless if it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from client.calls import get, post
+from tests.programs import output, ran
+from tests.servers import ROOT, started
+
+PAGE = (ROOT / "docs" / "your_policy.md").read_text()
+MINE = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+IMPOSSIBLE = """
+from scheduling.policies.base import Plan
+from scheduling.policies.dynamic import Dynamic
+
+class Impossible(Dynamic):
+    def plan(self, view):
+        plan = super().plan(view)
+        return plan if view.processed < 4 else Plan(admit=plan.admit, run=plan.run * 2)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """The file that docs/your_policy.md writes."""
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def python(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *shlex.split(arguments)]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}
+    )
+
+
+def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
+    shown = python("-m server.launch mine.py:Bunches --help all", mine.parent).stdout
+    assert "--bunch-size X" in shown and "mine.py:Bunches: rows in a batch at most" in shown
+    refused = python("-m server.launch mine.py:Bunches --bunch-size 0", mine.parent)
+    assert refused.returncode == 2 and "--bunch-size '0'" in refused.stderr
+    with started("--bunch-size", "3", mode=f"{mine}:Bunches") as (url, _):
+        assert get(url)["config"]["bunch_size"] == 3
+        group = {"prompt": ["a", "b", "c"], "num_tokens": 4}
+        assert len(post(f"{url}/inference", group)["completion"]) == 3
+        assert get(f"{url}/stats")["batches_formed"] == {"bunch": 1}
+        out = mine.parent / "out"
+        words = f"--url {url} --numsamples 4 --arrival burst --quiet --out {out}"
+        output("client.client", f"{words} --figure {mine.parent}/figure.png")
+    # the client, which has not loaded the file, refused this server
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["variants"]) == ["Bunches"] and summary["config"]["bunch_size"] == 3
+    assert summary["config"]["model"] == "fake", "settings of every mode are shown, too"
+
+
+def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
+    words = "-m simulate --variant bunches=mine.py:Bunches --numsamples 30 --out out "
+    words += "--variant short='dynamic --order mine.py:ShortPromptsFirst --patience 0'"
+    done = python(words, mine.parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((mine.parent / "out" / "bunches.json").read_text())["largest_batch"] == 2
+    refused = ran("simulate.saved_page", str(mine.parent / "out"))
+    assert refused.returncode == 1
+    assert "mine.py:Bunches is not loaded; set EB_MODE=mine.py:Bunches" in refused.stderr
+    report = (mine.parent / "out" / "report.md").read_text()
+    for name in ("Bunches", "ShortPromptsFirst"):
+        assert re.search(rf"mine\.py:{name} of SHA-256 [0-9a-f]{{10}}", report)
+
+
+@pytest.mark.nightly
+def test_it_is_held_to_the_contract(mine: Path) -> None:
+    done = python("-m tests.contract --policy mine.py", mine.parent)
+    assert done.returncode == 0 and done.stdout in PAGE, done.stdout
+
+
+def test_the_contract_says_what_is_violated_with_the_smallest_schedule(tmp_path: Path) -> None:
+    (tmp_path / "faults.py").write_text(IMPOSSIBLE)
+    done = python("-m tests.contract --policy faults.py:Impossible", tmp_path)
+    assert done.returncode == 1 and done.stdout.count("  request ") == 1
+    assert "is impossible: no inference has two rows\n" in done.stdout
+    assert "the smallest schedule found: Impossible(" in done.stdout
+
+
+@pytest.mark.parametrize(("word", "sentence"), [
+    ("none.py:A", "there is no file "),
+    ("mine.py:Missing", "named Missing; it has .*mine.py:ShortPromptsFirst, .*mine.py:Bunches"),
+    ("raises.py:A", "ValueError: no luck \\(raises.py, line 1\\)"),
+    ("bare.py:A", "write its field k as setting\\(default, 'what it means'\\)"),
+    ("taken.py:A", "its field victim is a setting already; give it another name"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine: Path) -> None:
+    order = "from scheduling.policies.orders import Order, setting\nclass A(Order):\n    "
+    for name, text in {
+        "raises": "raise ValueError('no luck')",
+        "bare": f"{order}k: int = 3",
+        "taken": f"{order}victim: str = setting('x', 'y')",
+    }.items():
+        (mine.parent / f"{name}.py").write_text(text)
+    refused = python(f"-m server.launch dynamic --order {word}", mine.parent)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert re.search(f"error: {word} cannot be used: .*{sentence}", refused.stderr)
