@@ -27,6 +27,8 @@ LEFT = {
     "ray": "--jobs N shares simulations among N processes of this machine",
     "noise": "reports of simulated runs say how far costs were off beside real servers; leave it "
     "out",
+    "step": "a simulation jumps over equal iterations, with the results of one by one; leave it "
+    "out",
     "timeline": "python -m simulate.saved_page RUN shows a run's rows as a page; leave it out",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
+from typing import TypeVar
 
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Row
@@ -60,6 +61,31 @@ class Extension:
     def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
         """Return inferences to end now, each with its error."""
         return []
+
+
+E = TypeVar("E", bound=Extension)
+HOOKS = [name for name in vars(Extension) if not name.startswith("_")]
+
+
+class Extensions(list[Extension]):
+    """Extensions in the order of their calls, by the hooks that they override."""
+
+    def __init__(self) -> None:
+        self._by_hook: dict[str, list[Extension]] = {hook: [] for hook in HOOKS}
+
+    def append(self, extension: Extension) -> None:
+        super().append(extension)
+        for hook, overriding in self._by_hook.items():
+            if getattr(type(extension), hook) is not getattr(Extension, hook):
+                overriding.append(extension)
+
+    def that(self, hook: str) -> list[Extension]:
+        """Return those that override a hook."""
+        return self._by_hook[hook]
+
+    def first(self, kind: type[E]) -> E | None:
+        """Return the first of a kind, if there is one."""
+        return next((each for each in self if isinstance(each, kind)), None)
 
 
 class ResponseOrder(Extension):

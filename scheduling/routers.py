@@ -38,7 +38,7 @@ class RoutedRequest:
 
     prompt_tokens: int
     num_tokens: int  # completion tokens requested, which may be more than it gets
-    keys: Sequence[bytes] = ()  # `blocks.block_keys` of its prompt, the key of no block included
+    keys: Sequence[bytes] = ()  # `block_keys` of its prompt, the key of no block included
     session: str | None = None  # a user, or a conversation, whose requests share something
 
 

@@ -7,13 +7,12 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from scheduling.adapters import Adapters
 from scheduling.admission import never_fitting, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
-from scheduling.extensions import Extension, ResponseOrder
+from scheduling.extensions import Extension, Extensions, ResponseOrder
 from scheduling.history import History
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import padding, plans_repeat, rows_of, same_rows
@@ -23,12 +22,10 @@ from scheduling.policies import Limits, Order, Plan, Policy, View
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
-from scheduling.speculation import Speculation, kept
+from scheduling.speculation import Reservations, Speculation, kept
 from scheduling.user_policies import check_plan
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
-HOOKS = [name for name in vars(Extension) if not name.startswith("_")]
-E = TypeVar("E", bound=Extension)
 
 
 class Scheduler:
@@ -57,13 +54,13 @@ class Scheduler:
 
         after_s = order.promote_after_s
         self.pauses = PausedRows(order) if after_s is None else PromotedRows(order, after_s)
-        self.extensions: list[Extension] = []
-        self._with: dict[str, list[Extension]] = {hook: [] for hook in HOOKS}
+        self.extensions = Extensions()
         for extension in (*extensions, self.pauses):
             self.attach(extension)
-        self.ledger, self.history = self._extension(Ledger), self._extension(History)
-        self.adapters, self.speculation = self._extension(Adapters), self._extension(Speculation)
-        ordering = self._extension(ResponseOrder)
+        first = self.extensions.first
+        self.ledger, self.history = first(Ledger), first(History)
+        self.adapters, self.speculation = first(Adapters), first(Speculation)
+        ordering = first(ResponseOrder)
         # finished inferences that are answered once earlier ones are
         self.held: Mapping[int, Inference] = ordering.held if ordering else {}
         self.plans_repeat = plans_repeat(policy, order, self.speculation)
@@ -72,12 +69,6 @@ class Scheduler:
         """Call an extension from now on, after those attached before."""
         extension.attach(self.queue, self.running)
         self.extensions.append(extension)
-        for hook, overriding in self._with.items():
-            if getattr(type(extension), hook) is not getattr(Extension, hook):
-                overriding.append(extension)
-
-    def _extension(self, kind: type[E]) -> E | None:
-        return next((each for each in self.extensions if isinstance(each, kind)), None)
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue a request, all or none. Raises InvalidRequest, or Overloaded beyond the limits."""
@@ -89,14 +80,14 @@ class Scheduler:
                 f"{len(self.waiting)} requests are waiting and {running} running; try "
                 "again later, or start the server with a larger --max-waiting."
             )
-        for extension in self._with["check"]:
+        for extension in self.extensions.that("check"):
             extension.check(inferences, now)
         group = self._next_id
         for inference in inferences:
             inference.id, inference.group, inference.arrived_at = self._next_id, group, now
             self._unanswered[inference.id] = inference
             self._next_id += 1
-        for extension in self._with["arrive"]:
+        for extension in self.extensions.that("arrive"):
             extension.arrive(inferences, now)
         self.order.arrive(inferences, self.processed)
         for inference in inferences:
@@ -109,30 +100,27 @@ class Scheduler:
 
         Raises ValueError, before anything has changed, if the plan is impossible.
         """
-        for extension in self._with["before_plan"]:
+        for extension in self.extensions.that("before_plan"):
             extension.before_plan(now)
         view = self.view(now)
-        plan = Plan()
-        reserved: Collection[tuple[Inference, int]] = ()
+        plan, reserved = Plan(), Reservations()
         rows = same_rows(view) if self.plans_repeat else []
         if not rows:
             plan = self.policy.plan(view)
             check_plan(plan, self.policy)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
-        for inference, _ in reserved:  # first, before reservations evict the blocks found
+        for inference, _ in reserved.values():  # first, before reservations evict the blocks found
             if found := view.find(inference):
                 self.prompt_tokens += self.pool.share_found(inference, found)
         for inference in plan.preempt:
             self._preempt(inference, now)
-        for inference, tokens in reserved:
+        for inference, tokens in reserved.values():
             self.pool.reserve(inference, tokens)
         for inference, _ in plan.admit:
             self._admit(inference, now)
-        loads: Sequence[tuple[int, str]] = ()
-        if self.adapters is not None:
-            admitted = [inference for inference, _ in plan.admit]
-            loads = self.adapters.place(admitted, rows, self.running.values())
-        for extension in self._with["planned"]:
+        running, adapters = self.running.values(), self.adapters
+        loads = adapters.place(plan.admit, rows, running) if adapters is not None else ()
+        for extension in self.extensions.that("planned"):
             extension.planned(rows, now)
         self._batches += bool(plan.admit)
         iteration = Iteration(
@@ -170,19 +158,19 @@ class Scheduler:
     def _wait(self, inference: Inference, now: float) -> None:
         """Queue an inference that arrives, or was preempted."""
         self.queue.put(inference)
-        for extension in self._with["wait"]:
+        for extension in self.extensions.that("wait"):
             extension.wait(inference, now)
 
     def stop_waiting(self, inference: Inference) -> None:
         """Take an inference that is admitted, or ends, from the queue."""
         self.queue.take(inference)
-        for extension in self._with["leave"]:
+        for extension in self.extensions.that("leave"):
             extension.leave(inference)
 
     def _admit(self, inference: Inference, now: float) -> None:
         """Waiting → running."""
         self.stop_waiting(inference)
-        for extension in self._with["admit"]:
+        for extension in self.extensions.that("admit"):
             extension.admit(inference, now)
         inference.state = State.RUNNING
         if inference.admitted_at is None:
@@ -209,7 +197,7 @@ class Scheduler:
 
     def _stop_running(self, inference: Inference, now: float) -> None:
         del self.running[inference.id]
-        for extension in self._with["stop_running"]:
+        for extension in self.extensions.that("stop_running"):
             extension.stop_running(inference, now)
 
     def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
@@ -253,7 +241,7 @@ class Scheduler:
             if prefix is not None and inference.computed >= (prefix.n_blocks + 1) * size:
                 self.pool.cache_computed(inference, prefix)
         self.completion_tokens += len(got_token)
-        for extension in self._with["sampled"]:
+        for extension in self.extensions.that("sampled"):
             extension.sampled(got_token, now)
         return self.finish(over, now) if over else []
 
@@ -280,7 +268,7 @@ class Scheduler:
             self._stop_running(inference, now)
         for inference in answered:
             self.pool.release(inference)
-        for extension in self._with["finish"]:
+        for extension in self.extensions.that("finish"):
             answered = extension.finish(answered)
         for inference in answered:
             self._end(inference, State.FINISHED, now)
@@ -324,13 +312,13 @@ class Scheduler:
             return []
         passed = DeadlinePassed("The request's deadline passed before its answer.")
         ended = self._fail([(late, passed) for late in self._deadlines.due(now)], now)
-        for extension in self._with["expire"]:
+        for extension in self.extensions.that("expire"):
             ended += self._fail(extension.expire(now), now)
         return ended
 
     def next_deadline(self) -> float | None:
         """Return when `expire` must be called next, if anything has a deadline."""
-        times = [extension.next_due for extension in self._with["next_due"]]
+        times = [extension.next_due for extension in self.extensions.that("next_due")]
         return min((at for at in (self._deadlines.next, *times) if at is not None), default=None)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
@@ -369,7 +357,7 @@ class Scheduler:
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         self._unanswered.pop(inference.id, None)
-        for extension in self._with["end"]:
+        for extension in self.extensions.that("end"):
             extension.end(inference, now)
         inference.state, inference.answered_at, inference.is_over = state, now, True
         inference.interruptions.end(now)

@@ -1,16 +1,20 @@
 """Virtual time: the server's own scheduler without its thread, its clock and its tensors.
 
 Knows no torch, no HTTP and no clock. `drive` serves inferences by one scheduler;
-`simulate.run.SimulatedServer` serves a client's trace by one or more replicas. Both run a `Loop`.
+`simulate.server.SimulatedServer` serves a client's trace by one or more replicas. Both run a
+`Loop`.
 
-loop, time   events in order, in picoseconds
-replica      a scheduler, and the time that its engine takes
-fleet        replicas behind a router
-apart        prefill replicas, and decode replicas
-costs        how long an iteration takes, as calibrated
-run          a trace served by simulated servers
-replay       a server's recording, made once more
-plan, trial  how many replicas are needed
+simulation     ./simulate.sh
+server         a server or several, which serve a client's trace
+loop           events in order, in picoseconds
+replica, jump  a scheduler and the time that its engine takes; equal iterations, computed at once
+fleet          replicas behind a router
+disaggregated  prefill replicas, and decode replicas
+costs          how long an iteration takes: as fitted, stated, or estimated (roofline)
+replay         a server's recording, made once more
+plan, trial    how many replicas are needed
+saved_page     the rows of a saved run, or of vLLM's (vllm), as a page
+playground     scheduler and simulator in a browser
 """
 
 from __future__ import annotations
@@ -21,9 +25,8 @@ from config import environment  # noqa: F401 - where a package is missing
 from scheduling.inference import Drafter, Iteration
 from scheduling.scheduler import Scheduler
 from simulate.costs import CostFunction, Line
-from simulate.loop import Arrival, Loop
+from simulate.loop import PS, Arrival, Loop, instant, seconds
 from simulate.replica import SimulatedReplica, any_ids, ignore
-from simulate.time import PS, instant, seconds
 
 __all__ = ["PS", "Arrival", "Loop", "SimulatedReplica", "any_ids", "drive", "instant", "seconds"]
 

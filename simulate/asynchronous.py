@@ -9,9 +9,8 @@ from typing import Any
 
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Iteration
-from simulate.loop import END
+from simulate.loop import END, PS, not_before
 from simulate.replica import SimulatedReplica, Stretch
-from simulate.time import PS, not_before
 
 
 class AsynchronousReplica(SimulatedReplica):

@@ -21,7 +21,7 @@ from generate import fake
 from generate.memory import FEW
 from scheduling.inference import Iteration
 from simulate import roofline
-from simulate.time import PS
+from simulate.loop import PS
 
 MOST_S = 10**9  # beyond it, a simulation never ends
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
@@ -133,7 +133,7 @@ class Costs:
         An idle row computes its last position again and again.
         """
         rows, n = iteration.rows, len(iteration.rows) + iteration.padding
-        line = self._decode_line(n)
+        line = self._by_rows.get(n, self.line)
         context = live = 0
         if line.context:
             context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
@@ -180,14 +180,11 @@ class Costs:
         if amounts.prefill and self.prompts:
             rows = amounts._replace(prefill=0, chunk_context=0)
             return self.of_work(rows) + self.prompts.of(amounts)
-        line = self.line if amounts.prefill else self._decode_line(amounts.row)
+        line = self.line if amounts.prefill else self._by_rows.get(amounts.row, self.line)
         time = line.of(amounts)
         if self.least:
             time += max(0, self.least - line.of(amounts._replace(context=0, chunk_context=0)))
         return time
-
-    def _decode_line(self, rows: int) -> Line:
-        return self._by_rows.get(rows, self.line)
 
     @functools.cached_property
     def _by_rows(self) -> Mapping[int, Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,8 @@ from scheduling.inference import Inference
 from scheduling.routers import Gateway, RoutedRequest
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
-from simulate.loop import ARRIVE, Arrival, Group, Loop
+from simulate.loop import ARRIVE, Arrival, Group, Loop, instant, seconds
 from simulate.replica import SimulatedReplica, Stretch, ignore
-from simulate.time import instant, seconds
 
 # called as `Ended` is, after the number of the replica
 EndedAt = Callable[[int, float, Inference], Iterable[Arrival]]
@@ -70,9 +70,9 @@ class Fleet:
 
     build: makes a replica's scheduler. computed: called with the number of a replica and each of
     its stretches. session: returns the user or conversation of a request, which a router may keep
-    together. numbers: of its replicas, if it has some of the layout's alone. kind: of
-    replica. of_replicas (`generate`, `jump`): as of a `SimulatedReplica`. A request that arrives
-    while no replica is up waits until one is.
+    together. numbers: of its replicas, if it has some of the layout's alone. kind, of_replicas
+    (`generate`, `jump`): class and arguments of a replica. A request that arrives while no replica
+    is up waits until one is.
     """
 
     def __init__(
@@ -95,8 +95,7 @@ class Fleet:
         self.missed: list[Failure] = []  # of replicas that were not up
         self._loop, self._build, self._costs = loop, build, costs
         self._computed, self._ended, self._session = computed, ended, session
-        self._kind = kind
-        self._of_replicas = {"jump": True} | of_replicas
+        self._replica = functools.partial(kind, loop, **{"jump": True} | of_replicas)
         self._gateway = Gateway(
             routers.router(layout.router, layout.seed), instant(layout.stale_s), layout.counts_own
         )
@@ -138,13 +137,17 @@ class Fleet:
         for replica in self.replicas.values():
             replica.check_done()
 
-    def replica_seconds(self, end_s: float) -> float:
-        """Return the seconds of all replicas together, those in which they start included."""
+    def facts(self, end_s: float) -> dict[str, Any]:
+        """Return the requests of each replica, and how many replicas there were until a time.
+        replica_s: seconds of all of them together, those in which they start included.
+        """
         ends = [change.at_s for change in self.changes[1:]] + [end_s]
-        return sum(
+        replica_s = sum(
             (change.up + change.others) * max(0.0, min(end, end_s) - change.at_s)
             for change, end in zip(self.changes, ends)
         )
+        facts = {"requests": self.sent, "changes": self.changes, "missed": self.missed}
+        return facts | {"replica_s": replica_s}
 
     def _begin(self, number: int) -> None:
         """Let a replica take requests from now on."""
@@ -156,10 +159,8 @@ class Fleet:
                 self._up[number].requests -= 1
             return self._ended(number, now, inference)
 
-        self.replicas[number] = self._kind(
-            self._loop, self._build(), costs, ended=ended,
-            computed=lambda stretch: self._computed(number, stretch), **self._of_replicas,
-        )  # fmt: skip
+        computed = functools.partial(self._computed, number)
+        self.replicas[number] = self._replica(self._build(), costs, computed=computed, ended=ended)
         self._record_change()
         waiting, self._waiting = self._waiting, []
         for group in waiting:

@@ -71,8 +71,8 @@ class _Reported(Stoppable, Replayed):
 
 
 class Reporting(Progress):
-    """Progress in a worker. The process that started it shows the lines of replays, and prints what
-    is `said` here when it takes this call's result.
+    """Progress in a worker. The process that started it shows the lines of replays, waits in a step
+    of its own, and prints what is `said` here when it takes this call's result.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,6 @@ class Reporting(Progress):
 
     @contextmanager
     def step(self, text: str) -> Iterator[Step]:
-        """Show nothing: the other process shows that it waits."""
         yield Step(text)
 
     @contextmanager
@@ -99,8 +98,9 @@ class Reporting(Progress):
 
 
 class Jobs(ProcessPoolExecutor):
-    """Workers. A call in the middle of which all are stopped, by Ctrl-C or at the end of the
-    context, has the result None, unless it returns what there is by then.
+    """Workers, forked when this is made: by a process without threads. A call in the middle of
+    which all are stopped, by Ctrl-C or at the end of the context, has the result None, unless it
+    returns what there is by then.
     """
 
     def __init__(self, n: int, progress: Progress | None = None):
@@ -109,6 +109,7 @@ class Jobs(ProcessPoolExecutor):
         self._stopped = multiprocessing.Event()
         shared = _Shared(self._stopped, self._lines)
         super().__init__(n, initializer=_begin, initargs=(shared,))
+        self.submit(int)
 
     def __exit__(self, *error: Any) -> None:
         self._stopped.set()

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from config import ConfigError, flag
 from scheduling.routers import ROUTERS
 from simulate.fleet import Failure, Layout
 
+FLAGS = {  # with their values
+    "--replicas N": "servers that share the load (default: 1)",
+    "--prefill-replicas N": "instead: servers that compute prompts and first tokens alone, and "
+    "send keys and values to --decode-replicas",
+    "--decode-replicas N": "servers that compute all other tokens",
+    "--kv-gbps GBPS": "gigabits a second at which each of --prefill-replicas sends keys and values",
+    "--router NAME": f"policy that chooses a replica for each request: {', '.join(ROUTERS)} "
+    f"(default: {Layout.router})",
+    "--stale-s S": "seconds that the router's knowledge of the replicas may be old (default: 0)",
+    "--start-s S": "with --fail: seconds until the new replica takes requests (default: 0)",
+    "--slow K:TIMES": "iterations of replica K (from 0) take TIMES as long",
+    "--fail K:AT": "replica K fails at second AT with all its requests; another one starts in its "
+    "place",
+}
+OWN = "with --stale-s: the router adds what it has sent since (default: it does)"
+TYPES = {"N": int, "GBPS": float, "S": float, "SHARE": float}
+
+
+def add_flags(add: Callable[..., Any], flags: Mapping[str, str]) -> None:
+    """Add flags by their names and values, with the help of each; pairs may be several."""
+    for words, text in flags.items():
+        name, value = words.split()
+        n = "+" if ":" in value else None
+        add(name, type=TYPES.get(value, str), nargs=n, metavar=value, help=text)
+
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
-    default = Layout()
     add = parser.add_argument_group("replicas").add_argument
-    routers = "policy that chooses a replica for each request: "
-    routers += f"{', '.join(ROUTERS)} (default: {default.router})"
-    # fmt: off
-    add("--replicas", type=int, metavar="N", help="servers that share the load (default: 1)")
-    add("--prefill-replicas", type=int, metavar="N",
-        help="instead: servers that compute prompts and first tokens alone, and send keys and "
-        "values to --decode-replicas")
-    add("--decode-replicas", type=int, metavar="N", help="servers that compute all other tokens")
-    add("--kv-gbps", type=float, metavar="GBPS",
-        help="gigabits a second at which each of --prefill-replicas sends keys and values")
-    add("--router", metavar="NAME", help=routers)
-    add("--stale-s", type=float, metavar="S",
-        help="seconds that the router's knowledge of the replicas may be old (default: 0)")
-    add("--counts-own", action=argparse.BooleanOptionalAction, default=None,
-        help="with --stale-s: the router adds what it has sent since (default: it does)")
-    add("--start-s", type=float, metavar="S",
-        help="with --fail: seconds until the new replica takes requests (default: 0)")
-    add("--slow", nargs="+", metavar="K:TIMES",
-        help="iterations of replica K (from 0) take TIMES as long")
-    add("--fail", nargs="+", metavar="K:AT",
-        help="replica K fails at second AT with all its requests; another one starts in its place")
-    # fmt: on
+    add_flags(add, FLAGS)
+    add("--counts-own", action=argparse.BooleanOptionalAction, default=None, help=OWN)
 
 
 def layout_of(known: argparse.Namespace) -> Layout:
@@ -43,26 +47,23 @@ def layout_of(known: argparse.Namespace) -> Layout:
     for name in ("stale_s", "start_s"):
         if not 0 <= (getattr(known, name) or 0) < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds from 0 on")
-    apart = _apart(known)
-    are_several = apart or (known.replicas or 1) > 1 or known.plan
+    disaggregated = _disaggregated(known)
+    are_several = disaggregated or (known.replicas or 1) > 1 or known.plan
     if (known.router or known.stale_s) and not are_several:
         raise ConfigError("--router and --stale-s apply to several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
         raise ConfigError("--counts-own has no meaning without old reports; add --stale-s")
     names = ("replicas", "router", "stale_s", "counts_own", "start_s")
+    given = {name: value for name in names if (value := getattr(known, name)) is not None}
+    slow = dict(_pairs("--slow", known.slow, "2:1.5"))
+    failures = [Failure(*pair) for pair in _pairs("--fail", known.fail, "0:30")]
     try:
-        return Layout(
-            **{name: value for name in names if (value := getattr(known, name)) is not None},
-            **apart,
-            slow=dict(_pairs("--slow", known.slow, "2:1.5")),
-            failures=[Failure(*pair) for pair in _pairs("--fail", known.fail, "0:30")],
-            seed=known.seed,
-        )
+        return Layout(**given | disaggregated, slow=slow, failures=failures, seed=known.seed)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _apart(known: argparse.Namespace) -> dict[str, Any]:
+def _disaggregated(known: argparse.Namespace) -> dict[str, Any]:
     """Return what a layout has of disaggregated prefill, if anything. Raises ConfigError."""
     given = known.prefill_replicas, known.decode_replicas, known.kv_gbps
     if given == (None, None, None):
@@ -82,7 +83,7 @@ def _apart(known: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pairs(name: str, texts: Sequence[str] | None, example: str) -> Iterator[tuple[int, float]]:
-    """Read (2, 1.5) from "2:1.5"."""
+    """Read (2, 1.5) from "2:1.5". Raises ConfigError."""
     for text in texts or ():
         number, _, value = text.partition(":")
         try:
@@ -111,9 +112,7 @@ def described(layout: Layout) -> str:
         words.append(f"knowledge up to {layout.stale_s:g} s old{own}")
     if layout.start_s:
         words.append(f"{layout.start_s:g} s to start one")
-    words += [
-        f"iterations of replica {k} take {times:g} times as long"
-        for k, times in layout.slow.items()
-    ]
+    slow = layout.slow.items()
+    words += [f"iterations of replica {k} take {times:g} times as long" for k, times in slow]
     words += [f"replica {replica} fails at {at_s:g} s" for replica, at_s in layout.failures]
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""The event loop of virtual time: arrivals, plans and ends of iterations, in order."""
+"""Virtual time: whole picoseconds, whose sums are exact in whatever order, and a loop of events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from scheduling.inference import Inference
-from simulate.time import instant, seconds
 
+PS = 10**12  # a second
 Group = Sequence[Inference]  # inferences of one request
 Arrival = tuple[float, Group]  # at so many seconds
 # called with each inference that has ended and the time of its answer; returns the arrivals that
@@ -18,6 +18,25 @@ Ended = Callable[[float, Inference], Iterable[Arrival]]
 # kinds of events at one instant, in their order: iterations end, requests arrive, what runs next is
 # planned, and then the state is observed
 END, ARRIVE, PLAN, OBSERVE = range(4)
+
+
+def seconds(ps: int) -> float:
+    """Return the nearest float, the time that a scheduler gets."""
+    return ps / PS
+
+
+def instant(at: float) -> int:
+    """Return the picosecond nearest to so many seconds."""
+    return round(at * PS)
+
+
+def not_before(at: float) -> int:
+    """Return the first picosecond whose `seconds` are `at` or more."""
+    numerator, denominator = at.as_integer_ratio()
+    ps = -(-numerator * PS // denominator)
+    while seconds(ps - 1) >= at:  # late in a long run a float is coarser than a picosecond
+        ps -= 1
+    return ps
 
 
 class Serves(Protocol):

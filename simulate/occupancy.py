@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from scheduling.records import IterationRecord
+from simulate.loop import PS
 from simulate.replica import Stretch
-from simulate.time import PS
 from stats import ROW_KINDS
 
 BINS = 800  # at most; half as many at least, once a run is long enough

@@ -92,13 +92,12 @@ class Planner:
     def judge(self, replicas: int) -> Judged:
         """Judge a number of replicas by all seeds."""
         results = self._serve(replicas, self._trial.question.seeds)
-        attainments, mean = [result.attainment for result in results], statistics.mean
+        attainments, n = [result.attainment for result in results], len(results)
         met, growing = self._count(results)
-        return Judged(
-            replicas, attainments, growing, mean(result.p99_ttft_ms for result in results),
-            mean(result.p99_e2el_ms for result in results),
-            met / len(results), wilson(met, len(results)), (min(attainments), max(attainments)),
-        )  # fmt: skip
+        p99_ttft_ms = statistics.mean(result.p99_ttft_ms for result in results)
+        p99_e2el_ms = statistics.mean(result.p99_e2el_ms for result in results)
+        suffices, between = (met / n, wilson(met, n)), (min(attainments), max(attainments))
+        return Judged(replicas, attainments, growing, p99_ttft_ms, p99_e2el_ms, *suffices, between)
 
     def _prepare(self) -> None:
         """Determine how many requests a trace has. One replica serves as many at once as fill it,
@@ -132,12 +131,11 @@ class Planner:
         if met >= share * len(results):
             in_doubt = met < len(results) < len(question.seeds)
             return self._never(question.seeds, SURE) if in_doubt else ""
-        reached = {
-            name: sum(each.within[name] >= question.attainment for each in results)
-            for name in question.slo
-        }
+        least, enough = question.attainment, share * len(results)
         unmet = {
-            name: question.slo[name] for name, n in reached.items() if n < share * len(results)
+            name: limit
+            for name, limit in question.slo.items()
+            if sum(each.within[name] >= least for each in results) < enough
         }
         return (
             f"no number of replicas meets {replace(question, slo=unmet or question.slo).limits}: "
@@ -148,14 +146,13 @@ class Planner:
     def _answer(self, fewest: int | None, why_not: str = "") -> PlanAnswer:
         results = {n: [*by_seed.values()] for n, by_seed in sorted(self._results.items())}
         spent = sum(result.requests for rs in results.values() for result in rs)
-        by_number, n_seeds = {n: results[n] for n in results if n}, len(self._trial.question.seeds)
-        return PlanAnswer(
-            self._trial.name, fewest, why_not,
-            [self.judge(n) for n, rs in by_number.items() if len(rs) == n_seeds],
-            {n: statistics.mean(r.attainment for r in rs) for n, rs in by_number.items()},
-            {n: self._count(rs)[1] / len(rs) for n, rs in by_number.items()},
-            spent, self._requests, self._arrivals_s, self._growth_needs,
-        )  # fmt: skip
+        results.pop(ALONE, None)
+        n_seeds = len(self._trial.question.seeds)
+        judged = [self.judge(n) for n, rs in results.items() if len(rs) == n_seeds]
+        tried = {n: statistics.mean(r.attainment for r in rs) for n, rs in results.items()}
+        grows = {n: self._count(rs)[1] / len(rs) for n, rs in results.items()}
+        of_trace = self._requests, self._arrivals_s, self._growth_needs
+        return PlanAnswer(self._trial.name, fewest, why_not, judged, tried, grows, spent, *of_trace)
 
     def _too_few(self) -> str:
         """Return why the most replicas do not suffice, and what to change."""

@@ -15,7 +15,7 @@ from client import drawing
 from client.drawing import looks, new_figure, styled
 from client.machine import save_json
 from compare.report.tables import markdown
-from simulate.plan import SURE, PlanAnswer, coverage
+from simulate.plan import SURE, Judged, PlanAnswer, coverage
 from simulate.trial import Question
 
 FILES = ("plan.json", "plan.md", "plan.png")
@@ -36,10 +36,9 @@ def _sentence(answer: PlanAnswer, question: Question) -> str:
         return f"{answer.name}: {answer.why_not}."
     by_number = {judged.replicas: judged for judged in answer.judged}
     text = f"{answer.name}: {n} replica{'s' * (n > 1)}, which suffice{'s' * (n == 1)} with "
-    text += "probability "
-    text += _share(by_number[n].suffices, by_number[n].suffices_between)
+    text += f"probability {_share(by_number[n])}"
     if fewer := by_number.get(n - 1):
-        text += f"; {n - 1} with {_share(fewer.suffices, fewer.suffices_between)}"
+        text += f"; {n - 1} with {_share(fewer)}"
         if fewer.growing:
             text += f"; its queue grows in {fewer.growing} of {len(question.seeds)}"
     text += f" ({answer.simulated_requests:,} simulated requests, {answer.requests:,} a trace"
@@ -50,32 +49,30 @@ def _sentence(answer: PlanAnswer, question: Question) -> str:
     return f"{text}."
 
 
-def _share(value: float, between: tuple[float, float]) -> str:
-    return f"{value:.2f} ({between[0]:.2f} to {between[1]:.2f})"
+def _share(judged: Judged) -> str:
+    return "{:.2f} ({:.2f} to {:.2f})".format(judged.suffices, *judged.suffices_between)
 
 
 def table(answers: Sequence[PlanAnswer], question: Question) -> list[list[str]]:
-    another = f"of another trace, {coverage(len(question.seeds)):.0%}"
-    rows = [
-        ["variant", "replicas", "within the limits, %", another, "queue grows",
-         "suffices with probability", "95%", "first token p99, ms", "latency p99, ms"],
-    ]  # fmt: skip
+    """Return a row for each number that all traces judged, below the names of the columns."""
+    n, rows = len(question.seeds), list[dict[str, str]]()
     for answer in answers:
         growth_is_known = answer.requests >= answer.growth_needs
         for judged in answer.judged:
-            n = len(judged.attainments)
-            low, high = judged.attainment_between
-            from_, to = judged.suffices_between
-            mark = " ←" * (judged.replicas == answer.fewest)
-            rows.append([
-                answer.name, f"{judged.replicas}{mark}",
-                f"{100 * statistics.mean(judged.attainments):.2f}",
-                f"{100 * low:.1f} to {100 * high:.1f}",
-                f"in {judged.growing} of {n}" if growth_is_known else "not known",
-                f"{judged.suffices:.2f}", f"{from_:.2f} to {to:.2f}",
-                f"{judged.p99_ttft_ms:,.0f}", f"{judged.p99_e2el_ms:,.0f}",
-            ])  # fmt: skip
-    return rows
+            low, high = (100 * share for share in judged.attainment_between)
+            row = {
+                "variant": answer.name,
+                "replicas": f"{judged.replicas}{' ←' * (judged.replicas == answer.fewest)}",
+                "within the limits, %": f"{100 * statistics.mean(judged.attainments):.2f}",
+                f"of another trace, {coverage(n):.0%}": f"{low:.1f} to {high:.1f}",
+                "queue grows": f"in {judged.growing} of {n}" if growth_is_known else "not known",
+                "suffices with probability": f"{judged.suffices:.2f}",
+                "95%": "{:.2f} to {:.2f}".format(*judged.suffices_between),
+                "first token p99, ms": f"{judged.p99_ttft_ms:,.0f}",
+                "latency p99, ms": f"{judged.p99_e2el_ms:,.0f}",
+            }
+            rows.append(row)
+    return [[*rows[0]], *([*row.values()] for row in rows)]
 
 
 @styled
@@ -87,27 +84,18 @@ def figure(answers: Sequence[PlanAnswer], question: Question, caption: str) -> F
     for answer in answers:
         look = look_of[answer.name]
         means = [100 * share for share in answer.tried.values()]
-        axes.plot(
-            [*answer.tried], means, look.line,
-            color=look.colour, marker=look.marker, label=answer.name,
-        )  # fmt: skip
+        style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": answer.name}
+        axes.plot([*answer.tried], means, look.line, **style)
         for judged in answer.judged:
             low, high = (100 * share for share in judged.attainment_between)
             axes.vlines(judged.replicas, low, high, color=look.colour, lw=6, alpha=0.25)
-    growing = [
-        (n, 100 * answer.tried[n])
-        for answer in answers
-        for n, share in answer.grows.items()
-        if share > 0.5
-    ]
-    if growing:
+    pairs = ((answer, n) for answer in answers for n, share in answer.grows.items() if share > 0.5)
+    if growing := [(n, 100 * answer.tried[n]) for answer, n in pairs]:
         axes.plot(*zip(*growing), "x", color="#c00000", ms=14, label="the queue grows")
     goal = 100 * question.attainment
     axes.axhline(goal, color="#222222", lw=1, ls=":")
-    axes.annotate(
-        f"asked for: {goal:g}%", (0.99, goal), xycoords=("axes fraction", "data"),
-        xytext=(0, -14), ha="right", textcoords="offset points", fontsize=10,
-    )  # fmt: skip
+    beside = axes.get_yaxis_transform()  # x: share of the width
+    axes.text(0.99, goal, f"asked for: {goal:g}%", transform=beside, ha="right", va="top")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("replicas")

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import NamedTuple
 
-from scheduling.errors import Cancelled, ServingError
+from scheduling.errors import ServingError
 from scheduling.inference import Drafter, Inference, Iteration, Row
 from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.jump import apply_repeated, cannot_join, repeats
-from simulate.loop import ARRIVE, END, PLAN, Ended, Event, Group, Loop
-from simulate.time import PS, not_before, seconds
+from simulate.loop import ARRIVE, END, PLAN, PS, Ended, Event, Group, Loop, not_before, seconds
 
 
 class Stretch(NamedTuple):
@@ -36,12 +35,8 @@ class Stretch(NamedTuple):
 
     def ends(self) -> list[int]:
         """Return the end of each iteration."""
-        end, step, ends = self.begun + self.first, self.gap + self.second, []
-        for _ in range(self.n):
-            ends.append(end)
-            end += step
-            step += self.growth
-        return ends
+        first, step, growth = self.begun + self.first, self.gap + self.second, self.growth
+        return [first + k * step + k * (k - 1) // 2 * growth for k in range(self.n)]
 
     def end(self, k: int) -> int:
         """Return the end of the k-th iteration, from 0."""
@@ -58,13 +53,6 @@ class Stretch(NamedTuple):
     def ended_by(self, instant: int) -> int:
         """Count the iterations that end at an instant or before."""
         return bisect_right(range(self.n), instant, key=self.end)
-
-    def after(self, n: int) -> Stretch:
-        """Return the stretch without its first n iterations."""
-        first = self.second + (n - 1) * self.growth
-        iteration = self.iteration._replace(rows=self.rows(n), loads=())
-        begun, second = self.begins(n), first + self.growth
-        return Stretch(iteration, begun, first, second, self.growth, self.gap, self.n - n)
 
     def rows(self, k: int) -> list[Row]:
         """Return the rows of the k-th iteration."""
@@ -151,9 +139,7 @@ class SimulatedReplica:
         try:
             self.scheduler.enqueue(group, seconds(self._loop.now))
         except ServingError as refusal:
-            for inference in group:
-                inference.error = refusal
-            self._end(group)
+            self._refuse(group, refusal)
             return
         if self._stretch is None:
             self._plan_at(self._loop.now + self.costs.gap)
@@ -163,58 +149,29 @@ class SimulatedReplica:
             elif (deadline := self.scheduler.next_deadline()) is not None:
                 self._cut(not_before(deadline))
 
-    def cancel(self, group: Group) -> None:
-        """End the inferences of a group that have not ended, queued or not."""
-        self._settle()
-        error = Cancelled("The request was cancelled.")
-        self._end_arriving([group], error)
-        self._end(self.scheduler.fail(group, error, seconds(self._loop.now)))
-        self.wake()
-
     def wake(self) -> None:
         """Plan again, if it computes nothing: KV blocks have been freed."""
         if self._stretch is None and self.scheduler.has_work:
             self._plan_at(self._loop.now + self.costs.gap)
 
     def fail(self, error: ServingError) -> None:
-        """End all requests, and compute nothing any more."""
-        self._settle()
+        """End all requests, and compute nothing any more. Iterations that have ended count."""
         if self._next is not None:
             self._next.cancel()
-        self._stretch = self._next = None
-        self._end_arriving([group for _, group in self._arriving], error)
+        stretch, self._stretch, self._next = self._stretch, None, None
+        if stretch is not None and stretch.n > 1 and (n := stretch.ended_by(self._loop.now)):
+            self._apply(stretch._replace(n=n))
+        arriving, self._arriving = self._arriving, deque()
+        for event, group in arriving:
+            event.cancel()
+            self._refuse(group, error)
         ended = self.scheduler.fail(self.scheduler.in_flight(), error, seconds(self._loop.now))
         self._end(ended)
 
-    def _end_arriving(self, groups: list[Group], error: ServingError) -> None:
-        """End the groups that are not queued yet."""
-        ending = [arrival for arrival in self._arriving if arrival[1] in groups]
-        self._arriving = deque(arrival for arrival in self._arriving if arrival[1] not in groups)
-        for event, group in ending:
-            event.cancel()
-            for inference in group:
-                inference.error = error
-            self._end(group)
-
-    def _settle(self) -> None:
-        """Apply the iterations that have ended by now; the one being computed goes on, alone."""
-        if self._stretch is None or self._stretch.n == 1:
-            return
-        self._cut(self._loop.now)
-        stretch, n = self._stretch, self._stretch.ended_by(self._loop.now)
-        if n == 0:
-            return
-        assert self._next is not None
-        self._next.cancel()
-        rest = stretch.after(n)
-        self._stretch = stretch._replace(n=n)
-        self._finish()
-        if rest.n:
-            self._stretch = rest
-            if self._next is not None:
-                self._next.cancel()
-                self._planned_at = None
-            self._next = self._loop.at(rest.end(0), END, self._finish)
+    def _refuse(self, group: Group, error: ServingError) -> None:
+        for inference in group:
+            inference.error = error
+        self._end(group)
 
     @property
     def has_work(self) -> bool:
@@ -303,6 +260,12 @@ class SimulatedReplica:
         stretch = self._stretch
         assert stretch is not None
         self._stretch = self._next = None
+        self._apply(stretch)
+        if self.scheduler.has_work:
+            self._plan_at(self._free_at)
+
+    def _apply(self, stretch: Stretch) -> None:
+        """Apply the iterations of a stretch, and end the requests that they answer."""
         iteration, ends = stretch.iteration, stretch.ends()
         times = [end / PS for end in ends]
         answered = apply_repeated(self.scheduler, iteration, self._generate(iteration), times)
@@ -310,5 +273,3 @@ class SimulatedReplica:
         self._free_at = ends[-1] + gap
         self._computed(stretch)
         self._end(answered)
-        if self.scheduler.has_work:
-            self._plan_at(self._free_at)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from config.shapes import SHAPES
 from generate.memory import FEW
-from simulate.time import PS
+from simulate.loop import PS
 
 PREFIX = "roofline:"
 # shares of bandwidth and peak that are reached: steps of this engine on a CPU (results/engine)

@@ -2,7 +2,8 @@
 
 python -m simulate.saved_page FILE
 
-RUN           RUN/live.html, of static and dynamic, or the first two, and a link in the run's report
+RUN           RUN/live.html, of static and dynamic, or the first two, and a link in the run's
+              report. A simulated run is served again, a measured one replayed by its recordings
 CALLS.jsonl   CALLS.html, of the recording that a server's --record wrote
 VLLM.jsonl    the same of a recording of vLLM; --vllm shows it beside a run
 """
@@ -11,17 +12,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.runs import LIVE, RunError, load, refuse_overwriting
+from client.runs import LIVE, Run, RunError, load, refuse_overwriting
+from client.traces import Request, load_trace
 from compare.report import report
-from config import ConfigError, Parser, refuse_unknown
+from config import Config, ConfigError, Parser, refuse_unknown
+from config.left import used
+from scheduling import user_policies
+from scheduling.scheduler import Scheduler
 from server.live import page
-from simulate import vllm as vllm_recording
-from simulate.saved import chosen, histories
+from server.live.observer import RunObserver, about
+from simulate import vllm
+from simulate.costs import Costs, CostsError
+from simulate.costs import load as load_costs
+from simulate.replay import ReplayError, replay_file
+from simulate.server import SimulatedServer
 
 MOST_BYTES = 30_000_000  # of a page that a browser still opens quickly
 
@@ -31,16 +42,13 @@ def main() -> None:
         prog="python -m simulate.saved_page",
         description="The rows of a saved run, iteration by iteration, as one page.",
     )
+    over = "replace a page that is there (else refused, unless in a run)"
     add = parser.add_argument
     add("run", type=Path, help="a folder of simulate.sh or compare.sh --record, or a recording")
     add("--vllm", type=Path, metavar="FILE", help="show this recording of vLLM beside one server")
     add("--of", metavar="NAME[,NAME]", help="one or two of its servers (default: static,dynamic)")
     add("--out", type=Path, help="the page (default: in a run's folder, or beside a recording)")
-    add(
-        "--overwrite",
-        action="store_true",
-        help="replace a page that is there (else refused, unless in a run)",
-    )
+    add("--overwrite", action="store_true", help=over)
     try:
         arguments, unknown = parser.parse_known_args()
         refuse_unknown(parser, unknown)
@@ -59,6 +67,122 @@ def main() -> None:
         print(f"{run}: shown is {seed}", file=sys.stderr)
 
 
+def histories(path: Path) -> tuple[dict[str, str], str]:
+    """Return each server's history as JSON, and which of several seeds. Raises RunError."""
+    if vllm.is_recording(path):
+        return {vllm.NAME: vllm.history(path)}, ""
+    if path.is_file():
+        return recorded(path), ""
+    run = load(path)
+    n, first = len(run.summaries), run.first
+    seed = f"seed {first['seed']}, the first of {n}" if n > 1 else ""
+    return (again if first.get("simulated") else measured)(run, seed), seed
+
+
+def recorded(path: Path) -> dict[str, str]:
+    """Return the histories of a file's recordings; equal names get a number. Raises RunError."""
+    seen = Counter[str]()
+    texts = {}
+    for kept in _recordings(path, "not recorded", f"recorded: {path.name}"):
+        name = str(kept.history.about["name"])
+        seen[name] += 1
+        name = name if seen[name] == 1 else f"{name} {seen[name]}"
+        texts[name] = kept.json(name)
+    return texts
+
+
+def _recordings(path: Path, model: str, note: str) -> list[RunObserver]:
+    recordings: list[RunObserver] = []
+
+    def observe(scheduler: Scheduler, settings: Any) -> RunObserver:
+        recordings.append(RunObserver(scheduler, about(settings, model) | {"note": note}))
+        return recordings[-1]
+
+    try:
+        replayed = replay_file(str(path), observe)
+    except ReplayError as error:
+        raise RunError(str(error)) from None
+    if replayed.first_difference:
+        raise RunError(f"{path} cannot be shown: {replayed}")
+    return recordings
+
+
+def measured(run: Run, seed: str) -> dict[str, str]:
+    """Return the histories of servers that were started with --record. Raises RunError."""
+    results = run.results[0]
+    configs = {name: result["config"] for name, result in results.items() if result.get("config")}
+    path_of = {name: config.get("record") for name, config in configs.items()}
+    paths = dict.fromkeys(path for path in path_of.values() if path)
+    if not paths or not all(Path(path).exists() for path in paths):
+        raise RunError(
+            f"{run.folder} has no recording of its servers, and a report keeps no rows; measure "
+            f"again with --record {run.folder / 'calls.jsonl'}"
+        )
+    if run.missing_seeds:
+        raise RunError(f"{run.folder} was interrupted, and recordings name no seed; measure again")
+    texts: dict[str, str] = {}
+    for path in paths:  # of servers one after another; the last ones are this run's, seed by seed
+        names = [name for name in path_of if path_of[name] == path]
+        note = ", ".join(filter(None, (f"recorded: {Path(path).name}", seed)))
+        recordings = _recordings(Path(path), str(run.first["config"]["model"]), note)
+        recordings = recordings[-len(names) * len(run.results) :][: len(names)]
+        modes = [kept.history.about["mode"] for kept in recordings]
+        if modes != [configs[name]["mode"] for name in names]:
+            raise RunError(
+                f"{path} does not end with the recordings of {', '.join(names)}; measure again "
+                f"with a --record of the run's own"
+            )
+        texts |= {name: kept.json(name) for name, kept in zip(names, recordings)}
+    return texts
+
+
+def again(run: Run, seed: str) -> dict[str, str]:
+    """Return a simulated run's histories by serving its trace again. Raises RunError."""
+    first, trace = run.first, run.folders[0] / "trace.jsonl"
+    if first["simulated"]["layout"]:
+        raise RunError(f"{run.folder} has several replicas, and rows are shown of one server")
+    if not trace.exists():
+        raise RunError(f"{trace} is not there; simulate again, a trace that is short enough")
+    given = {name: result.get("config") or {} for name, result in run.results[0].items()}
+    named = (str(each.get(key)) for each in given.values() for key in ("mode", "order"))
+    if absent := user_policies.absent(named):
+        raise RunError(f"{run.folder}: {absent}")
+    for name, each in given.items():
+        if sentence := used(each):
+            raise RunError(f"{name} of {run.folder} cannot be served again: {sentence}")
+    try:
+        costs, requests = load_costs(first["simulated"]["costs"]), load_trace(trace)
+        configs = {name: Config(**each) for name, each in given.items()}
+    except CostsError as error:
+        raise RunError(str(error)) from None
+    except (TypeError, ValueError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise RunError(f"{run.folder} cannot be served again ({why}); simulate it again") from None
+    note = ", ".join(filter(None, (seed, f"commit {first['commit']}, {first['date']}")))
+    stream = bool(first["stream"])
+    return {
+        name: serve_again(name, config, costs, requests, note, stream)
+        for name, config in configs.items()
+    }
+
+
+def serve_again(
+    name: str, config: Config, costs: Costs, requests: Sequence[Request], note: str, stream: bool
+) -> str:
+    """Serve a trace by a simulated server; return its history, as JSON."""
+    observers: list[RunObserver] = []
+    facts = about(config, config.model_name)
+    facts |= {"simulated": f"simulated, costs {costs.name}", "note": note}
+
+    def observe(scheduler: Scheduler) -> RunObserver:
+        observers.append(RunObserver(scheduler, facts, zero=0.0))
+        return observers[-1]
+
+    server = SimulatedServer(name, config, costs, stream=stream, jump=False, observe=observe)
+    server.replay(requests)
+    return observers[0].json(name)
+
+
 def beside(texts: Mapping[str, str], names: list[str] | None, log: Path) -> dict[str, str]:
     """Return one server's history and vLLM's; both first requests come at once. Raises RunError."""
     if names is None:
@@ -67,8 +191,21 @@ def beside(texts: Mapping[str, str], names: list[str] | None, log: Path) -> dict
         raise RunError("beside --vllm a page shows one server; name one with --of")
     [text] = chosen(texts, names)
     first = min((arrived_at for _, arrived_at, *_ in json.loads(text)["requests"]), default=0.0)
-    name = vllm_recording.NAME if vllm_recording.NAME not in names else f"{vllm_recording.NAME} 2"
-    return {names[0]: text, name: vllm_recording.history(log, first)}
+    name = vllm.NAME if vllm.NAME not in names else f"{vllm.NAME} 2"
+    return {names[0]: text, name: vllm.history(log, first)}
+
+
+def chosen(texts: Mapping[str, str], names: list[str] | None) -> list[str]:
+    """Return one or two histories, by default static's and dynamic's. Raises RunError."""
+    if names is None:
+        both = [name for name in ("static", "dynamic") if name in texts]
+        names = both if len(both) == 2 else list(texts)[:2]
+    if unknown := [name for name in names if name not in texts]:
+        raise RunError(f"there is no {unknown[0]!r}; name one or two of {', '.join(texts)}")
+    if len(names) > 2:
+        known = ", ".join(texts)
+        raise RunError(f"a page shows one or two servers; name them with --of, of {known}")
+    return [texts[name] for name in names]
 
 
 def write_page(run: Path, texts: list[str], out: Path | None) -> None:

@@ -34,24 +34,41 @@ from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag
 from config.resolve import physical_cores, resolve
 from generate.tokenizer import TokenizerUnavailable
 from simulate import plan
-from simulate.apart import refuse
 from simulate.costs import FAKE, Costs, CostsError, load
+from simulate.disaggregated import refuse
 from simulate.fleet import Layout
 from simulate.jobs import Jobs, Reporting
-from simulate.layouts import add_replicas, described, layout_of
+from simulate.layouts import add_flags, add_replicas, described, layout_of
 from simulate.replay import ReplayError, replay_file
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 from simulate.trial import ATTAINMENT, SEEDS, Question, Traffic, Trial, question_of
 
 # settings of an engine, which belong to its costs
-ENGINE = (
-    "model", "weights", "tokenizer", "device", "dtype", "threads", "generator", "attention",
-    "linear", "sampler", "norms", "kernels", "enforce_eager", "batch_invariant", "kv_dtype",
-    "padded_prefill", "padded_compact", "fake_slowdown",
-)  # fmt: skip
+MODEL = ("model", "weights", "tokenizer", "dtype", "kv_dtype")
+PARTS = ("generator", "attention", "linear", "sampler", "norms", "kernels")
+PADDED = ("padded_prefill", "padded_compact")
+MACHINE = ("device", "threads", "enforce_eager", "batch_invariant", "fake_slowdown")
+ENGINE = (*MODEL, *PARTS, *PADDED, *MACHINE)
 # settings of real servers
 OF_SERVERS = ("also", "timeout", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
+SHOWN = ("--costs", "--replicas", "--plan", "--slo")  # by --help first, besides those of all
+FLAGS = {  # with their values
+    "--costs NAME": "how long iterations take: a file of results/costs, a path that ends in .json, "
+    "second (one second each), fake (as the fake engine), or an estimate for a machine that is not "
+    "here, such as roofline:h100,gpt2-medium,bfloat16 (default: fake)",
+    "--jobs N": "processes that share variants, seeds and --plan's traces; results are the same "
+    "with any number (default: as many as this machine has cores)",
+    "--replay FILE": "make the calls of a server's --record FILE again, and say how many "
+    "iterations are equal",
+    "--slo NAME:MS": "with --plan: limits on ttft, tpot, e2el",
+    "--attainment SHARE": "with --plan: share of requests that must meet --slo (default: "
+    f"{ATTAINMENT})",
+}
+PLAN = (
+    "instead: find the fewest replicas that meet --slo, by --repeats traces of --arrival or "
+    f"--users, or as many runs of --trace (default: {SEEDS})"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +77,6 @@ class Simulation(Options):
 
     costs: Costs
     layout: Layout
-    jump: bool
     jobs: int  # processes
     question: Question | None = None  # of --plan
     recording: str | None = None  # of --replay
@@ -127,9 +143,10 @@ class Simulating(compare.Comparison):
             return
         elsewhere = copy.copy(self)
         elsewhere.progress = Reporting()
-        with Jobs(self.options.jobs, self.progress) as jobs, self.progress.step("simulating"):
-            with self.progress.paused():
-                futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
+        with self.progress.paused():
+            workers = Jobs(self.options.jobs, self.progress)
+        with workers as jobs, self.progress.step("simulating"):
+            futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
             for (_, name), future in zip(self.tasks, futures):
                 done, said = jobs.result(future) or (Measured(stopped=KeyboardInterrupt()), ())
                 for text in said:
@@ -142,11 +159,8 @@ class Simulating(compare.Comparison):
                     return
 
     def _server(self, name: str, layout: Layout) -> SimulatedServer:
-        options = self.options
-        return SimulatedServer(
-            name, options.config(name), options.costs, layout,
-            stream=options.stream, jump=options.jump,
-        )  # fmt: skip
+        options, config = self.options, self.options.config(name)
+        return SimulatedServer(name, config, options.costs, layout, stream=options.stream)
 
     def facts(self) -> dict[str, Any]:
         costs, layout = self.options.costs, described(self.options.layout)
@@ -166,31 +180,11 @@ def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, S
 def parse(argv: Sequence[str]) -> Simulation:
     """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
     parser = parser_of(
-        "./simulate.sh", "Replay one trace against every batching mode, in virtual time.",
-        "--costs", "--replicas", "--plan", "--slo",
-    )  # fmt: skip
-    add = parser.add_argument
-    # fmt: off
-    add("--costs", default=FAKE.name, metavar="NAME",
-        help="how long iterations take: a file of results/costs, a path that ends in .json, "
-        "second (one second each), fake (as the fake engine), or an estimate for a machine "
-        "that is not here, such as roofline:h100,gpt2-medium,bfloat16 (default: fake)")
-    add("--step", action="store_true",
-        help="compute every iteration instead of jumping over equal ones; slower, with the same "
-        "results")
-    add("--jobs", type=int, default=physical_cores(), metavar="N",
-        help="processes that share variants, seeds and --plan's traces; results are the same with "
-        "any number (default: as many as this machine has cores)")
-    add("--replay", metavar="FILE",
-        help="make the calls of a server's --record FILE again, and say how many iterations "
-        "are equal")
-    add("--plan", action="store_true",
-        help="instead: find the fewest replicas that meet --slo, by --repeats traces of --arrival "
-        f"or --users, or as many runs of --trace (default: {SEEDS})")
-    add("--slo", nargs="+", metavar="NAME:MS", help="with --plan: limits on ttft, tpot, e2el")
-    add("--attainment", type=float, metavar="SHARE",
-        help=f"with --plan: share of requests that must meet --slo (default: {ATTAINMENT})")
-    # fmt: on
+        "./simulate.sh", "Replay one trace against every batching mode, in virtual time.", *SHOWN
+    )
+    add_flags(parser.add_argument, FLAGS)
+    parser.set_defaults(costs=FAKE.name, jobs=physical_cores())
+    parser.add_argument("--plan", action="store_true", help=PLAN)
     add_replicas(parser)
     add_settings(parser, hidden={*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"})
     given = {word.split("=")[0] for word in argv}
@@ -206,10 +200,8 @@ def parse(argv: Sequence[str]) -> Simulation:
         raise ConfigError(f"--costs: {error}") from None
     layout, compared = layout_of(known), chosen(known)
     question = question_of(known, costs, "--repeats" in given) if known.plan else None
-    options = Simulation(
-        **compared, costs=costs, layout=layout, jump=not known.step, jobs=known.jobs,
-        question=question, recording=known.replay,
-    )  # fmt: skip
+    own = {"question": question, "recording": known.replay}
+    options = Simulation(**compared, costs=costs, layout=layout, jobs=known.jobs, **own)
     if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay repeats recorded calls; leave out all other flags")
     if known.jobs < 1:
@@ -235,17 +227,12 @@ def answer(options: Simulation, question: Question) -> None:
     refuse_overwriting(map(options.out.joinpath, plan_page.FILES), options.overwrite)
     arrival = "" if options.arrival == "auto" else options.arrival
     traffic = Traffic(options.workload, arrival, options.trace, options.scale)
-    trials = [
-        Trial(name, options.config(name), options.costs, options.layout, options.stream,
-              traffic, question, question.seeds[0])
-        for name in options.variants
-    ]  # fmt: skip
+    served = options.costs, options.layout, options.stream, traffic, question, question.seeds[0]
+    trials = [Trial(name, options.config(name), *served) for name in options.variants]
     with contextlib.ExitStack() as stack:
         calls: Callable[..., Any] = map
         if options.jobs > 1:
-            workers = stack.enter_context(Jobs(options.jobs))
-            workers.submit(int)  # forks all of them, before there is a thread of Progress
-            calls = workers.map
+            calls = stack.enter_context(Jobs(options.jobs)).map  # before Progress has a thread
         progress = stack.enter_context(Progress(Console()))
         answers = plan.plan(trials, progress, calls)
         for sentence in plan_page.sentences(answers, question):
@@ -279,7 +266,3 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,7 @@ from config import Config, ConfigError, flag
 from simulate.costs import Costs
 from simulate.fleet import Layout
 from simulate.jobs import Stoppable
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 
 ATTAINMENT = 0.99  # unless it is given
 SEEDS = 40  # the least and the most of so many values enclose 95% of others (`plan.coverage`)
@@ -59,7 +59,7 @@ def question_of(known: argparse.Namespace, costs: Costs, repeats: bool) -> Quest
     """Return the question that --plan answers. repeats: --repeats is given. Raises ConfigError."""
     if not known.slo:
         raise ConfigError("--plan needs limits: --slo ttft:200 tpot:50")
-    for name in ("sweep", "fail", "step", "goodput", "replicas"):
+    for name in ("sweep", "fail", "goodput", "replicas"):
         if getattr(known, name):
             raise ConfigError(
                 f"--plan draws traces and tries replicas itself; leave out {flag(name)}"
@@ -67,14 +67,12 @@ def question_of(known: argparse.Namespace, costs: Costs, repeats: bool) -> Quest
     share = ATTAINMENT if known.attainment is None else known.attainment
     if not 0 < share <= 1:
         raise ConfigError("--attainment must be above 0, and 1 at most")
-    seeds = known.repeats if repeats else SEEDS
+    slo, n = parse_goodput(known.slo, "--slo"), known.repeats if repeats else SEEDS
     traffic = str(known.trace) if known.trace else " ".join(known.users or ())
-    return Question(
-        parse_goodput(known.slo, "--slo"), share,
-        " at ".join(filter(None, (traffic, known.arrival))), known.numsamples,
-        tuple(range(known.seed, known.seed + seeds)), costs.uncertainty,
-        _rate(known), drawn=not known.trace or bool(known.arrival),
-    )  # fmt: skip
+    arrival = " at ".join(filter(None, (traffic, known.arrival)))
+    seeds, drawn = tuple(range(known.seed, known.seed + n)), not known.trace or bool(known.arrival)
+    of_run = share, arrival, known.numsamples, seeds, costs.uncertainty, _rate(known), drawn
+    return Question(slo, *of_run)
 
 
 def _rate(known: argparse.Namespace) -> float | None:
@@ -173,11 +171,10 @@ class Trial(NamedTuple):
         outcomes = server.replay(requests, watch=Stoppable())
         slo, n = self.question.slo, len(requests)
         measures = judged(requests, outcomes, slo)
-        return TrialResult(
-            measures["attainment"], queue_grows(measures), measures["slowest_row_s"],
-            measures["p99_ttft_ms"] or math.inf, measures["p99_e2el_ms"] or math.inf, n,
-            {k: float(meet(outcomes.answers, {k: v}).sum()) / n for k, v in slo.items()},
-        )  # fmt: skip
+        p99 = measures["p99_ttft_ms"] or math.inf, measures["p99_e2el_ms"] or math.inf
+        within = {k: float(meet(outcomes.answers, {k: v}).sum()) / n for k, v in slo.items()}
+        grows, slowest_row_s = queue_grows(measures), measures["slowest_row_s"]
+        return TrialResult(measures["attainment"], grows, slowest_row_s, *p99, n, within)
 
 
 class TrialResult(NamedTuple):

@@ -16,6 +16,13 @@ from server.live.history import PAUSED, History, QueueSnapshot, Skipped
 
 FORMAT = 1  # of a recording
 NAME = "vllm"
+SETTINGS = {  # as the page names them, and as vLLM does
+    "model": "model",
+    "order": "policy",
+    "max_batch_size": "max_num_seqs",
+    "token_budget": "max_num_batched_tokens",
+    "block_size": "block_size",
+}
 MISSING = (
     "Not in vLLM's recording: which KV blocks are shared or cached, and why a running request is "
     "not computed (drawn as paused)."
@@ -74,11 +81,7 @@ def _recording(entries: Sequence[Any], history: History, zero: float) -> str:
         )
     if not steps:
         raise RunError("it has no iterations yet; send vLLM some requests first")
-    names = {
-        "order": "policy", "max_batch_size": "max_num_seqs", "model": "model",
-        "token_budget": "max_num_batched_tokens", "block_size": "block_size",
-    }  # fmt: skip
-    history.about |= {name: head[theirs] for name, theirs in names.items()}
+    history.about |= {name: head[theirs] for name, theirs in SETTINGS.items()}
     history.about["name"] = f"vLLM {head['vllm']}"
     requests: dict[int, Inference] = {
         number: _request(number, arrived_at, prompt_tokens, max_tokens)

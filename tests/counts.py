@@ -1,4 +1,4 @@
-"""How many examples a property is tried on."""
+"""How many examples a property is tried on, and which cases are left to --all."""
 
 from __future__ import annotations
 

@@ -14,34 +14,34 @@ import argparse
 import ast
 import copy
 import random
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.servers import ROOT
+
 AREAS = {  # what is broken, and the tests that must notice
-    "scheduling": (["scheduling", "batching.py"], ["tests/scheduling", "tests/simulate"]),
-    "engine": (["generate", "model.py", "config/shapes.py", "generate/weights.py"],
-               ["tests/generate", "tests/server/api/test_logprobs.py",
-                "tests/simulate/test_costs.py"]),
-    "api": (["server/api"], ["tests/server/api"]),
-    "comparison": (["compare", "stats.py"], ["tests/compare", "tests/client"]),
-}  # fmt: skip
-# where things are drawn, which no test looks at by the pixel; elsewhere `draws` says where
-SKIPPED = {"client/drawing.py", "compare/report/figures.py"}
+    "scheduling batching.py": "tests/scheduling tests/simulate",
+    "generate model.py config/shapes.py": "tests/generate tests/server/api/test_logprobs.py "
+    "tests/simulate/test_costs.py",
+    "server/api": "tests/server/api",
+    "compare stats.py": "tests/compare tests/client",
+}
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
+    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add},
+}
+DRAWS = re.compile(r"\b(axis|Axes|Figure)\b")  # in the head of a function
 TIMEOUT_S = 900
+Place = tuple[str, Path, int, int]  # tests, file, index in `ast.walk`, change
 
 
 def changes(node: ast.AST) -> Iterator[str]:
@@ -69,84 +69,66 @@ def changes(node: ast.AST) -> Iterator[str]:
                 body[i] = line
 
 
-def draws(function: ast.FunctionDef) -> bool:
-    """Return whether a function makes a figure or is given an axis to draw on."""
-    makes_figure = isinstance(function.returns, ast.Name) and function.returns.id == "Figure"
-    return makes_figure or "axis" in [each.arg for each in function.args.args]
-
-
-def places(tree: ast.Module) -> list[tuple[int, int]]:
-    """Index (in `ast.walk`) and change of each mutant, of code that runs in a function."""
-    functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
-    lines = (line for function in functions if not draws(function) for line in function.body)
+def places(file: Path, tests: str) -> Iterator[Place]:
+    """Yield each mutant of the code that runs in a function, and draws nothing: no test looks at a
+    figure by the pixel.
+    """
+    tree = ast.parse(file.read_text())
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    lines = [line for each in functions if not DRAWS.search(_head(each)) for line in each.body]
     runs = {id(node) for line in lines for node in ast.walk(line)}
-    walked = [(at, node) for at, node in enumerate(ast.walk(tree)) if id(node) in runs]
-    return [
-        (at, which) for at, node in walked for which, _ in enumerate(changes(copy.deepcopy(node)))
-    ]
+    for at, node in enumerate(ast.walk(tree)):
+        if id(node) in runs:
+            for which, _ in enumerate(changes(copy.deepcopy(node))):
+                yield tests, file, at, which
 
 
-def mutant(source: str, at: int, which: int) -> tuple[str, str]:
-    """The source with one change, and the change in words."""
+def _head(function: ast.FunctionDef) -> str:
+    return ast.unparse(function.args) + ast.unparse(function.returns or ast.Constant(None))
+
+
+def chosen(n: int, seed: int, folder: Path) -> Iterator[Place]:
+    """Yield n mutants, as many of each area."""
+    draw = random.Random(seed)
+    for rooms, tests in AREAS.items():
+        files = [
+            file
+            for path in (folder / room for room in rooms.split())
+            for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
+        ]
+        all_places = [place for file in files for place in places(file, tests)]
+        yield from draw.sample(all_places, n // len(AREAS))
+
+
+def died(folder: Path, tests: str, file: Path, at: int, which: int) -> bool:
+    """Run the tests on one mutant; return whether one failed, and print the change."""
+    source = file.read_text()
     tree = ast.parse(source)
     node = list(ast.walk(tree))[at]
     what = next(islice(changes(node), which, None))
-    return ast.unparse(ast.fix_missing_locations(tree)), f"{getattr(node, 'lineno', '?')}: {what}"
-
-
-def chosen(n: int, seed: int, folder: Path) -> list[tuple[str, str, int, int]]:
-    """Area, file and place of n mutants, as many of each area."""
-    draw, picked = random.Random(seed), []
-    for area, (rooms, _) in AREAS.items():
-        files = [file for room in rooms for file in sorted((folder / room).rglob("*.py"))]
-        files += [folder / room for room in rooms if room.endswith(".py")]
-        names = [name for file in files if (name := str(file.relative_to(folder))) not in SKIPPED]
-        trees = ((name, ast.parse((folder / name).read_text())) for name in names)
-        all_places = [(area, name, *place) for name, tree in trees for place in places(tree)]
-        picked += draw.sample(all_places, n // len(AREAS))
-    return picked
-
-
-def noticed(folder: Path, area: str, file: str, at: int, which: int) -> tuple[bool, str]:
-    """Run the area's tests on one mutant in `folder`; return whether one failed, and the change."""
-    path = folder / file
-    source = path.read_text()
-    broken, what = mutant(source, at, which)
-    path.write_text(broken)
-    tests = [test for test in AREAS[area][1] if (folder / test).exists()]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout=120", *tests]
-    command += ["-m", "not nightly and not extra and not alone"]
+    file.write_text(ast.unparse(ast.fix_missing_locations(tree)))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--timeout=120", *tests.split()]
+    command += ["-n", "2", "-m", "not nightly and not extra and not alone"]
     try:
         done = subprocess.run(command, cwd=folder, timeout=TIMEOUT_S, capture_output=True)
-        return done.returncode != pytest.ExitCode.OK, f"{file}:{what}"
+        dead = done.returncode != pytest.ExitCode.OK
     except subprocess.TimeoutExpired:
-        return True, f"{file}:{what} (time)"
-    finally:
-        path.write_text(source)
+        dead = True
+    file.write_text(source)
+    where = f"{file.relative_to(folder)}:{getattr(node, 'lineno', '?')}"
+    print("died    " if dead else "SURVIVED", f"{where}: {what}", flush=True)
+    return dead
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("--n", type=int, default=60, help="mutants (default: 60)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2, help="mutants at a time (default: 2)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for i in range(options.processes):
-            folder = Path(temporary) / str(i)
-            subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
-            copies.put(folder)
-
-        def tried(place: tuple[str, str, int, int]) -> bool:
-            folder = copies.get()
-            dead, what = noticed(folder, *place)
-            copies.put(folder)
-            print("died    " if dead else "SURVIVED", what, flush=True)
-            return dead
-
-        with ThreadPoolExecutor(options.processes) as pool:
-            dead = list(pool.map(tried, chosen(options.n, options.seed, folder)))
+        folder = Path(temporary)
+        subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
+        dead = [died(folder, *place) for place in list(chosen(options.n, options.seed, folder))]
     print(f"{sum(dead)} of {len(dead)} mutants died")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from client.traces import Request
 from compare.servers import server as server
 from compare.servers import wait_until_ready
 from config.ports import free_port as free_port
-from generate.fake import token
 from scheduling.inference import Generator, Iteration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,19 +40,8 @@ def asks(n: int, num_tokens: int, prompt: str = "one two three") -> list[Request
     ]
 
 
-def fake_text(request: Request) -> str:
-    """Return the fake model's completion."""
-    ids, seed = request.prompt_ids or list(str(request.prompt).encode()), request.seed or 0
-    return bytes(token(ids, seed, i) for i in range(request.num_tokens)).decode()
-
-
 def assert_all_answered(outcomes: list[Outcome]) -> None:
     assert [outcome.error for outcome in outcomes if outcome.error] == []
-
-
-def scrape(url: str) -> str:
-    """The text of a server's /metrics."""
-    return get_text(f"{url}/metrics")
 
 
 def wait_until(
@@ -62,6 +51,11 @@ def wait_until(
     while not true():
         assert time.monotonic() < end, "it never came to that"
         time.sleep(every_s)
+
+
+def scrape(url: str) -> str:
+    """The text of a server's /metrics."""
+    return get_text(f"{url}/metrics")
 
 
 def metric(url: str, name: str) -> float:
@@ -77,9 +71,8 @@ def wait_until_free(url: str, patience_s: float = PATIENCE_S) -> None:
 
 def processes_with(name: str, value: str) -> list[list[str]]:
     """Commands of the processes that run with this variable in their environment."""
-    infos = (process.info for process in psutil.process_iter(["environ", "cmdline", "status"]))
-    alive = (info for info in infos if info["status"] != psutil.STATUS_ZOMBIE)
-    return [info["cmdline"] for info in alive if (info["environ"] or {}).get(name) == value]
+    infos = (process.info for process in psutil.process_iter(["environ", "cmdline"]))
+    return [info["cmdline"] for info in infos if (info["environ"] or {}).get(name) == value]
 
 
 @contextlib.contextmanager
@@ -112,12 +105,9 @@ def events(raw: bytes) -> list[Any]:
     """The JSON of every event of a whole stream, which must end with [DONE]."""
     *blocks, done, rest = raw.split(b"\n\n")
     assert done == b"data: [DONE]" and rest == b"", raw[-200:]
-    found = []
-    for block in blocks:
-        assert block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block, block
-        assert block.isascii(), "some clients take U+2028 for the end of a line"
-        found.append(json.loads(block.removeprefix(b"data: ")))
-    return found
+    assert raw.isascii(), "some clients take U+2028 for the end of a line"
+    assert all(re.fullmatch(b"data: [^\r\n]+", block) for block in blocks), raw
+    return [json.loads(block.removeprefix(b"data: ")) for block in blocks]
 
 
 class Spelling(Generator):

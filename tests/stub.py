@@ -18,9 +18,8 @@ class Stub(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(
-        self, first_s: float = 0.0, gap_s: float = 0.0, usage: bool = True,
-        models: tuple[str, ...] = ("stub",),
-    ):  # fmt: skip
+        self, first_s: float = 0, gap_s: float = 0, usage: bool = True, models: Any = ("stub",)
+    ):
         super().__init__(("127.0.0.1", 0), Handler)
         self.first_s, self.gap_s, self.usage, self.models = first_s, gap_s, usage, models
         self.bodies: list[dict[str, Any]] = []
@@ -40,10 +39,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.path != "/v1/models":
+        if self.path == "/v1/models":
+            self._whole(200, {"data": [{"id": model} for model in self.server.models]})
+        else:
             self._whole(404, {"detail": "Not Found"})
-            return
-        self._whole(200, {"data": [{"id": model} for model in self.server.models]})
 
     def do_POST(self) -> None:
         stub = self.server

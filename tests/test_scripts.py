@@ -13,11 +13,9 @@ import pytest
 
 from tests.servers import ROOT, processes_with, wait_until
 
-SCRIPTS = [
-    ["./compare.sh"], ["./simulate.sh"], ["./server.sh", "dynamic"], ["./docs.sh"],
-    ["./playground.sh"], ["./server.sh", "dynamic", "--replicas", "2"], ["./lab/benchmarks/gpu.sh"],
-    ["./test.sh", "course"], ["./test.sh", "--policy", "mine.py"], ["./test.sh"],
-]  # fmt: skip
+SCRIPTS = ["compare.sh", "simulate.sh", "server.sh dynamic", "docs.sh", "playground.sh"]
+SCRIPTS += ["server.sh dynamic --replicas 2", "lab/benchmarks/gpu.sh"]
+SCRIPTS += ["test.sh", "test.sh course", "test.sh --policy mine.py"]
 STAYS = """#!/usr/bin/env bash
 case "$*" in
     *ruff*) ;;
@@ -26,22 +24,26 @@ esac
 """
 
 
-@pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
-def test_to_end_a_script_ends_what_it_started(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_to_end_a_script_ends_what_it_started(command: str, tmp_path: Path) -> None:
     """./playground.sh left its server, and ./test.sh pytest: only the shell ended."""
     (tmp_path / "stays").write_text(STAYS)
     (tmp_path / "stays").chmod(0o700)
-    script = tmp_path / words[0]
-    script.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / words[0], script)
+    name, *words = command.split()
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "setup.sh").write_text('PYTHON="$ROOT/stays"')
-    n = 2 if words == ["./test.sh"] else 1  # mypy and pytest
+    n = 2 if command == "test.sh" else 1  # mypy and pytest
 
     def stay() -> int:
         return processes_with("OF_TEST", str(tmp_path)).count(["sleep", "100"])
 
-    environment = os.environ | {"OF_TEST": str(tmp_path)}
-    with subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(
+        [tmp_path / name, *words],
+        cwd=tmp_path.anchor,  # from any folder
+        env=os.environ | {"OF_TEST": str(tmp_path)},
+        start_new_session=True,
+    ) as process:
         try:
             wait_until(lambda: stay() == n, every_s=0.05)
             process.terminate()

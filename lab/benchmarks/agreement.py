@@ -34,8 +34,7 @@ from scheduling.sampling import Sampling
 from simulate import drive
 
 # a decision of the oracle closer than this may go either way: the sums' order differs
-LOGIT_MARGIN = 1e-3
-DRAW_MARGIN = 1e-5
+LOGIT_MARGIN, DRAW_MARGIN = 1e-3, 1e-5
 # tokens of prompts that no graph holds, and of which attention reads several rounds of keys
 LONG = (300, 700)
 # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
@@ -51,6 +50,12 @@ BENCHMARK = Benchmark(
     NO_HTTP | {"mode", "loop_interval_ms"},  # all modes, and no manager
     of_engine=True,
 )
+
+
+def oracle_of(config: Config) -> NaiveGenerator:
+    oracle = load(config.model_copy(update=PLAIN))
+    assert isinstance(oracle, NaiveGenerator)
+    return oracle
 
 
 def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
@@ -70,32 +75,26 @@ def same_ids(configs: Sequence[Config], n: int, tokens: int) -> dict[str, Any]:
     [config, *_] = configs
     prompts = [prompt for prompt, _ in burst(config, n)]
     prompts += [[i % 256 for i in range(min(long, config.max_model_len - tokens))] for long in LONG]
-    requests = [
-        (prompt, tokens, Sampling(float(i % 2), seed=i)) for i, prompt in enumerate(prompts)
-    ]
+    sampled = [Sampling(float(i % 2), seed=i) for i in range(len(prompts))]
 
     def served(config: Config, generator: Generator) -> list[Inference]:
-        inferences = [inference(config, *request) for request in requests]
-        arrivals = [(0.0, [inference]) for inference in inferences]
+        asked = [inference(config, ids, tokens, how) for ids, how in zip(prompts, sampled)]
+        arrivals = [(0.0, [each]) for each in asked]
         drive(build_scheduler(config), arrivals, lambda _: 0.0, generator.generate)
-        return inferences
+        return asked
 
     engine = load(config)
     inferences = [each for config in configs for each in served(config, engine)]
     del engine  # its memory is the oracle's now
-    plain = config.model_copy(update=PLAIN)
-    oracle = load(plain)
-    assert isinstance(oracle, NaiveGenerator)
-    verdicts = Counter(
-        verdict(oracle, expected, inference.tokens)
-        for inference, expected in zip(inferences, len(configs) * served(plain, oracle))
-    )
+    oracle = oracle_of(config)
+    expected = len(configs) * served(config.model_copy(update=PLAIN), oracle)
+    verdicts = Counter(verdict(oracle, *pair) for pair in zip(expected, inferences))
     return {"requests": len(inferences), "equal": 0, "undecided": 0, "different": 0} | verdicts
 
 
-def verdict(oracle: NaiveGenerator, expected: Inference, tokens: Sequence[int]) -> str:
+def verdict(oracle: NaiveGenerator, expected: Inference, found: Inference) -> str:
     """Compare an engine's tokens with the oracle's: equal, undecided or different."""
-    pairs = enumerate(zip(tokens, expected.tokens))
+    pairs = enumerate(zip(found.tokens, expected.tokens))
     first = next((i for i, (ours, oracles) in pairs if ours != oracles), None)
     if first is None:
         return "equal"
@@ -104,11 +103,11 @@ def verdict(oracle: NaiveGenerator, expected: Inference, tokens: Sequence[int]) 
     return "undecided" if undecided(logits, expected.sampling, first) else "different"
 
 
+@torch.inference_mode()
 def near_logits(config: Config, n: int) -> dict[str, float]:
     """Bfloat16: how far logits are apart at most, after a prompt and after one more token."""
-    n_vocab = config.shape.vocab_size
-    engine, oracle = load(config), load(config.model_copy(update=PLAIN))
-    assert isinstance(engine, CachedGenerator) and isinstance(oracle, NaiveGenerator)
+    engine, oracle = load(config), oracle_of(config)
+    assert isinstance(engine, CachedGenerator)
     prompts, decode = [], []
     for blocks, (prompt, _) in zip(block_tables(n, 65, config.block_size), burst(config, n)):
         inference = Inference(prompt, 2, tokens=[1])
@@ -116,18 +115,13 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
         decode.append(Row(inference, len(prompt), 1, blocks, samples=True, idle=False))
     worst = largest = 0.0
     for rows in (*([row] for row in prompts), decode):
-        logits = engine.logits(rows)[:, :n_vocab].float()
-        with torch.inference_mode():
-            expected = torch.cat(
-                [oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]
-            ).float()
+        logits = engine.logits(rows)[:, : config.shape.vocab_size].float()
+        of_rows = [oracle.logits(row.inference, row.start + row.n_tokens) for row in rows]
+        expected = torch.cat(of_rows).float()
         worst = max(worst, float((logits - expected).abs().max()))
         largest = max(largest, float(expected.abs().max()))
-    return {
-        "largest_difference": worst,
-        "largest_logit": largest,
-        "tolerance": BFLOAT16_TOLERANCE * largest,
-    }
+    tolerance = BFLOAT16_TOLERANCE * largest
+    return {"largest_difference": worst, "largest_logit": largest, "tolerance": tolerance}
 
 
 def main() -> None:

@@ -11,32 +11,46 @@ residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import statistics
+import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel
 
-from client.machine import processor
+from client.calls import ServerError, get, post
+from client.load import Watch, replay
+from client.machine import ROOT, processor
+from client.measure import Target, stats_of, warm_up
+from client.outcomes import Outcome
+from client.traces import Request
+from client.wire import Plain, wire
 from compare.servers import server
-from config import ONLY_IN, ONLY_OVER_HTTP, ConfigError
-from lab.benchmarks.calibration import Rounds, Segment, TrafficServer, at_once, keep, kept, measure
+from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError
 from lab.benchmarks.fitting import Served, fit, observe, residuals
 from lab.benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
 from simulate import PS
 from simulate.costs import FOLDER, HTTP, STATED, Costs, save
 
+# completion tokens of a request at most: as many as take LONG_S alone. A server that was idle is
+# cold for some 10 ms, which must not be the half of what is fitted
+LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
+KEPT = ROOT / "runs" / "costs"  # rounds, for --more
+LOADS = (0.5, 0.85)  # of held-out traffic, as parts of the rate of a burst of it
 BENCHMARK = Benchmark(
     "costs",
     __doc__,
     {
         "--name": (str, "name of the costs, if not the model's (fake: fake-server)"),
         "--seconds": (90.0, "seconds after which no new round begins; one is always run"),
-        "--seed": (0, "seed of the traffic"),
         "--more": (False, "fit the rounds of earlier calls, too: a machine's speed changes"),
         "--out": (FOLDER, "folder"),
     },
@@ -44,6 +58,159 @@ BENCHMARK = Benchmark(
     PREFIXES
     | {"mode", "loop_interval_ms", "ahead", *ONLY_IN, *ONLY_OVER_HTTP} - {"kv_reservation"},
 )
+
+
+Arrivals = Literal["burst", "loop", "poisson"]  # at once, a closed loop, a Poisson process
+
+
+class Segment(NamedTuple):
+    """Requests that one server answered, beginning with none in flight."""
+
+    arrivals: Arrivals
+    streamed: bool
+    held_out: bool  # of the fit
+    served: list[Served]
+    iterations: list[list[float]]  # [started_at, seconds, live rows] each
+
+
+class Rounds(BaseModel):
+    """Traffic of a server with these settings; a file of it is for `--more`."""
+
+    config: Config
+    number: int = 0
+    segments: list[Segment] = []
+
+
+class _Senders(Watch):
+    """The client's clock at each sending."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def sent(self) -> None:
+        self.at.append(time.perf_counter())
+
+
+class Traffic:
+    """Requests with prompts of random ids, which no two share."""
+
+    def __init__(self, config: Config, seed: int, tokens: int = LEAST_TOKENS):
+        self._rng = random.Random(seed)
+        self._most = min(tokens, config.max_model_len // 2)
+        self._longest = config.max_model_len - self._most
+
+    def _request(self, i: int, prompt: int, num_tokens: int, **when: Any) -> Request:
+        ids = [self._rng.randrange(256) for _ in range(prompt)]
+        return Request(id=i, prompt_ids=ids, num_tokens=num_tokens, **{"at": 0.0, **when})
+
+    def _any(self, most: int) -> int:
+        """A length of 1 … most, short ones as often as long ones."""
+        return round(math.exp(self._rng.uniform(0, math.log(most))))
+
+    def together(self, n: int) -> list[Request]:
+        """n rows that decode for as long, of contexts of any length."""
+        return [self._request(i, self._any(self._longest), self._most) for i in range(n)]
+
+    def loop(self, users: int) -> list[Request]:
+        """A closed loop: rows come and go."""
+        return [
+            self._request(i, self._any(self._longest), self._any(self._most), users=users)
+            for i in range(2 * users + 6)
+        ]
+
+    def other(self, n: int, rate: float | None = None) -> list[Request]:
+        """Requests of other lengths, all at once or as a Poisson process of `rate` a second."""
+        rng, at, requests = self._rng, 0.0, []
+        for i in range(n):
+            prompt, tokens = rng.randint(1, self._longest // 4), rng.randint(1, 2 * self._most)
+            requests.append(self._request(i, prompt, min(tokens, self._longest // 2), at=at))
+            at += rng.expovariate(rate) if rate else 0.0
+        return requests
+
+
+class TrafficServer:
+    """A server of ours, and its own report of the traffic that it was sent."""
+
+    def __init__(self, url: str):
+        self._url = url
+        warm_up(Target("the server", url, Plain()), by_ids=True)
+        self.n_blocks = int(get(f"{url}/stats")["kv_blocks"])
+        self.config = Config(**get(url)["config"] | {"kv_cache": f"{self.n_blocks}blocks"})
+        _, iterations = stats_of(url)
+        alone_s = statistics.median(seconds for _, seconds, *_ in iterations)
+        self.tokens = min(MOST_TOKENS, max(LEAST_TOKENS, round(LONG_S / alone_s)))
+        # the difference of two clocks of one machine, the same in all its processes
+        self._epoch = max(time.time() - time.perf_counter() for _ in range(100))
+
+    def serve(
+        self,
+        arrivals: Arrivals,
+        requests: Sequence[Request],
+        stream: bool = False,
+        held_out: bool = False,
+    ) -> Segment:
+        """Raises ServerError if a request fails."""
+        post(f"{self._url}/stats/reset")
+        senders = _Senders()
+        outcomes = replay(self._url, requests, wire("inference", stream=stream), watch=senders)
+        iterations = [iteration[:3] for iteration in stats_of(self._url)[1]]
+        begun_at = min(senders.at) - min(outcome.sent_at for outcome in outcomes)
+        served = [self._served(outcome, begun_at, stream) for outcome in outcomes]
+        return Segment(arrivals, stream, held_out, served, iterations)
+
+    def _served(self, outcome: Outcome, begun_at: float, stream: bool) -> Served:
+        answer = outcome.answer
+        if answer is None or answer.timings is None:
+            raise ServerError(f"a request failed: {outcome.error}")
+        arrived_at = answer.timings["arrived_at"] - self._epoch
+        return Served(
+            answer.sent_at + begun_at, arrived_at, arrived_at + answer.timings["queue_s"],
+            arrived_at + answer.timings["e2e_s"], answer.answered_at + begun_at,
+            answer.prompt_tokens, answer.completion_tokens, stream,
+        )  # fmt: skip
+
+
+def measure(server: TrafficServer, seconds: float, seed: int) -> Iterator[list[Segment]]:
+    """Rounds until so many seconds are over; one at least."""
+    start = time.monotonic()
+    rows = server.config.max_batch_size
+    few = sorted({1, math.isqrt(rows), rows})
+    rng = random.Random(seed)
+    fitted, other = (Traffic(server.config, seed + k, server.tokens) for k in (0, 1))
+    for load in itertools.cycle(LOADS):
+        kinds: list[Any] = [("burst", fitted.together(n)) for n in at_once(server.config)]
+        kinds += [("loop", fitted.loop(users)) for users in few]
+        kinds += [("burst", fitted.together(n), True) for n in few]
+        rng.shuffle(kinds)
+        segments = [server.serve(*kind) for kind in kinds]
+        burst = server.serve("burst", other.other(2 * rows), held_out=True)
+        sent, received = zip(*((each.sent_at, each.received_at) for each in burst.served))
+        rate = load * len(burst.served) / (max(received) - min(sent))
+        segments += [burst, server.serve("poisson", fitted.other(rows, rate))]
+        for stream in (False, True):
+            segments.append(server.serve("poisson", other.other(rows, rate), stream, True))
+        n = sum(len(segment.iterations) for segment in segments)
+        print(f"{time.monotonic() - start:5.0f} s: {n:,} iterations", flush=True)
+        yield segments
+        if time.monotonic() > start + seconds:
+            return
+
+
+def at_once(config: Config) -> list[int]:
+    """Numbers of rows that decode together in a round: 1, 2, 3, 4, 6, 8, … or the padded sizes."""
+    sizes = {m << k for k in range(20) for m in (2, 3)} | {1, config.max_batch_size}
+    return sorted(config.decoder_batch_sizes or (n for n in sizes if n <= config.max_batch_size))
+
+
+def kept(name: str, config: Config) -> Rounds:
+    """The rounds of earlier calls. Raises ConfigError if there are none, or of other settings."""
+    try:
+        rounds = Rounds.model_validate_json((KEPT / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        raise ConfigError(f"--more: no rounds of {name} are kept here; leave it out") from None
+    if rounds.config.model_copy(update={"port": config.port}) != config:
+        raise ConfigError(f"--more: the rounds of {name} are of other settings; leave it out")
+    return rounds
 
 
 def fitted(name: str, rounds: Rounds) -> Costs:
@@ -64,20 +231,14 @@ def fitted(name: str, rounds: Rounds) -> Costs:
 
 
 def http(segments: Sequence[Segment]) -> dict[str, Any]:
-    """Medians of a request's time between client and scheduler while others come and go, and of
-    the time between requests and answers that are sent at once.
+    """Medians of a request's time to the scheduler and of its answer's back, while others come and
+    go, and of the time between requests and answers that are sent at once.
     """
     served = [each for part in segments if part.arrivals == "poisson" for each in part.served]
-    times = (*http_seconds(served), *turns(segments))
+    there = statistics.median(each.arrived_at - each.sent_at for each in served)
+    back = statistics.median(each.received_at - each.answered_at for each in served)
+    times = (there, back, *turns(segments))
     return {name: max(0, round(seconds * PS)) for name, seconds in zip(HTTP, times)}
-
-
-def http_seconds(served: Sequence[Served]) -> tuple[float, float]:
-    """Return the medians of a request's seconds to the scheduler, and of its answer's back."""
-    return (
-        statistics.median(each.arrived_at - each.sent_at for each in served),
-        statistics.median(each.received_at - each.answered_at for each in served),
-    )
 
 
 def turns(segments: Sequence[Segment]) -> tuple[float, float]:
@@ -114,11 +275,12 @@ def main() -> None:
     with server("dynamic", chosen_settings(options)) as url:
         traffic = TrafficServer(url)
         rounds = kept(name, traffic.config) if options.more else Rounds(config=traffic.config)
-        for segments in measure(traffic, options.seconds, options.seed + rounds.number):
+        for segments in measure(traffic, options.seconds, rounds.number):
             rounds.segments.extend(segments)
             rounds.number += 1
     costs = fitted(name, rounds)
-    keep(name, rounds)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / f"{name}.json").write_text(rounds.model_dump_json())
     for part, errors in costs.source["residuals"].items():
         print(f"{part}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
     record = BENCHMARK.record([config])

@@ -213,14 +213,6 @@ def section(name: str, ran: Mapping[str, Any] | None, out: Path) -> str:
     return "\n\n".join(blocks)
 
 
-def page(result: Mapping[str, Any], config: Config, out: Path) -> str:
-    """Every part."""
-    blocks = [section(name, result["parts"].get(name), out) for name in PARTS]
-    if config.tokenizer == "bytes":
-        blocks.append(f"Servers sample from {VOCABULARIES['bytes']} ids.")
-    return "\n\n".join(blocks)
-
-
 def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]:
     """The parts that --only keeps of an earlier run in `out`; else empty `out` and return none.
     Raises ConfigError.
@@ -259,9 +251,16 @@ def main() -> None:
         f"{hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores; "
         f"torch {hardware['torch']}"
     )
+    if config.tokenizer == "bytes":
+        setup += f"; servers sample from {VOCABULARIES['bytes']} ids"
+
+    def write() -> None:
+        page = "\n\n".join(section(name, result["parts"].get(name), out) for name in PARTS)
+        with contextlib.redirect_stdout(None):
+            BENCHMARK.write(out, title, setup, page, result)
+
     for k, name in enumerate(todo):
-        with contextlib.redirect_stdout(None):  # kept, whatever ends this
-            BENCHMARK.write(out, title, setup, page(result, config, out), result)
+        write()  # kept, whatever ends this
         command = shlex.join(parts[name])
         print(f"\n$ python -m {command}", flush=True)
         shutil.rmtree(out / name, ignore_errors=True)
@@ -272,7 +271,8 @@ def main() -> None:
         ran = {"command": command, "seconds": time.monotonic() - start, "problem": problem}
         result["parts"][name] = ran | {key: result[key] for key in ("commit", "date")}
         print(section(name, result["parts"][name], out), flush=True)
-    BENCHMARK.write(out, title, setup, page(result, config, out), result)
+    write()
+    print(f"gpu.md and gpu.json: {out}")
     if any(result["parts"][name]["problem"] for name in todo):
         sys.exit(1)
 

@@ -25,10 +25,17 @@ from lab.studies.study import Cases, Study
 from simulate.costs import CostsError
 
 NAMES = (
-    "orders", "batches", "fair", "urgent", "deadlines", "memory", "prefixes", "routers", "capacity",
-    "fidelity", "vllm_schedule", "arena", "prefill", "speculation", "padded",
-    "adapters", "approximations", "apart", "ahead", "http", "peers",
+    "orders", "fair", "memory", "prefixes", "routers", "capacity", "fidelity", "vllm_schedule",
+    "arena", "prefill", "speculation", "padded", "adapters", "approximations", "apart", "ahead",
+    "peers",
 )  # fmt: skip
+LEFT = {  # studies, and what to do instead
+    "batches": "run orders --only table=batches",
+    "urgent": "run orders --only table=urgent",
+    "deadlines": "run fair --only table=points",
+    "http": "use the code of commit 7f5e74e",
+    "swap": "use the code of commit 7f5e74e",
+}
 
 
 def load(name: str) -> Study:
@@ -43,22 +50,19 @@ def parser_of(studies: Sequence[Study]) -> argparse.ArgumentParser:
     for study in studies:
         of_study = names.add_parser(study.name, description=study.question, help=study.question)
         of_study.set_defaults(study=study, requests=study.requests, processes=1)
-        add = of_study.add_argument
-        add("--seeds", type=above_0, default=study.seeds, help="runs of each case (%(default)s)")
+        numbers = {"--seeds": (study.seeds, "runs of each case")}
         if study.requests:
-            add(
-                "--requests",
-                type=above_0,
-                default=study.requests,
-                help="of each trace (%(default)s)",
-            )
+            numbers["--requests"] = study.requests, "of each trace"
         if not study.servers:
-            add("--processes", type=int, default=2, help="processes at once (%(default)s)")
+            numbers["--processes"] = 2, "processes at once"
+        for name, (number, text) in numbers.items():
+            of_study.add_argument(name, type=above_0, default=number, help=f"{text} (%(default)s)")
+        add = of_study.add_argument
         add("--minutes", type=float, default=float("inf"), help="after these no run begins")
-        add("--only", action="append", default=[], metavar="KEY=VALUE",
-            help="only cases with this value; may be repeated")  # fmt: skip
-        add("--from", type=Path, dest="source", metavar="DIR",
-            help="show the numbers of DIR again, instead of measuring")  # fmt: skip
+        about = "only cases with this value; may be repeated"
+        add("--only", action="append", default=[], metavar="KEY=VALUE", help=about)
+        about = "show the numbers of DIR again, instead of measuring"
+        add("--from", type=Path, dest="source", metavar="DIR", help=about)
         add("--out", type=folder, default=Path("runs") / study.name, help="folder (%(default)s)")
         for name, (default, text) in study.options.items():
             add(f"--{name}", type=type(default), default=default, help=f"{text} (%(default)s)")
@@ -101,9 +105,10 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"--from {options.source}: {why} ({study.name}.json)") from None
-        cases = kept.get("cases")
+        cases, keys = kept.get("cases"), {key for table in study.tables for key in table.where}
         of_study = isinstance(cases, list) and all(
-            isinstance(case, dict) and isinstance(case.get("seeds"), list) for case in cases
+            isinstance(case, dict) and isinstance(case.get("seeds"), list) and keys <= case.keys()
+            for case in cases
         )
         if not (of_study and cases):
             raise ConfigError(
@@ -126,11 +131,13 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"cases": cases, "requests": options.requests, "seeds": seeds, **given}
 
 
-def main(argv: Sequence[str] | None = None, program: str = "studies") -> None:
+def main(argv: Sequence[str] | None = None, program: str = "lab.studies") -> None:
     """Run a study. argv: the command line, if another program has made it."""
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     named = [name for name in NAMES if name in words[:1]]  # others may need missing packages
     try:
+        if words[0] in LEFT:
+            raise ConfigError(f"{words[0]} left: {LEFT[words[0]]}")
         options = parser_of([*map(load, named or NAMES)]).parse_args(words)
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
         if options.source and (unused := flags - {"--from", "--only", "--out"}):

@@ -1,22 +1,18 @@
 """What planning one iteration ahead gives, by the times of host and engine.
 
-In virtual time an iteration takes as long as an H100 should (simulate/roofline.py), and answers,
-plan and launch between two iterations a stated time. Planned ahead, an iteration takes the longer
-of both instead of their sum; a request that arrives meanwhile waits for one iteration more.
+A request that arrives while an iteration is planned ahead waits for one iteration more.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
-from client.measure import judged
 from client.workloads import Workload
+from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table, grid
-from simulate import PS
-from simulate.run import SimulatedServer
-from simulate.simulation import Simulation, parse
+from simulate.loop import PS
+from simulate.server import SimulatedServer
 
 COSTS = "roofline:h100,gpt2-medium,bfloat16"
 ROWS, HOST_MS = (8, 32, 128), (0.1, 0.3, 1.0)
@@ -25,28 +21,20 @@ LOAD = 0.7  # of what `in turn` completes of a burst
 GAPS = ("gap", "gap_row", "gap_answer", "gap_answer_row", "gap_stream", "gap_stream_row")
 
 
-@functools.cache
-def setup(rows: int, variant: str) -> Simulation:
-    """Return what ./simulate.sh makes of a variant."""
-    words = f"--costs {COSTS} --modes dynamic --max-batch-size {rows} --max-waiting 1000000"
-    return parse([*words.split(), *VARIANTS[variant].split()])
-
-
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return the throughput of a burst, and times at a share of it, in ms."""
+    rows, host_ms = case["rows"], case["host_ms"]
 
     def served(variant: str, arrival: str) -> dict[str, Any]:
-        made = setup(case["rows"], variant)
-        gaps: dict[str, Any] = dict.fromkeys(GAPS, 0) | {"gap": round(case["host_ms"] * PS / 1e3)}
+        made = virtual.simulation(f"--costs {COSTS} --max-batch-size {rows} {VARIANTS[variant]}")
+        gaps: dict[str, Any] = dict.fromkeys(GAPS, 0) | {"gap": round(host_ms * PS / 1e3)}
         costs = replace(made.costs, **gaps)
-        requests = Workload(seed=seed).requests(n, arrival, scaled=True)
         server = SimulatedServer("", made.config("dynamic"), costs, stream=True)
-        result = judged(requests, server.replay(requests), {})
+        result = virtual.measures(server, Workload(seed=seed).requests(n, arrival, scaled=True))
         return result | {"busy_s": server.report()[0]["busy_s"]}
 
     burst, base = served(case["variant"], "burst"), served("in turn", "burst")
     loaded = served(case["variant"], f"poisson:{LOAD * n / base['wall_clock_s']:g}")
-    host_ms = case["host_ms"]
     engine_ms = host_ms * base["busy_s"] / (base["wall_clock_s"] - base["busy_s"])
     gain = (engine_ms + host_ms) / max(engine_ms, host_ms) if case["variant"] == "ahead" else 1.0
     return {

@@ -1,27 +1,23 @@
-"""Disaggregated prefill: what four servers complete within limits on the first token and on the
-mean time of later ones, beside the same four with prompts and decode rows mixed, or prompts first.
-"""
+"""Disaggregated prefill, beside the same servers with prompts mixed in, or first."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
 from client.drawing import LOOKS
-from client.measure import judged
 from client.workloads import Workload
-from compare.analysis import ATTAINMENT, Estimate
-from compare.report.tables import NONE, formatted
-from lab.studies.study import Against, Case, Cases, Panel, Study, Table, only, ratio
-from simulate.run import SimulatedServer
-from simulate.simulation import Simulation, parse
+from compare.analysis import ATTAINMENT
+from lab.studies import virtual
+from lab.studies.study import Against, Case, Panel, Study, Table, grid
+from simulate.server import SimulatedServer
 
 WORDS = "--costs roofline:a100,gpt2-xl,bfloat16 --max-batch-size 64 --router least_tokens"
 LENGTHS = {"512+64": (512, 64), "256+256": (256, 256), "64+512": (64, 512)}  # prompt, mean answer
 RATES = {"512+64": 60, "256+256": 20, "64+512": 10}  # requests a second at which gaps are shown
 LIMITS = {"strict": {"ttft": 40, "tpot": 4}, "lax": {"ttft": 200, "tpot": 20}}  # ms
-GBYTES, FASTEST = (1, 10, 100), 100  # GB/s at which a prefill replica sends
+GBYTES = (1, 10, 100)  # GB/s at which a prefill replica sends
+FASTEST = GBYTES[-1]
 STEPS = 5  # halvings that find a rate
 APART = ("apart 1+3", "apart 2+2", "apart 3+1")
 VARIANTS = {
@@ -35,21 +31,12 @@ VARIANTS = {
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    def of(lengths: str, limits: str, gbytes: int, variants: Iterable[str]) -> list[dict[str, Any]]:
-        case = {"lengths": lengths, "limits": limits, "gbytes": gbytes}
-        return [case | {"variant": variant} for variant in variants]
+    def of(limits: str, lengths: str, variants: Iterable[str], *gbytes: int) -> list[Any]:
+        return grid(lengths=[lengths], limits=[limits], gbytes=gbytes, variant=variants)(n)
 
-    slower = [of("512+64", "strict", gbytes, APART) for gbytes in GBYTES if gbytes < FASTEST]
-    strict = [of(lengths, "strict", FASTEST, VARIANTS) for lengths in LENGTHS]
-    groups = [*slower, *strict, of("512+64", "lax", FASTEST, VARIANTS)]
-    return [case for group in groups for case in group]
-
-
-@functools.cache
-def setup(variant: str, gbytes: int) -> Simulation:
-    """Return what ./simulate.sh makes of the words of a variant."""
-    words = f"{WORDS} --modes dynamic --max-waiting 1000000 {VARIANTS[variant]}"
-    return parse((words + f" --kv-gbps {8 * gbytes}" * (variant in APART)).split())
+    strict = [case for lengths in LENGTHS for case in of("strict", lengths, VARIANTS, FASTEST)]
+    slower = of("strict", "512+64", APART, *GBYTES[:-1])
+    return [*slower, *strict, *of("lax", "512+64", VARIANTS, FASTEST)]
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
@@ -59,51 +46,26 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     prompt, mean = LENGTHS[case["lengths"]]
     lengths, prompts = f"uniform:{mean // 2}:{3 * mean // 2}", f"16:{prompt}:0"
     workload = Workload(lengths, seed=seed, prefixes=prompts)
-    made = setup(case["variant"], case["gbytes"])
+    words = f"{WORDS} {VARIANTS[case['variant']]}"
+    if case["variant"] in APART:
+        words += f" --kv-gbps {8 * case['gbytes']}"
+    made = virtual.simulation(words)
+    config = made.config("dynamic")
 
     def served(arrival: str) -> dict[str, Any]:
-        requests = workload.requests(n, arrival, scaled=True)
-        config = made.config("dynamic")
         server = SimulatedServer("", config, made.costs, made.layout, stream=True)
-        return judged(requests, server.replay(requests), LIMITS[case["limits"]])
+        requests = workload.requests(n, arrival, scaled=True)
+        return virtual.measures(server, requests, LIMITS[case["limits"]])
+
+    def is_within(rate: float) -> bool:
+        return bool(served(f"poisson:{rate:g}")["attainment"] >= ATTAINMENT)
 
     burst = served("burst")
-    low, high = 0.0, 2 * n / burst["wall_clock_s"]
-    for _ in range(STEPS):
-        rate = (low + high) / 2
-        is_within = served(f"poisson:{rate:g}")["attainment"] >= ATTAINMENT
-        low, high = (rate, high) if is_within else (low, rate)
-    gap = served(f"poisson:{RATES[case['lengths']]}")["p99_itl_ms"]
-    return {"goodput": low, "throughput": burst["output_throughput"], "p99_itl_ms": gap}
-
-
-def verdict(cases: Cases) -> str:
-    """Say whether the claims hold for any lengths, limits and split."""
-
-    def words(base: str, measure: str) -> str:
-        pairs = [
-            (ratio(other, case, measure), case)
-            for case in only(cases, {"variant": APART, "gbytes": FASTEST})
-            for keys in [{key: case[key] for key in ("lengths", "limits", "gbytes")}]
-            for other in only(cases, keys | {"variant": base})
-        ]
-        if not pairs:
-            return f"- {measure} ÷ that of `{base}`: {NONE}"
-        gain, case = max(pairs, key=lambda pair: pair[0].mean)
-        where = [case["variant"], case["lengths"]]
-        if measure != "throughput":  # of a burst, which has no limits
-            where.append(f"{case['limits']} limits")
-        if not Estimate(gain.mean - 1, gain.half).shown:
-            where.append("no difference shown")
-        elif gain.mean < 1:
-            where.append("less than 1")
-        return f"- {measure} ÷ that of `{base}`: {formatted(gain, '{:.2f}')} ({', '.join(where)})"
-
-    return (
-        "The most that separate prefill and decode replicas reach at 100 GB/s:\n\n"
-        f"{words('first', 'goodput')}. DistServe reports up to 4.48.\n"
-        f"{words('mixed', 'goodput')}.\n{words('mixed', 'throughput')}."
-    )
+    return {
+        "goodput": virtual.highest(is_within, STEPS, 2 * n / burst["wall_clock_s"]),
+        "throughput": burst["output_throughput"],
+        "p99_itl_ms": served(f"poisson:{RATES[case['lengths']]}")["p99_itl_ms"],
+    }
 
 
 LIMITED = ", ".join(f"{name} {of['ttft']} and {of['tpot']}" for name, of in LIMITS.items())
@@ -127,12 +89,14 @@ STUDY = Study(
         "throughput": ("burst: throughput, tok/s", "{:,.0f}"),
         "p99_itl_ms": ("gap between tokens p99, ms", "{:.1f}"),
     },
-    text=verdict,
     tables=[
         Table(
             ("lengths", "limits", "variant"),
             (),
-            [Against({"variant": base}, ratios=["goodput"]) for base in ("first", "mixed")],
+            [
+                Against({"variant": "first"}, ratios=["goodput"]),
+                Against({"variant": "mixed"}, ratios=["goodput", "throughput"]),
+            ],
             {"gbytes": FASTEST},
             f"By lengths and limits, {FASTEST} GB/s",
             "Goodput is the highest rate at which 90% of the requests are within both limits, on "

@@ -1,9 +1,4 @@
-"""Approximations of a scheduler, one at a time: the error that each would bring into a simulation.
-
-The reference is the exact simulation: the server's own scheduler, at the same costs. Its schedule
-is a real server's, and its times were held against real ones in results/fidelity; here no real
-server runs.
-"""
+"""Approximations of a scheduler, one at a time: the error that each brings into a simulation."""
 
 from __future__ import annotations
 
@@ -16,12 +11,11 @@ import numpy as np
 from client.drawing import LOOKS
 from client.measure import judged
 from client.traces import Request
-from config import build
+from lab.studies import virtual
 from lab.studies.arena import FAST, Kind, Trace, prompts_of, requests_of
 from lab.studies.study import Against, Case, Panel, Study, Table
-from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings, pool, while_waiting
+from lab.studies.virtual import CAPACITY_SEED, Settings, pool
 from simulate.costs import load
-from simulate.run import SimulatedServer
 
 TRACE = Trace(
     "three of four chat, the fourth has a long prompt",
@@ -30,26 +24,25 @@ TRACE = Trace(
         Kind("exponential:60:300", prompts_of(600), 0.25, {}),
     ],
 )
-ROWS, BUDGET, BLOCK = 16, 256, 16
+COSTS, ROWS, BUDGET, BLOCK = "gpt2", 16, 256, 16
 AMPLE = ROWS * 64  # KV blocks of the longest request in every row
 POOLS = {"ample": AMPLE, "short": 128}
 LOADS, BURST = (0.5, 0.8, 1.0), "burst"
 EXACT, MEAN = "exact", "mean lengths"
-VARIANTS: dict[str, tuple[str, Settings]] = {
-    EXACT: ("dynamic", {}),
-    "a batch at a time": ("static", {"compact_batches": True}),
-    "whole prompts": ("dynamic", {"token_budget": 10**6}),
-    MEAN: ("dynamic", {}),
-    "endless memory": ("dynamic", pool(AMPLE)),
-    "tokens, not blocks": ("dynamic", {"block_size": 1, **pool(BLOCK * POOLS["short"])}),
+VARIANTS: dict[str, Settings] = {
+    EXACT: {},
+    "a batch at a time": {"mode": "static", "compact_batches": True},
+    "whole prompts": {"token_budget": 10**6},
+    MEAN: {},
+    "endless memory": pool(AMPLE),
+    "tokens, not blocks": {"block_size": 1, **pool(BLOCK * POOLS["short"])},
 }
 OF_MEMORY = ("endless memory", "tokens, not blocks")  # the same where memory is ample
 
 
-def cases(n: int, costs: str = "gpt2") -> list[dict[str, Any]]:
-    load(costs)  # an error before anything is run
+def cases(n: int) -> list[dict[str, Any]]:
     return [
-        {"memory": memory, "load": share, "variant": variant, "costs": costs}
+        {"memory": memory, "load": share, "variant": variant}
         for memory in POOLS
         for share in (BURST, *LOADS)
         for variant in VARIANTS
@@ -59,18 +52,18 @@ def cases(n: int, costs: str = "gpt2") -> list[dict[str, Any]]:
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return the capacity in a burst, in requests a second; or times at a load, in ms."""
-    of = case["variant"], POOLS[case["memory"]], case["costs"]
+    of = case["variant"], POOLS[case["memory"]]
     if case["load"] == BURST:
         return {"capacity": capacity(*of, n, seed)}
-    rate = case["load"] * capacity(EXACT, *of[1:], n, CAPACITY_SEED)
+    rate = case["load"] * capacity(EXACT, of[1], n, CAPACITY_SEED)
     result = measures(*of, drawn(case["variant"], rate, n, seed))
     return {name: result[name] for name in TIMES}
 
 
 @functools.cache
-def capacity(variant: str, kv_blocks: int, costs: str, n: int, seed: int) -> float:
+def capacity(variant: str, kv_blocks: int, n: int, seed: int) -> float:
     """Return the requests a second that are completed while others always wait."""
-    return float(measures(variant, kv_blocks, costs, drawn(variant, FAST, n, seed))["capacity"])
+    return float(measures(variant, kv_blocks, drawn(variant, FAST, n, seed))["capacity"])
 
 
 def drawn(variant: str, rate: float, n: int, seed: int) -> list[Request]:
@@ -92,25 +85,18 @@ def evened(lengths: Sequence[int]) -> list[int]:
     return [int(each) for each in np.diff(np.arange(n + 1) * sum(lengths) // n)]
 
 
-def measures(
-    variant: str, kv_blocks: int, costs: str, requests: Sequence[Request]
-) -> dict[str, Any]:
+def measures(variant: str, kv_blocks: int, requests: Sequence[Request]) -> dict[str, Any]:
     """Return the measures of a trace that is served with so many KV blocks."""
-    mode, settings = VARIANTS[variant]
-    shared: Settings = {"max_batch_size": ROWS, "token_budget": BUDGET, "block_size": BLOCK}
-    if mode == "dynamic":
-        shared["kv_reservation"] = "demand"
-    config = build(mode, SETTINGS | pool(kv_blocks) | shared | settings, {})
-    outcomes = SimulatedServer(variant, config, load(costs), stream=True).replay(requests)
-    rate = while_waiting(outcomes.answers.times_at_server)
-    return judged(requests, outcomes, {}) | {"capacity": rate}
+    settings: dict[str, Any] = {"token_budget": BUDGET, "block_size": BLOCK, **pool(kv_blocks)}
+    settings |= {"max_batch_size": ROWS, **VARIANTS[variant]}
+    if "mode" not in settings:
+        settings["kv_reservation"] = "demand"
+    outcomes = virtual.server(settings, load(COSTS), stream=True).replay(requests)
+    capacity = virtual.while_waiting(outcomes.answers.times_at_server)
+    return judged(requests, outcomes, {}) | {"capacity": capacity}
 
 
-TIMES = {
-    "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
-    "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
-    "p99_e2el_ms": ("latency p99, ms", "{:,.0f}"),
-}
+TIMES = {name: virtual.OF_TRACE[name] for name in ("mean_ttft_ms", "p99_ttft_ms", "p99_e2el_ms")}
 AGAINST = {"variant": EXACT}
 STUDY = Study(
     name="approximations",
@@ -119,10 +105,9 @@ STUDY = Study(
     source="an approximation of vLLM's scheduler adds to a simulator's error, and by how much is "
     "an open question (BLIS, issue 1272)",
     workload=f"{{n}} requests ({TRACE.words}), {{seeds}} seeds, virtual time with `--costs "
-    f"{{costs}}`; {ROWS} rows, token budget {BUDGET}, KV blocks on demand: {POOLS['ample']} "
+    f"{COSTS}`; {ROWS} rows, token budget {BUDGET}, KV blocks on demand: {POOLS['ample']} "
     f"(ample) or {POOLS['short']} (short)",
     requests=300,
-    options={"costs": ("gpt2", "iteration times, as simulate.sh's")},
     cases=cases,
     run=run,
     measures={"capacity": ("capacity, requests/s", "{:.2f}"), **TIMES},

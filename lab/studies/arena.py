@@ -1,13 +1,11 @@
-"""The arena: orders and proposals for vLLM's scheduler on the same traces, beside vLLM's default.
+"""The arena: orders and proposals for vLLM's scheduler, beside vLLM's default on the same traces.
 
-Virtual time, at the costs of a real engine. A trace mixes kinds of requests, each drawn by a
-`Workload`; a load is a share of what vLLM's default completes of that trace.
+A trace mixes kinds of requests; a load is a share of what the default completes of that trace.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,14 +18,13 @@ from client.summary import meet
 from client.traces import Request
 from client.workloads import Workload
 from compare.variants import parse_variants
-from config import build, flag, meaningful
-from lab.studies import league
-from lab.studies.study import Case, Study
-from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings, while_waiting
+from config import flag, meaningful
+from lab.studies import league, virtual
+from lab.studies.study import Case, Study, grid
+from lab.studies.virtual import CAPACITY_SEED, Settings, while_waiting
 from scheduling.policies import MODES
 from scheduling.user_policies import SOURCES
 from simulate.costs import load
-from simulate.run import SimulatedServer
 
 LOADS = (0.6, 0.85, 1.1)
 BURST, FAST = 240, 1e5  # requests that show a capacity, and their rate: kinds stay mixed
@@ -137,23 +134,17 @@ def requests_of(trace: Trace, rate: float, n: int, seed: int) -> list[Request]:
     return [request.model_copy(update={"id": i}) for i, request in enumerate(drawn)]
 
 
-def variant_of(policy: str, trace: Trace) -> str:
-    """Return a policy with vLLM's settings, as --variant takes it. policy: an order or a mode, with
-    settings that it needs.
+def serve(policy: str, trace: Trace, costs: str, requests: Sequence[Request]) -> Outcomes:
+    """Serve a trace by a policy with vLLM's settings. policy: an order or a mode, with settings
+    that it needs. Raises ConfigError for a policy that is none.
     """
     mode, *own = (policy if policy.split()[0] in MODES else f"dynamic --order {policy}").split()
     shared = {name: value for name, value in VLLM.items() if meaningful(name, mode)}
-    flags = [
-        f"{flag(name)} {value}".strip() for name, value in {**shared, **trace.settings}.items()
-    ]
-    return " ".join([mode, *flags, *own])
-
-
-def serve(policy: str, trace: Trace, costs: str, requests: Sequence[Request]) -> Outcomes:
-    """Serve a trace. Raises ConfigError for a policy that is none."""
-    [variant] = parse_variants([f"policy={variant_of(policy, trace)}"]).values()
-    config = build(variant.mode, SETTINGS | variant.flags, {})
-    return SimulatedServer(policy, config, load(costs), stream=True).replay(requests)
+    flags = [f"{flag(name)} {value}" for name, value in {**shared, **trace.settings}.items()]
+    words = " ".join([mode, *flags, *own])
+    [variant] = parse_variants([f"policy={words}"]).values()
+    settings = {"mode": variant.mode, **variant.flags}
+    return virtual.server(settings, load(costs), stream=True).replay(requests)
 
 
 @functools.cache
@@ -168,14 +159,11 @@ def cases(n: int, costs: str, policies: str) -> list[dict[str, Any]]:
     stands for OURS. file: first digits of a file's SHA-256, so that a changed one is run again.
     """
     files = {source.word: source.sha256 for source in SOURCES.values()}
-    named = policies.replace("ours", ",".join(OURS)).split(",")
-    names = dict.fromkeys((league.BASE, *named))
-    keys = ("trace", "load", "policy", "costs")
-    grid = itertools.product(TRACES, LOADS, names, [costs])
+    names = dict.fromkeys([league.BASE, *policies.replace("ours", ",".join(OURS)).split(",")])
     return [
-        dict(zip(keys, each)) | {"file": files.get(each[2].split()[0], "")}
-        for each in grid
-        if each[0] != SECOND_BUDGET or each[1] == LOADS[-1]
+        case | {"file": files.get(case["policy"].split()[0], "")}
+        for case in grid(trace=TRACES, load=LOADS, policy=names, costs=[costs])(n)
+        if case["trace"] != SECOND_BUDGET or case["load"] == LOADS[-1]
     ]
 
 

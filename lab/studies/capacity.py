@@ -1,24 +1,18 @@
-"""Error of a sweep's capacity: whole sweeps in virtual time, beside a queue that is never empty.
-
-Traces, search, verdict and estimate are a sweep's own, scheduler and policies are real; iterations
-take as long as the fake engine's, and nothing else takes time.
-"""
+"""Error of a sweep's capacity: whole sweeps in virtual time, beside a queue that is never empty."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from client.measure import burst_size, judged
+from client.measure import burst_size
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
 from compare.options import SWEEP_GOODPUT, parse_goodput
-from config import MODES, build
+from config import MODES
+from lab.studies import virtual
 from lab.studies.study import Case, Panel, Study, Table
-from lab.studies.virtual import CAPACITY_SEED, SETTINGS, while_waiting
-from simulate.costs import FAKE
-from simulate.run import SimulatedServer
 
 LENGTHS, ARRIVAL = "normal", "poisson:1"  # a comparison's own defaults
 LIMITS = parse_goodput(SWEEP_GOODPUT)
@@ -29,34 +23,26 @@ def cases(n: int) -> list[dict[str, Any]]:
     return [{"mode": mode, "true": true_capacity(mode, n)} for mode in MODES]
 
 
-def server(mode: str) -> SimulatedServer:
-    return SimulatedServer(mode, build(mode, SETTINGS, {}), FAKE)
-
-
 def true_capacity(mode: str, n: int) -> float:
     """Return the requests completed a second until the last one of a burst of n is admitted."""
-    requests = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
-    return while_waiting(server(mode).replay(requests).answers.times_at_server)
-
-
-def measure(mode: str, requests: Sequence[Request]) -> dict[str, Any]:
-    """Return the measures of a trace."""
-    return judged(requests, server(mode).replay(requests), LIMITS)
+    burst = Workload(LENGTHS, seed=virtual.CAPACITY_SEED).requests(n, "burst", scaled=True)
+    answers = virtual.server({"mode": mode}).replay(burst).answers
+    return virtual.while_waiting(answers.times_at_server)
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return the outcome of one seed's sweep, and the seconds that it would take."""
-    mode = case["mode"]
+    server = virtual.server({"mode": case["mode"]})
     points: list[sweep.Point] = []
     seconds = 0.0
 
     def replay(name: str, requests: Sequence[Request]) -> Mapping[str, Any]:
         nonlocal seconds
-        result = measure(mode, requests)
+        result = virtual.measures(virtual.server({"mode": case["mode"]}), requests, LIMITS)
         seconds += result["wall_clock_s"]
         return result
 
-    burst = burst_size(server(mode).config)
+    burst = burst_size(server.config)
     sweep.sweep(replay, Workload(LENGTHS, seed=seed), ARRIVAL, burst, None, points.append)
     outcome = sweep.outcome(points)
     del outcome["point"]
@@ -86,12 +72,8 @@ STUDY = Study(
         "rates": ("rates tried", "{:.1f}"),
         "seconds": ("duration of a sweep, s", "{:.0f}"),
     },
-    text=lambda cases: (
-        "A mode's true capacity is what it completes while requests always wait, in requests/s: "
-        + ", ".join(f"{case['mode']} {case['true']:.3f}" for case in cases)
-        + "."
-    ),
-    tables=[Table(("mode",))],
+    text="True: requests/s that a mode completes while requests always wait.",
+    tables=[Table(("mode", "true"))],
     figure="Capacity that sweeps find ÷ the true capacity, by mode",
     panels=[Panel("capacity", "found ÷ true", "ratio", "mode", line=lambda case: "sweeps")],
 )

@@ -8,9 +8,8 @@ are shares of it. Finished runs stay valid when the simulator or the costs chang
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,8 @@ from config import Config
 from lab.studies import virtual
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Cases, Panel, Study, Table, mean, only
-from simulate.costs import Costs, CostsError, load
-from simulate.run import SimulatedServer
+from simulate.costs import load
+from simulate.server import SimulatedServer
 
 BURST = "burst"
 LOADS = (0.5, 0.7, 0.85, 0.95, 1.2)  # shares of the capacity that a burst on a real server shows
@@ -42,10 +41,7 @@ TARGETS = {"capacity": 3.0, "p50": 5.0, "p99": 10.0}  # of the relative error, %
 LEAST = {"p99": 2000}  # real requests in all runs, with fewer of which it is not judged
 CACHING = "dynamic, prefix caching"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "nobatch": ("nobatch", {}),
-    "static": ("static", {}),
-    "windowed": ("windowed", {}),
-    "dynamic": ("dynamic", {}),
+    **{mode: (mode, {}) for mode in ("nobatch", "static", "windowed", "dynamic")},
     # so few blocks that rows are preempted
     "dynamic, demand": ("dynamic", {"kv_reservation": "demand", "kv_cache": "160blocks"}),
     CACHING: ("dynamic", {"prefix_caching": True}),
@@ -61,43 +57,36 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's field
 }
 Row = dict[str, Any]  # numbers of a trace on one side
 SOME = (0.85, 1.2)
-COSTS = {"fake": "fake-server", "demo": "demo", "gpt2": "gpt2"}  # by part
-MODELS: dict[str, dict[str, Any]] = {  # where the part's name does not say all
-    "gpt2": {"weights": "random", "tokenizer": "bytes"},
+# by part: the costs, and settings of the model where the part's name does not say all
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fake": ("fake-server", {}),
+    "demo": ("demo", {}),
+    "gpt2": ("gpt2", {"weights": "random", "tokenizer": "bytes"}),
 }
 # by part and kind of trace: variants, and loads
-PARTS: dict[str, dict[str, tuple[Sequence[str], Sequence[float]]]] = {
+PARTS: dict[str, dict[str, tuple[Iterable[str], Sequence[float]]]] = {
     "fake": {
-        PLAIN: ([*VARIANTS], LOADS),
+        PLAIN: (VARIANTS, LOADS),
         "other lengths": (["static", "dynamic", "dynamic, sjf"], SOME),
         "bursty": (["windowed", "dynamic"], SOME),
         PREFIXES: ([CACHING], SOME),
         LONG_PROMPTS: (["static", "dynamic", "dynamic, demand"], SOME),
     },
     "demo": {
-        PLAIN: ([*VARIANTS], (0.5, 0.85, 1.2)),
-        "other lengths": (["dynamic"], (0.85,)),
-        "bursty": (["dynamic"], (0.85,)),
+        PLAIN: (VARIANTS, (0.5, 0.85, 1.2)),
+        **{kind: (["dynamic"], (0.85,)) for kind in KINDS if kind not in (PLAIN, PREFIXES)},
         PREFIXES: ([CACHING], (0.85,)),
-        LONG_PROMPTS: (["dynamic"], (0.85,)),
     },
     "gpt2": {PLAIN: (["dynamic"], (0.5, 0.85))},
 }
 
 
-def costs_of(named: str) -> dict[str, Costs]:
-    """Return each part's costs, named as in `demo=demo-epyc,gpt2=gpt2-epyc`. Raises CostsError."""
-    names = COSTS | dict(pair.partition("=")[::2] for pair in named.split(",") if pair)
-    if not names.keys() <= PARTS.keys():
-        raise CostsError(f"--costs {named}: write PART=NAME, with a part of {', '.join(PARTS)}")
-    return {part: load(name) for part, name in names.items()}
-
-
-def cases(n: int, repeats: int, costs: str) -> list[dict[str, Any]]:
+def cases(n: int, repeats: int) -> list[dict[str, Any]]:
     """Return the cases, which take turns: a machine that is slow for a while is so for all.
-    Raises CostsError for costs that cannot be used.
+    Raises CostsError where costs are missing.
     """
-    costs_of(costs)
+    for costs, _ in MODELS.values():
+        load(costs)
     return [
         {"part": part, "variant": variant, "kind": kind, "repeat": repeat}
         for repeat, part in itertools.product(range(repeats), PARTS)
@@ -123,7 +112,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
     kind, (mode, flags) = case["kind"], VARIANTS[case["variant"]]
     n_requests = ONE_BY_ONE if mode == "nobatch" else n
     first: tuple[Case, int, int] = ({**case, "repeat": 0}, n, 0)
-    model = {"model": case["part"], **MODELS.get(case["part"], {})}
+    model = {"model": case["part"], **MODELS[case["part"]][1]}
     with server(mode, flags | model, name=case["variant"]) as url:
         target = Target(case["variant"], url, Plain())
         warm_up(target)
@@ -132,19 +121,12 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
             return {"rate": rate} | measured(target, trace(kind, seed, n_requests, rate))
 
         rows = {BURST: row(None)}
-        capacity = rows[BURST]["capacity"]
-        if first in kept:
-            capacity = kept[first][BURST]["capacity"]
+        of_first = kept[first] if first in kept else rows  # noqa: SIM401  (it is no dict)
+        capacity = of_first[BURST]["capacity"]
         tokens = Workload(**KINDS[kind][0]).mean_num_tokens
         for share in PARTS[case["part"]][kind][1]:
             rows[f"{share:g}"] = row(float(f"{share * capacity / tokens:.4g}"))
     return rows
-
-
-def simulated(case: Case, seed: int, row: Row, costs: Costs) -> Row:
-    """Return the row of a simulated server, with the settings and the blocks of the real one."""
-    target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
-    return measured(target, trace(case["kind"], seed, len(row["e2e_s"]), row["rate"]))
 
 
 def measured(target: Measurable, requests: Sequence[Request]) -> Row:
@@ -155,7 +137,7 @@ def measured(target: Measurable, requests: Sequence[Request]) -> Row:
     engine, _, config = target.report()
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     return {
-        "config": config | virtual.pool(engine.get("kv_blocks")),
+        "config": config | {**virtual.pool(engine.get("kv_blocks"))},
         "failed": result["failed"],
         "capacity": result["busy_throughput"] or 0.0,
         "e2e_s": [round(a.e2e_s, 6) for a in answers],
@@ -179,37 +161,38 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
 }
 
 
-def compared(real: Sequence[Row], simulated_row: Row) -> dict[str, Any]:
+def compared(real: Sequence[Row], simulated: Row) -> dict[str, Any]:
     """Return one seed's measures on real servers, each with the error of the simulated server and
     the spread of the repeats.
     """
     measures: dict[str, Any] = {"requests": sum(len(row["e2e_s"]) for row in real)}
-    measures["failed"] = sum(row["failed"] for row in (*real, simulated_row))
+    measures["failed"] = sum(row["failed"] for row in (*real, simulated))
     for name, of in MEASURES.items():
         value = measures[name] = of(real)
         repeats = [of([row]) for row in real]
         if not min(repeats):
             continue  # a capacity where no request ever waited
-        measures[f"{name}_error"] = 100 * (of([simulated_row]) / value - 1)
+        measures[f"{name}_error"] = 100 * (of([simulated]) / value - 1)
         measures[f"{name}_spread"] = 100 * (max(repeats) / min(repeats) - 1)
     return measures
 
 
-def summarized(cases: Cases, repeats: int, costs: str) -> list[dict[str, Any]]:
-    """Return a case for each load, with the simulated server beside the real ones."""
-    of_part, runs = costs_of(costs), []
+def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
+    """Return a case for each load, with a simulated server beside the real ones: it has their
+    settings and blocks.
+    """
+    summary: dict[tuple[str, ...], dict[str, Any]] = {}
     for case in only(cases, {"repeat": 0}):
         place = {key: case[key] for key in ("part", "variant", "kind")}
+        costs = load(MODELS[case["part"]][0])
         for seed, repeated in enumerate(zip(*(same["seeds"] for same in only(cases, place)))):
-            for name in repeated[0]:
-                runs.append((place | {"load": name}, seed, [rows[name] for rows in repeated]))
-    with multiprocessing.Pool() as pool:
-        work = [(place, seed, rows[0], of_part[place["part"]]) for place, seed, rows in runs]
-        rows_of_runs = pool.starmap(simulated, work, chunksize=1)
-    summary: dict[tuple[str, ...], dict[str, Any]] = {}
-    for (place, _, rows), simulated_row in zip(runs, rows_of_runs):
-        case = summary.setdefault(tuple(place.values()), {**place, "seeds": []})
-        case["seeds"].append(compared(rows, simulated_row))
+            for name, row in repeated[0].items():
+                target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
+                requests = trace(case["kind"], seed, len(row["e2e_s"]), row["rate"])
+                found = compared([rows[name] for rows in repeated], measured(target, requests))
+                key = (*place.values(), name)
+                at_load = summary.setdefault(key, {**place, "load": name, "seeds": []})
+                at_load["seeds"].append(found)
     for case in summary.values():
         of_all = {f"{name}_verdict": verdict(case, name) for name in TARGETS}
         case["seeds"] = [seed | of_all for seed in case["seeds"]]
@@ -233,15 +216,15 @@ def verdict(case: Case, name: str) -> str:
 def text(cases: Cases) -> str:
     rows = [["servers", "measure, and its target", MET, BY_SPREAD, "missed", "mean |error|, %"]]
     for part, name in itertools.product(PARTS, TARGETS):
-        verdicts = Counter[str]()
-        errors = []
-        for case in only(cases, {"part": part}):
-            if (judged := case["seeds"][0][f"{name}_verdict"]) != REPORTED:
-                verdicts[judged] += 1
-                errors.append(abs(mean(case, f"{name}_error").mean))
-        if errors:
+        found = [
+            (case["seeds"][0][f"{name}_verdict"], abs(mean(case, f"{name}_error").mean))
+            for case in only(cases, {"part": part})
+            if case["seeds"][0][f"{name}_verdict"] != REPORTED
+        ]
+        if found:
+            verdicts = Counter(word for word, _ in found)
             counts = [str(verdicts[word]) for word in (MET, BY_SPREAD, MISSED)]
-            error = f"{sum(errors) / len(errors):.1f}"
+            error = f"{np.mean([error for _, error in found]):.1f}"
             rows.append([part, f"{name}, {TARGETS[name]:g}%", *counts, error])
     return f"{markdown(rows, left=2)}\n\n{HOW}"
 
@@ -274,13 +257,7 @@ STUDY = Study(
     "virtual time, on the machine on which the iteration times were measured",
     requests=250,
     seeds=4,
-    options={
-        "repeats": (2, "real runs of each trace"),
-        "costs": (
-            ",".join(map("=".join, COSTS.items())),
-            "iteration times in virtual time, by python -m lab.benchmarks.costs",
-        ),
-    },
+    options={"repeats": (2, "real runs of each trace")},
     cases=cases,
     run=run,
     servers=True,

@@ -1,25 +1,18 @@
-"""Costs of KV blocks that are reserved, and of KV blocks on demand.
-
-A pool has the KV blocks of so many requests of mean length; a load is a share of what `whole` can
-complete on that pool.
-"""
+"""Costs of KV blocks that are reserved, and of KV blocks on demand."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from client.drawing import LOOKS
-from client.traces import Request
+from client.traces import Trace
 from client.workloads import Workload
 from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table
 from lab.studies.virtual import CAPACITY_SEED, VIRTUAL, Settings
 from scheduling.policies import VICTIMS
-from scheduling.records import IterationRecord
 
 LENGTHS = "exponential:100:800"  # a long tail, so that most reserved blocks stay empty
 ROWS = 64  # more than a pool holds, so that memory is what binds
@@ -43,8 +36,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 def capacity(kv_blocks: int, n: int) -> float:
     """Return the requests a second that `whole` completes when all come at once."""
     burst = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
-    mean = statistics.mean(request.num_tokens for request in burst)
-    return measures("whole", kv_blocks, burst)["throughput"] / mean
+    return measures("whole", kv_blocks, burst)["throughput"] * n / float(burst.num_tokens.sum())
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
@@ -52,26 +44,23 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     return measures(case["variant"], case["kv_blocks"], requests)
 
 
-def measures(variant: str, kv_blocks: int, requests: Sequence[Request]) -> dict[str, float]:
+def measures(variant: str, kv_blocks: int, requests: Trace) -> dict[str, float]:
     """Return the measures of a trace that is served with so many KV blocks."""
-    running_s = busy_s = 0.0
-    computed = 0
-
-    def observe(record: IterationRecord) -> None:
-        nonlocal running_s, busy_s, computed
-        running_s += record.iteration.running * record.seconds
-        busy_s += record.seconds
-        computed += sum(row.n_tokens for row in record.iteration.rows)
-
-    settings = {"max_batch_size": ROWS} | virtual.pool(kv_blocks) | VARIANTS[variant]
-    served = virtual.serve("dynamic", settings, requests, observe)
-    interruptions = [i.interruptions for i in served.inferences]
+    settings = {"max_batch_size": ROWS, **virtual.pool(kv_blocks), **VARIANTS[variant]}
+    outcomes, seen = virtual.served(settings, requests)
+    running = sum(record.iteration.running * record.seconds for record in seen.records)
+    computed = sum(
+        sum(row.n_tokens for row in record.iteration.rows)
+        + (record.n - 1) * len(record.iteration.rows)
+        for record in seen.records
+    )
+    times = [inference.interruptions for inference in seen.inferences]
     return {
-        "rows": running_s / busy_s,
-        **virtual.mean_and_p99(served.inferences),
-        "throughput": served.throughput,
-        "preemptions": sum(i.preemptions for i in interruptions) / len(requests),
-        "tax": 100 * sum(i.recomputed_tokens for i in interruptions) / computed,
+        "rows": running / seen.busy_s,
+        **virtual.mean_and_p99(outcomes.answers),
+        "throughput": virtual.throughput(outcomes),
+        "preemptions": sum(each.preemptions for each in times) / len(requests),
+        "tax": 100 * sum(each.recomputed_tokens for each in times) / computed,
     }
 
 

@@ -1,7 +1,6 @@
 """Our engine and its peers on the same requests and weights: tokens a second, and their ratio.
 
-A run is ours and then one peer, or the other way round, each in a process of its own, since only
-neighbours in time compare. benchmarks/peers has the peers and makes the models.
+A run is ours and then one peer, or the other way round: only neighbours in time compare.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from client.calls import ServerError
 from config import ConfigError
 from config.resolve import native_bfloat16
 from lab.studies.runner import FinishedRuns
-from lab.studies.study import Case, Study, Table
+from lab.studies.study import Case, Study, Table, grid
 
 ROWS = (64, 1)  # requests: a burst, and its first one alone
 OURS, PEERS = "lab.benchmarks.burst --threads 2", "lab.benchmarks.peers.engines"
@@ -47,28 +46,22 @@ def cases(n: int, models: str, peers: str, vllm: str) -> list[dict[str, Any]]:
                 f"--models {model!r}: there is no model; make one by python -m "
                 "lab.benchmarks.peers.checkpoint"
             )
-    return [
-        {"model": model, "rows": rows, "ours": ours, "peer": peer,
-         "python": vllm if peer.startswith("vllm") else peers}
-        for model, rows in itertools.product(models.split(","), ROWS)
-        for ours, peer in pairs(native_bfloat16())
-    ]  # fmt: skip
+    cases = grid(model=models.split(","), rows=ROWS, ours=[""], peer=pairs(native_bfloat16()))(n)
+    for case in cases:
+        case["ours"], case["peer"] = case["peer"]
+        case["python"] = vllm if case["peer"].startswith("vllm") else peers
+    return cases
 
 
 def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
     """Return the tokens a second of both, their ratio, and the peer's version."""
+    words = {"ours": f"{OURS} {case['ours']}", "peer": f"{PEERS} {case['peer']}"}
+    pythons = {"ours": sys.executable, "peer": case["python"] or sys.executable}
     burst = ["--model", case["model"], "--n", str(case["rows"])]
-    commands = {
-        "ours": [sys.executable, "-m", *OURS.split(), *case["ours"].split(), *burst],
-        "peer": [
-            case["python"] or sys.executable,
-            "-m",
-            *PEERS.split(),
-            *case["peer"].split(),
-            *burst,
-        ],
+    found = {
+        who: speed([pythons[who], "-m", *words[who].split(), *burst])
+        for who in sorted(words, reverse=seed % 2 == 1)
     }
-    found = {who: speed(commands[who]) for who in sorted(commands, reverse=seed % 2 == 1)}
     (_, ours), (version, peer) = found["ours"], found["peer"]
     return {"ours_per_s": ours, "peer_per_s": peer, "ratio": ours / peer, "version": version}
 

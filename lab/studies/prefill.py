@@ -1,24 +1,19 @@
-"""Prompts and decode rows in one iteration or apart: time to the first token against the time
-between two tokens, over loads, token budgets and prompt lengths.
-"""
+"""Prompts and decode rows in one iteration or apart: time to the first token against gaps."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from client.drawing import LOOKS
-from client.measure import judged
-from client.traces import Request, Trace
+from client.traces import Request
 from client.workloads import Workload
-from config import build
-from lab.studies.study import Against, Case, Panel, Study, Table
-from lab.studies.virtual import CAPACITY_SEED, SETTINGS, Settings
+from lab.studies import virtual
+from lab.studies.study import Against, Case, Panel, Study, Table, grid
+from lab.studies.virtual import CAPACITY_SEED, Settings
 from simulate.costs import Work, load
-from simulate.run import SimulatedServer
-from simulate.time import PS
+from simulate.loop import PS
 
 MODELS = {"demo": "demo", "gpt2": "GPT-2 124M"}  # by the name of their costs
 ROWS, LENGTHS = 32, "exponential:64:200"
@@ -35,28 +30,20 @@ VARIANTS: dict[str, Settings] = {
     "adaptive": {"prefill": "adaptive"},
 }
 SERVERS = (("mixed", 64), ("mixed", 256), ("mixed", 2048), ("first", 2048), ("adaptive", 2048))
-OF_TRACE = {
-    "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
-    "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
-    "p50_itl_ms": ("gap between tokens p50, ms", "{:,.1f}"),
-    "p99_itl_ms": ("gap p99, ms", "{:,.1f}"),
-    "mean_e2el_ms": ("latency mean, ms", "{:,.0f}"),
-    "output_throughput": ("throughput, tok/s", "{:,.0f}"),
-}
+OF_TRACE = {name: of for name, of in virtual.OF_TRACE.items() if name != "p99_e2el_ms"}
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    def of(table: str, keys: str, *values: Iterable[Any]) -> list[dict[str, Any]]:
-        return [
-            {"table": table, **dict(zip(keys.split(), each))} for each in itertools.product(*values)
-        ]
-
-    grid = of("grid", "model prompt load budget variant", MODELS, PROMPTS, LOADS, BUDGETS, VARIANTS)
-    limited = of("capacity", "model limit server", MODELS, (STRICT, RELAXED), SERVERS)
+    limited = grid(table=["capacity"], model=MODELS, limit=(STRICT, RELAXED), server=SERVERS)(n)
     for case in limited:
         case["variant"], case["budget"] = case["server"]
         case["server"] = "{}, {}".format(*case["server"])
-    return grid + limited + of("closed", "model variant", MODELS, ("mixed", "first"))
+    return [
+        *grid(table=["grid"], model=MODELS, prompt=PROMPTS, load=LOADS, budget=BUDGETS,
+              variant=VARIANTS)(n),
+        *limited,
+        *grid(table=["closed"], model=MODELS, variant=("mixed", "first"))(n),
+    ]  # fmt: skip
 
 
 def decode_ms(model: str) -> float:
@@ -77,9 +64,7 @@ def served(
     settings = {"max_batch_size": ROWS, "token_budget": budget, **VARIANTS[variant]}
     if variant == "adaptive":
         settings["tbt_ms"] = limit * decode_ms(model)
-    config = build("dynamic", SETTINGS | settings, {})
-    server = SimulatedServer(variant, config, load(model), stream=True)
-    return judged(requests, server.replay(requests), {})
+    return virtual.measures(virtual.server(settings, load(model), stream=True), requests)
 
 
 @functools.cache
@@ -91,8 +76,7 @@ def capacity(model: str, prompt: int, n: int, variant: str = "mixed", budget: in
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     if case["table"] == "capacity":
-        requests = functools.partial(drawn(PROMPTS[-1], seed).requests, n, scaled=True)
-        return {"rate": _capacity_within(case, requests, n)}
+        return {"rate": capacity_within(case, n, seed)}
     model, variant = case["model"], case["variant"]
     if case["table"] == "closed":
         workload = drawn(CLOSED["prompt"], seed, f"fixed:{CLOSED['tokens']}")
@@ -105,23 +89,18 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     return {name: result[name] for name in OF_TRACE}
 
 
-def _capacity_within(case: Case, requests: Callable[[str], Trace], n: int) -> float:
+def capacity_within(case: Case, n: int, seed: int) -> float:
     """Return the highest rate, up to the capacity, at which the p99 gap is within the limit."""
-    model, limit = case["model"], case["limit"]
-    of = model, case["variant"], case["budget"]
-    most = capacity(model, PROMPTS[-1], n, *of[1:])
+    model, limit, of = case["model"], case["limit"], (case["variant"], case["budget"])
+    most = capacity(model, PROMPTS[-1], n, *of)
 
     def is_within(share: float) -> bool:
-        result = served(*of, requests(f"poisson:{share * most:g}"), MARGIN * limit)
+        arrival = f"poisson:{share * most:g}"
+        trace = drawn(PROMPTS[-1], seed).requests(n, arrival, scaled=True)
+        result = served(model, *of, trace, MARGIN * limit)
         return bool(result["p99_itl_ms"] <= limit * decode_ms(model))
 
-    if is_within(1.0):
-        return most
-    low, high = 0.0, 1.0
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_within(middle) else (low, middle)
-    return low * most
+    return most * (1.0 if is_within(1.0) else virtual.highest(is_within, STEPS))
 
 
 def name_of(case: Case) -> str:
@@ -131,21 +110,8 @@ def name_of(case: Case) -> str:
 MIXED = {"variant": "mixed"}
 VS_MIXED = [Against(MIXED, ratios=["mean_ttft_ms", "p99_itl_ms"])]
 HARD = {"table": "grid", "prompt": PROMPTS[-1], "load": LOADS[-1]}
-CLOSED_LOOP = {"table": "closed"}
+LIMITED, CLOSED_LOOP = {"table": "capacity"}, {"table": "closed"}
 SHOWN = {"p99_itl_ms": "p99 gap between tokens", "mean_ttft_ms": "mean TTFT"}
-
-
-def panels(measure: str, label: str) -> list[Panel]:
-    of_model = [
-        Panel(f"{name}, prompts of {PROMPTS[-1]} tokens", f"{label}, ms", measure, "budget",
-              "token budget", where={**HARD, "model": model}, log=True)
-        for model, name in MODELS.items()
-    ]  # fmt: skip
-    against = f"{label} ÷ mixed's"
-    closed = Panel("closed loop", against, measure, name_of, where=CLOSED_LOOP, base=MIXED)
-    return [*of_model, closed]
-
-
 STUDY = Study(
     name="prefill",
     title="Prompts and decode rows: in one iteration, or in iterations of their own",
@@ -160,24 +126,24 @@ STUDY = Study(
     cases=cases,
     run=run,
     measures={**OF_TRACE, "rate": ("capacity, requests/s", "{:.2f}")},
-    text="The variants are values of `--prefill`:\n\n"
-    "- `mixed`: an iteration has prompts and decode rows.\n"
-    "- `first`: prompts are computed alone, and decode rows wait for them.\n"
-    "- `last, floor 16`: prompts are computed while fewer than 16 rows decode.\n"
-    "- `every:4`: prompts are computed after every four iterations of decode rows.\n"
-    f"- `adaptive`: as `mixed`, with as many prompt tokens as keep gaps below {AIM} decode "
-    "iterations of all rows ("
-    + ", ".join(f"{AIM * decode_ms(model):.0f} ms on {name}" for model, name in MODELS.items())
-    + ").\n\nLoad is the rate of requests ÷ what `mixed` with a token budget of 256 completes of a "
-    "burst. Prompts have about ten tokens more than stated.",
+    text=f"""\
+The variants are values of `--prefill`:
+
+- `mixed`: an iteration has prompts and decode rows.
+- `first`: prompts are computed alone, and decode rows wait for them.
+- `last, floor 16`: prompts are computed while fewer than 16 rows decode.
+- `every:4`: prompts are computed after every four iterations of decode rows.
+- `adaptive`: as `mixed`, with as many prompt tokens as keep gaps below {AIM} decode iterations of
+  all rows ({", ".join(f"{AIM * decode_ms(m):.0f} ms on {name}" for m, name in MODELS.items())}).
+
+Load is the rate of requests ÷ what `mixed` with a token budget of 256 completes of a burst. Prompts
+have about ten tokens more than stated.""",
     tables=[
-        Table(
-            ("model", "prompt", "load", "budget", "variant"), list(OF_TRACE), VS_MIXED,
-            {"table": "grid"}, "By prompt length, load and token budget",
-        ),
+        Table(("model", "prompt", "load", "budget", "variant"), [*OF_TRACE], VS_MIXED,
+              {"table": "grid"}, "By prompt length, load and token budget"),
         Table(
             ("model", "limit", "server"), ["rate"],
-            [Against({"server": "first, 2048"}, ratios=["rate"])], {"table": "capacity"},
+            [Against({"server": "first, 2048"}, ratios=["rate"])], LIMITED,
             "Capacity under a limit of the p99 gap between tokens",
             "Capacity is the highest rate at which the p99 gap is at most `limit` decode "
             f"iterations of all rows. `adaptive` aims at {MARGIN} of that. A server is its "
@@ -185,7 +151,7 @@ STUDY = Study(
             "of Sarathi-Serve.",
         ),
         Table(
-            ("model", "variant"), list(OF_TRACE), VS_MIXED, CLOSED_LOOP,
+            ("model", "variant"), [*OF_TRACE], VS_MIXED, CLOSED_LOOP,
             "A closed loop of equal requests",
             f"{ROWS} users send a request when their last one is answered. A request has "
             f"{CLOSED['prompt']} prompt tokens and as many completion tokens; the token budget "
@@ -193,6 +159,18 @@ STUDY = Study(
         ),
     ],
     figure="p99 gap between tokens and mean TTFT by token budget, and in a closed loop",
-    panels=[panel for measure, label in SHOWN.items() for panel in panels(measure, label)],
+    panels=[
+        panel
+        for measure, label in SHOWN.items()
+        for panel in (
+            *(
+                Panel(f"{name}, prompts of {PROMPTS[-1]} tokens", f"{label}, ms", measure, "budget",
+                      "token budget", where={**HARD, "model": model}, log=True)
+                for model, name in MODELS.items()
+            ),
+            Panel("closed loop", f"{label} ÷ mixed's", measure, name_of, where=CLOSED_LOOP,
+                  base=MIXED),
+        )
+    ],
     looks=dict(zip(VARIANTS, LOOKS)),
 )  # fmt: skip

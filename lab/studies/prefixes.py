@@ -1,8 +1,6 @@
 """Savings of prefix caching by trace, and what a small pool leaves of them.
 
-A load is a share of what `dynamic` without caching completes; where orders are compared, of what
-`fcfs` with caching does on the same pool. The prompt of a later turn of a conversation contains the
-fake engine's answers to earlier turns.
+The prompt of a later turn of a conversation contains the fake engine's answers to earlier ones.
 """
 
 from __future__ import annotations
@@ -19,16 +17,11 @@ import numpy as np
 from client.drawing import PALETTE, Look
 from client.traces import Request
 from client.workloads import Workload
-from config import build
 from generate.fake import PREFILL_TOKEN_S
 from lab.studies import virtual
-from lab.studies.study import Against, Case, Panel, Study, Table
-from lab.studies.virtual import BLOCK, CAPACITY_SEED, VIRTUAL
+from lab.studies.study import Against, Case, Panel, Study, Table, grid
+from lab.studies.virtual import BLOCK, CAPACITY_SEED, VIRTUAL, Settings
 from scheduling.inference import Inference
-from scheduling.records import IterationRecord
-from scheduling.scheduler import Scheduler
-from simulate.costs import FAKE
-from simulate.run import SimulatedServer
 from stats import times_of
 
 PREFIX = 256  # tokens of a shared prefix
@@ -45,14 +38,14 @@ ORDERED_TRACES: dict[str, dict[str, Any]] = {
 }
 POOLED_TRACES = ("64 prefixes", "conversations")
 TRACES = CACHED_TRACES | ORDERED_TRACES
-CACHING: dict[str, Any] = {"prefix_caching": True}
+CACHING: Settings = {"prefix_caching": True}
 FCFS, BY_PREFIX = "dynamic, caching", "dynamic, caching, prefix order"
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "static": ("static", {}),
-    "static, caching": ("static", CACHING),
-    "dynamic": ("dynamic", {}),
-    FCFS: ("dynamic", CACHING),
-    BY_PREFIX: ("dynamic", CACHING | {"order": "prefix", "prefix_window": 128}),
+VARIANTS: dict[str, Settings] = {
+    "static": {"mode": "static"},
+    "static, caching": {"mode": "static", **CACHING},
+    "dynamic": {},
+    FCFS: CACHING,
+    BY_PREFIX: {**CACHING, "order": "prefix", "prefix_window": 128},
 }
 MODES, ORDERED = list(VARIANTS)[:4], list(VARIANTS)[2:]  # compared by trace, and on a small pool
 POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching
@@ -62,22 +55,24 @@ def cases(n: int) -> list[dict[str, Any]]:
     """Return the cases. kv_blocks None: the server's default, more than 32 rows can use. pool: the
     size as a multiple of the blocks in use.
     """
-    cases: list[dict[str, Any]] = []
-    case: dict[str, Any]
-    for trace, load, variant in itertools.product(CACHED_TRACES, (*LOADS, "burst"), MODES):
-        if load == "burst" or "static" not in variant:  # which queues at all but the lightest
-            case = {"table": "caching", "trace": trace, "load": load, "variant": variant}
-            cases.append(case | {"kv_blocks": None, "rate": rate_of(trace, "dynamic", None, n)})
-    loads = ("burst", "0.8", "1.2")
-    for trace, load, variant in itertools.product(ORDERED_TRACES, loads, ORDERED):
-        blocks = small_pool(trace)
-        case = {"table": "order", "trace": trace, "load": load, "variant": variant}
-        cases.append(case | {"kv_blocks": blocks, "rate": rate_of(trace, FCFS, blocks, n)})
-    for trace, variant, pool in itertools.product(POOLED_TRACES, ORDERED[1:], POOLS):
-        blocks = max(round(pool * blocks_in_use(trace, n)), virtual.LONGEST // BLOCK)
-        case = {"table": "pool", "trace": trace, "load": "0.8", "variant": variant, "pool": pool}
-        cases.append(case | {"kv_blocks": blocks, "rate": rate_of(trace, "dynamic", None, n)})
-    return cases
+    caching = grid(table=["caching"], trace=CACHED_TRACES, load=(*LOADS, "burst"), variant=MODES)(n)
+    order = grid(
+        table=["order"], trace=ORDERED_TRACES, load=("burst", "0.8", "1.2"), variant=ORDERED
+    )(n)
+    pool = grid(table=["pool"], trace=POOLED_TRACES, load=["0.8"], variant=ORDERED[1:], pool=POOLS)(
+        n
+    )
+    for case in caching + pool:
+        case |= {"kv_blocks": None, "rate": rate_of(case["trace"], "dynamic", None, n)}
+    for case in order:
+        blocks = small_pool(case["trace"])
+        case |= {"kv_blocks": blocks, "rate": rate_of(case["trace"], FCFS, blocks, n)}
+    for case in pool:
+        blocks = round(case["pool"] * blocks_in_use(case["trace"], n))
+        case["kv_blocks"] = max(blocks, virtual.LONGEST // BLOCK)
+    # static queues at all loads but the lightest
+    light = [case for case in caching if case["load"] == "burst" or "static" not in case["variant"]]
+    return light + order + pool
 
 
 @functools.cache
@@ -114,64 +109,33 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     return served(case["variant"], case["kv_blocks"], requests)
 
 
-class Seen:
-    """Observations of a trace: its answered inferences, time, KV blocks and prefill tokens."""
-
-    scheduler: Scheduler
-
-    def __init__(self) -> None:
-        self.inferences: list[Inference] = []
-        self.busy_s = self.blocks_s = 0.0
-        self.prefilled = 0
-
-    def iteration(self, record: IterationRecord) -> None:
-        self.busy_s += record.seconds
-        self.blocks_s += record.iteration.blocks_used * record.seconds
-        rows = record.iteration.rows
-        self.prefilled += sum(row.n_tokens for row in rows if not row.decodes)
-
-    def answered(self, inference: Inference) -> None:
-        self.inferences.append(inference)
-
-
 def served(variant: str, kv_blocks: int | None, requests: Sequence[Request]) -> dict[str, float]:
     """Return the measures of a trace. A turn that has outgrown the context is not sent, nor are
     those after it.
     """
-    mode, settings = VARIANTS[variant]
-    config = build(mode, virtual.SETTINGS | virtual.pool(kv_blocks) | settings, {})
-    seen = Seen()
-
-    def observe(built: Scheduler) -> Seen:
-        seen.scheduler = built
-        return seen
-
-    outcomes = SimulatedServer(variant, config, FAKE, observe=observe).replay(requests)
-    end = float(outcomes.ended["ended_at"].max())
+    settings = {**virtual.pool(kv_blocks), **VARIANTS[variant]}
+    outcomes, seen = virtual.served(settings, requests)
+    blocks_s = sum(record.iteration.blocks_used * record.seconds for record in seen.records)
+    rows = (row for record in seen.records for row in record.iteration.rows)
+    prefilled = sum(row.n_tokens for row in rows if not row.decodes)
     inferences = sorted(seen.inferences, key=lambda inference: inference.id)
-    return {
-        "blocks": seen.blocks_s / seen.busy_s,
-        "prefill": 100 * seen.prefilled * PREFILL_TOKEN_S / seen.busy_s,
-        **measures(inferences, seen.prefilled, seen.scheduler.snapshot().prefix_hits),
-        "throughput": virtual.Served(inferences, end).throughput,
-    }
-
-
-def measures(inferences: Sequence[Inference], prefilled: float, hits: int) -> dict[str, float]:
     prompts = sum(len(i.prompt_ids) for i in inferences)
-    times = {i: times_of(i) for i in inferences}
+    hits = prompts - prefilled
     alike = Counter(tuple(i.prompt_ids[:PREFIX]) for i in inferences)
     by_rarity = sorted(inferences, key=lambda i: alike[tuple(i.prompt_ids[:PREFIX])])
-    ttft_ms = [1e3 * times[i].ttft_s for i in inferences]
+    ttft_ms = {i: 1e3 * times_of(i).ttft_s for i in by_rarity}
     return {
+        "blocks": blocks_s / seen.busy_s,
+        "prefill": 100 * prefilled * PREFILL_TOKEN_S / seen.busy_s,
         "computed": 100 * prefilled / prompts,
         "hits": 100 * hits / prompts,
         "hits_to_oracle": 100 * hits / (oracle(inferences) or 1),
-        "ttft_ms": statistics.mean(ttft_ms),
-        "ttft_p99_ms": float(np.percentile(ttft_ms, 99)),
-        "wait_ms": max(1e3 * times[i].queue_s for i in inferences),
-        "rare_ms": statistics.mean(1e3 * times[i].ttft_s for i in by_rarity[: len(times) // 4]),
-        "mean_ms": statistics.mean(1e3 * times[i].e2e_s for i in inferences),
+        "ttft_ms": statistics.mean(ttft_ms.values()),
+        "ttft_p99_ms": float(np.percentile([*ttft_ms.values()], 99)),
+        "wait_ms": 1e3 * max(times_of(i).queue_s for i in inferences),
+        "rare_ms": statistics.mean([*ttft_ms.values()][: len(inferences) // 4]),
+        "mean_ms": 1e3 * float(outcomes.answers.e2e_s.mean()),
+        "throughput": virtual.throughput(outcomes),
     }
 
 

@@ -1,27 +1,18 @@
-"""Routers compared: p99 of latency against replicas, for even, bursty and shared-prefix traces, in
-virtual time.
-
-The load of each replica stays the same: with twice the replicas twice as many requests come.
-"""
+"""Routers compared, at the same load of each replica."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from client.drawing import LOOKS
-from client.load import Watch
 from client.workloads import Workload
-from config import build
-from lab.studies.study import Against, Case, Panel, Study, Table
-from lab.studies.virtual import SETTINGS, pool
+from lab.studies import virtual
+from lab.studies.study import Against, Case, Panel, Study, Table, grid
 from scheduling.routers import ROUTERS
-from simulate.costs import load
 from simulate.fleet import Layout
-from simulate.run import SimulatedServer
 
 REPLICAS = (1, 2, 4, 8, 16)
 LEAST = 2000  # requests of a trace
@@ -51,39 +42,28 @@ TRACES = {
 }
 
 
-def cases(n: int, costs: str) -> list[dict[str, Any]]:
-    load(costs)  # an error before anything is run
-    fresh = [
-        {"trace": name, "replicas": replicas, "router": router, "stale_s": 0.0, "costs": costs}
-        for name, trace in TRACES.items()
-        for replicas, router in itertools.product(REPLICAS, trace.routers)
-    ]
-    stale = {"trace": "even", "stale_s": STALE_S, "costs": costs}
-    return fresh + [
-        stale | {"replicas": replicas, "router": router}
-        for replicas, router in itertools.product(REPLICAS, STALE)
-    ]
+def cases(n: int) -> list[dict[str, Any]]:
+    def of(trace: str, routers: tuple[str, ...], stale_s: float) -> list[dict[str, Any]]:
+        return grid(trace=[trace], replicas=REPLICAS, router=routers, stale_s=[stale_s])(n)
+
+    fresh = [of(name, trace.routers, 0.0) for name, trace in TRACES.items()]
+    return [*itertools.chain(*fresh), *of("even", STALE, STALE_S)]
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return the measures of n requests a replica, and of more if the replicas are few."""
-    replicas, trace = case["replicas"], TRACES[case["trace"]]
-    n = max(LEAST, n * replicas)
+    replicas, stale_s, trace = case["replicas"], case["stale_s"], TRACES[case["trace"]]
+    data, rate = Workload(seed=seed, prompts="ids", **trace.data), f"{trace.rate * replicas:g}"
+    requests = data.requests(max(LEAST, n * replicas), trace.arrival.format(rate), scaled=True)
     settings = {"max_batch_size": ROWS, "prefix_caching": "prefixes" in trace.data}
-    config = build("dynamic", SETTINGS | pool(BLOCKS) | settings, {})
-    data = Workload(seed=seed, prompts="ids", **trace.data)
-    requests = data.requests(n, trace.arrival.format(f"{trace.rate * replicas:g}"), scaled=True)
-    layout = Layout(replicas, case["router"], case["stale_s"], case["stale_s"] == 0, seed=seed)
-    server = SimulatedServer("dynamic", config, load(case["costs"]), layout)
-    outcomes = server.replay(requests, math.inf, Watch())
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
-    assert len(answers) == n
-    stats, _, _ = server.report()
+    layout = Layout(replicas, case["router"], stale_s, stale_s == 0, seed=seed)
+    server = virtual.server({**virtual.pool(BLOCKS), **settings}, layout=layout)
+    answers, stats = server.replay(requests).answers, server.report()[0]
+    assert len(answers) == len(requests)
     sent = [stats["replicas"]["requests"].get(k, 0) for k in range(replicas)]
     return {
-        "p99_s": float(np.percentile([a.e2e_s for a in answers], 99)),
-        "mean_s": float(np.mean([a.e2e_s for a in answers])),
-        "ttft_p99_s": float(np.percentile([a.ttft_s for a in answers], 99)),
+        **virtual.mean_and_p99(answers),
+        "ttft_p99_s": float(np.percentile(answers.ttft_s, 99)),
         "cached": 100 * stats["cached_tokens"] / stats["total_input_tokens"],
         "uneven": max(sent) / max(1, min(sent)),
     }
@@ -101,10 +81,9 @@ STUDY = Study(
     name="routers",
     title="Routers",
     question="How much does latency depend on the rule by which a router chooses a replica?",
-    workload=f"{{n}} requests per replica, at least {LEAST:,}, {{seeds}} seeds, `dynamic` in "
-    f"virtual time with `--costs {{costs}}`, {ROWS} rows and {BLOCKS:,} KV blocks per replica",
+    workload=f"{{n}} requests per replica, at least {LEAST:,}, {{seeds}} seeds, {ROWS} rows and "
+    f"{BLOCKS:,} KV blocks per replica, {virtual.VIRTUAL}",
     requests=600,
-    options={"costs": ("fake", "iteration times, as simulate.sh's")},
     cases=cases,
     run=run,
     measures={

@@ -1,32 +1,102 @@
-"""A trace served in virtual time by the server's own scheduler, at the cost of `--model fake`."""
+"""Traces served in virtual time by the server's own scheduler, at stated costs."""
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from client.measure import judged
+from client.outcomes import Answers, Outcomes
 from client.traces import Request
 from client.workloads import Workload
 from config import build
-from generate.fake import cost_s
-from scheduling.building import build_scheduler
-from scheduling.inference import Inference, Iteration, Slo, State
+from scheduling.inference import Inference
 from scheduling.records import IterationRecord
-from scheduling.sampling import Sampling
-from simulate import drive
-from stats import Times, times_of
+from simulate.costs import FAKE, Costs
+from simulate.server import SimulatedServer
+from simulate.simulation import Simulation, parse
+from stats import Times
 
 VIRTUAL = "virtual time, with the iteration times of `--model fake`"
 BURST = 2000  # requests that show a capacity
 BLOCK = 16  # tokens of a KV block
 LONGEST = 1024  # tokens of a request
 CAPACITY_SEED = 2**31
-Settings = dict[str, Any]
+Settings = Mapping[str, Any]  # of a server; "mode", if it is not dynamic, among them
 SETTINGS: Settings = {"model": "fake", "max_waiting": 10**6}
+NO_LIMITS: Mapping[str, float] = {}
+OF_TRACE = {  # measures of a client, with their headings and formats
+    "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
+    "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
+    "p50_itl_ms": ("gap between tokens p50, ms", "{:,.1f}"),
+    "p99_itl_ms": ("gap p99, ms", "{:,.1f}"),
+    "mean_e2el_ms": ("latency mean, ms", "{:,.0f}"),
+    "p99_e2el_ms": ("latency p99, ms", "{:,.0f}"),
+    "output_throughput": ("throughput, tok/s", "{:,.0f}"),
+}
+
+
+class Seen:
+    """Observer that keeps all iterations of a trace, and the inferences that were answered."""
+
+    def __init__(self) -> None:
+        self.records: list[IterationRecord] = []
+        self.inferences: list[Inference] = []
+
+    def iteration(self, record: IterationRecord) -> None:
+        self.records.append(record)
+
+    def answered(self, inference: Inference) -> None:
+        self.inferences.append(inference)
+
+    @property
+    def busy_s(self) -> float:
+        return sum(record.seconds for record in self.records)
+
+
+def server(settings: Settings, costs: Costs = FAKE, **more: Any) -> SimulatedServer:
+    """Return a simulated server. more: its other arguments."""
+    flags = {**SETTINGS, **settings}
+    mode = flags.pop("mode", "dynamic")
+    return SimulatedServer(mode, build(mode, flags, {}), costs, **more)
+
+
+def measures(
+    server: SimulatedServer, requests: Sequence[Request], limits: Mapping[str, float] = NO_LIMITS
+) -> dict[str, Any]:
+    """Serve a trace; return the client's measures. limits: those that goodput counts by, in ms."""
+    return judged(requests, server.replay(requests), limits)
+
+
+def served(settings: Settings, requests: Sequence[Request], **more: Any) -> tuple[Outcomes, Seen]:
+    """Serve a trace; return what the client and what an observer saw."""
+    seen = Seen()
+    return server(settings, observe=lambda scheduler: seen, **more).replay(requests), seen
+
+
+def throughput(outcomes: Outcomes) -> float:
+    """Return completion tokens a second."""
+    tokens: float = outcomes.answers["completion_tokens"].sum()
+    return tokens / float(outcomes.ended["ended_at"].max())
+
+
+@functools.cache
+def simulation(words: str) -> Simulation:
+    """Return what ./simulate.sh makes of these words for mode dynamic."""
+    return parse(f"--modes dynamic --max-waiting {SETTINGS['max_waiting']} {words}".split())
+
+
+def highest(is_within: Callable[[float], bool], steps: int, most: float = 1.0) -> float:
+    """Return the highest value up to `most` that is within, by so many halvings."""
+    low, high = 0.0, most
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_within(middle) else (low, middle)
+    return low
 
 
 def pool(kv_blocks: int | None) -> Settings:
@@ -34,62 +104,23 @@ def pool(kv_blocks: int | None) -> Settings:
     return {"kv_cache": f"{kv_blocks}blocks"} if kv_blocks else {}
 
 
+def pool_of(requests: float, data: Workload, more: float = 0.0) -> int:
+    """Return the KV blocks for all tokens of so many requests of mean length, and `more` blocks; at
+    least those of the longest request.
+    """
+    drawn = data.requests(BURST, "burst")
+    tokens = statistics.mean(len(r.ids) + r.num_tokens for r in drawn)
+    return max(round(requests * tokens / BLOCK + more), LONGEST // BLOCK)
+
+
 def data_of(lengths: str, seed: int) -> Workload:
     return Workload(lengths, seed=seed, prompts="ids")
 
 
-class Served(NamedTuple):
-    """Inferences with their stamps and tokens, and when the last one ended."""
-
-    inferences: list[Inference]
-    end: float
-
-    @property
-    def throughput(self) -> float:
-        """Completion tokens per second."""
-        return sum(len(i.tokens) for i in self.inferences) / self.end
-
-
-def serve(
-    mode: str,
-    settings: Settings,
-    requests: Sequence[Request],
-    observe: Callable[[IterationRecord], None] | None = None,
-) -> Served:
-    """Serve a trace. observe: called with each iteration."""
-
-    def planned(now: float, iteration: Iteration) -> None:
-        if observe is not None:
-            seconds = cost_s(iteration) if iteration.rows else 0.0
-            observe(IterationRecord(now, seconds, iteration))
-
-    inferences = [
-        Inference(
-            request.ids,
-            request.num_tokens,
-            Sampling(seed=request.seed or 0),
-            user=request.user,
-            priority=request.priority or 0,
-            slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
-        )
-        for request in requests
-    ]
-    config = build(mode, SETTINGS | settings, {})
-    arrivals = [(request.at, [inference]) for request, inference in zip(requests, inferences)]
-    end = drive(build_scheduler(config), arrivals, cost_s, planned=planned)
-    return Served(inferences, end)
-
-
-def latencies(inferences: Sequence[Inference]) -> list[float]:
-    """Return end-to-end latencies of the answered ones, in seconds."""
-    return [times_of(i).e2e_s for i in inferences if i.state is State.FINISHED]
-
-
-def mean_and_p99(inferences: Sequence[Inference], of: str = "") -> dict[str, float]:
+def mean_and_p99(answers: Answers, of: str = "") -> dict[str, float]:
     """Return measures of latency, in seconds."""
-    seconds = latencies(inferences)
-    p99 = float(np.percentile(seconds, 99))
-    return {f"{of}mean_s": statistics.mean(seconds), f"{of}p99_s": p99}
+    p99 = float(np.percentile(answers.e2e_s, 99))
+    return {f"{of}mean_s": float(answers.e2e_s.mean()), f"{of}p99_s": p99}
 
 
 def while_waiting(times: Times) -> float:
@@ -111,16 +142,6 @@ class Capacity(NamedTuple):
 @functools.cache
 def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
     burst = data_of(lengths, CAPACITY_SEED).requests(BURST, "burst", scaled=True)
-    settings = {"max_batch_size": rows, **pool(kv_blocks)}
-    rate = BURST / serve("dynamic", settings, burst).end
-    tokens = statistics.mean(request.num_tokens for request in burst)
-    return Capacity(rate, rate * tokens, rate * statistics.mean(len(r.ids) for r in burst))
-
-
-def pool_of(requests: float, data: Workload, more: float = 0.0) -> int:
-    """Return the KV blocks for all tokens of so many requests of mean length, and `more` blocks; at
-    least those of the longest request.
-    """
-    drawn = data.requests(2000, "burst")
-    tokens = statistics.mean(len(r.ids) + r.num_tokens for r in drawn)
-    return max(round(requests * tokens / BLOCK + more), LONGEST // BLOCK)
+    result = measures(server({"max_batch_size": rows, **pool(kv_blocks)}), burst)
+    totals = BURST, result["total_output_tokens"], result["total_input_tokens"]
+    return Capacity(*(total / result["wall_clock_s"] for total in totals))

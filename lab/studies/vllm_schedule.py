@@ -16,35 +16,24 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from client.calls import ServerError
-from compare.report.tables import markdown
 from config import build
-from lab.studies.study import Cases, Study, values
+from lab.studies.study import Case, Cases, Study, Table, values
 from scheduling.building import build_scheduler
 from scheduling.inference import CachedPrefix, Inference, Iteration
 from scheduling.prefix_cache import block_keys
 from simulate import drive
 
-Rows = dict[int, tuple[int, int]]  # of each request the first token computed, and how many
 LONGEST, BLOCK = 256, 16
 MISSING = (
     "vLLM is missing: install lab/benchmarks/requirements-vllm.txt in an environment of its own"
 )
-RULES = ("prefill", "all")  # values of --budget-counts: tokens that our budget bounds
-BUDGET = "decoded tokens beside the budget"
-WATERMARK = "watermark of the null block"
-SAME = "found in the same iteration"
-EVICTED = "evicted before it was looked for"
-KINDS = ("preempted", "admitted", "cached", "chunks", "at")  # other differences, by field of Step
-COUNTS = ("iterations", "admitted", "later chunks", "preempted", "cached tokens")
 
 
-@dataclass(frozen=True)
-class SharedLimits:
+class Limits(NamedTuple):
     """Limits of both schedulers."""
 
     name: str
@@ -56,19 +45,19 @@ class SharedLimits:
 
 
 LIMITS = [
-    SharedLimits("ample", 32, 256, 512),
-    SharedLimits("chunks", 16, 40, 512),
-    SharedLimits("few rows", 4, 128, 512),
-    SharedLimits("few blocks", 32, 256, 40),
-    SharedLimits("few blocks, chunks", 16, 24, 40),
-    SharedLimits("fewest blocks", 8, 64, 18),
-    SharedLimits("watermark", 32, 128, 60, watermark=0.1),
-    SharedLimits("caching, ample", 32, 256, 2048, caching=True),
-    SharedLimits("caching, chunks", 16, 40, 512, caching=True),
-    SharedLimits("caching, few blocks, chunks", 16, 24, 40, caching=True),
-    SharedLimits("caching, few blocks", 32, 256, 60, caching=True),
-    SharedLimits("caching, fewest blocks", 8, 64, 18, caching=True),
-    SharedLimits("watermark, null block", 32, 128, 59, watermark=0.1),
+    Limits("ample", 32, 256, 512),
+    Limits("chunks", 16, 40, 512),
+    Limits("few rows", 4, 128, 512),
+    Limits("few blocks", 32, 256, 40),
+    Limits("few blocks, chunks", 16, 24, 40),
+    Limits("fewest blocks", 8, 64, 18),
+    Limits("watermark", 32, 128, 60, watermark=0.1),
+    Limits("caching, ample", 32, 256, 2048, caching=True),
+    Limits("caching, chunks", 16, 40, 512, caching=True),
+    Limits("caching, few blocks, chunks", 16, 24, 40, caching=True),
+    Limits("caching, few blocks", 32, 256, 60, caching=True),
+    Limits("caching, fewest blocks", 8, 64, 18, caching=True),
+    Limits("watermark, null block", 32, 128, 59, watermark=0.1),
 ]
 
 
@@ -81,26 +70,13 @@ class Drawn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An iteration: its beginning, its rows, and the requests that joined or were preempted."""
+    """An iteration; the first field that differs is the kind of difference."""
 
+    preempted: frozenset[int]  # requests
+    admitted: frozenset[int]
+    cached: dict[int, int]  # tokens that each of these need not compute
+    chunks: dict[int, int]  # tokens that are computed, by request
     at: float
-    rows: Rows
-    admitted: set[int]
-    preempted: set[int]
-
-    @property
-    def chunks(self) -> dict[int, int]:
-        return {request: n for request, (_, n) in self.rows.items()}
-
-    @property
-    def later(self) -> list[int]:
-        """Chunks of requests that had joined before."""
-        return [n for request, n in self.chunks.items() if n > 1 and request not in self.admitted]
-
-    @property
-    def cached(self) -> dict[int, int]:
-        """Tokens that joining requests need not compute."""
-        return {request: self.rows[request][0] for request in self.admitted}
 
 
 class Steps(list[Step]):
@@ -108,9 +84,18 @@ class Steps(list[Step]):
 
     running: frozenset[int] = frozenset()  # requests after the last iteration
 
-    def add(self, at: float, rows: Rows, running: Iterable[int], waiting: Iterable[int]) -> None:
+    def add(
+        self,
+        at: float,
+        rows: Mapping[int, tuple[int, int]],
+        running: Iterable[int],
+        waiting: Iterable[int],
+    ) -> None:
+        """rows: of each request the first token computed, and how many."""
         before, self.running = self.running, frozenset(running)
-        self.append(Step(at, rows, {*self.running - before}, {*before.intersection(waiting)}))
+        joined, chunks = self.running - before, {i: n for i, (_, n) in rows.items()}
+        cached = {i: rows[i][0] for i in joined}
+        self.append(Step(before.intersection(waiting), joined, cached, chunks, at))
 
 
 def draw(seed: int, requests: int) -> list[Drawn]:
@@ -134,16 +119,21 @@ def cost_s(tokens: int) -> float:
     return 0.01 + 0.0005 * tokens
 
 
-def our_schedule(limits: SharedLimits, trace: Sequence[Drawn], counts: str) -> Steps:
-    """Return the schedule of our scheduler. counts: value of --budget-counts."""
+def our_schedule(limits: Limits, trace: Sequence[Drawn]) -> Steps:
+    """Return the schedule of our scheduler, by vLLM's rules."""
     settings: dict[str, Any] = {
-        "model": "fake", "max_batch_size": limits.rows, "token_budget": limits.token_budget,
-        "block_size": BLOCK, "kv_cache": f"{limits.kv_blocks}blocks", "max_model_len": LONGEST,
-        "max_waiting": len(trace), "kv_reservation": "demand", "watermark": limits.watermark,
-        "budget_counts": counts,
-    }  # fmt: skip
-    if limits.caching:
-        settings["prefix_caching"] = True
+        "model": "fake",
+        "max_batch_size": limits.rows,
+        "token_budget": limits.token_budget,
+        "block_size": BLOCK,
+        "kv_cache": f"{limits.kv_blocks}blocks",
+        "max_model_len": LONGEST,
+        "max_waiting": len(trace),
+        "kv_reservation": "demand",
+        "watermark": limits.watermark,
+        "budget_counts": "all",
+        "prefix_caching": limits.caching,
+    }
     built, steps = build_scheduler(build("dynamic", settings, {})), Steps()
 
     def planned(now: float, iteration: Iteration) -> None:
@@ -164,7 +154,7 @@ def our_schedule(limits: SharedLimits, trace: Sequence[Drawn], counts: str) -> S
     return steps
 
 
-def vllm_scheduler(limits: SharedLimits) -> Any:
+def vllm_scheduler(limits: Limits) -> Any:
     """Return vLLM's scheduler, for a model that is not computed, with one block more: its null
     block.
     """
@@ -200,7 +190,7 @@ def vllm_scheduler(limits: SharedLimits) -> Any:
     )
 
 
-def schedule_of_vllm(limits: SharedLimits, trace: Sequence[Drawn]) -> Steps:
+def schedule_of_vllm(limits: Limits, trace: Sequence[Drawn]) -> Steps:
     """Return the schedule of vLLM's scheduler."""
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
@@ -222,7 +212,7 @@ def schedule_of_vllm(limits: SharedLimits, trace: Sequence[Drawn]) -> Steps:
         if not tokens:
             now = coming[-1][1].at
             continue
-        rows, ids = Rows(), list[list[int]]()
+        rows, ids = {}, list[list[int]]()
         for i, n in tokens.items():  # vLLM counts these n as computed already
             request, answer = built.requests[i], trace[int(i)].completion
             rows[int(i)] = (request.num_computed_tokens - n, n)
@@ -236,93 +226,56 @@ def schedule_of_vllm(limits: SharedLimits, trace: Sequence[Drawn]) -> Steps:
     return steps
 
 
-def shares_within(step: Step, trace: Sequence[Drawn]) -> bool:
-    """Return whether a joining request has blocks that another row computes in that iteration."""
-    for request, cached in step.cached.items():
-        ids = [*trace[request].prompt, *trace[request].completion]
-        for other, (start, n) in step.rows.items():
-            last = min(cached, (start + n) // BLOCK * BLOCK)  # of the blocks that are full then
-            other_ids = [*trace[other].prompt, *trace[other].completion]
-            if other != request and last > start and ids[:last] == other_ids[:last]:
-                return True
-    return False
-
-
-def compare(
-    our_steps: Sequence[Step],
-    vllm_steps: Sequence[Step],
-    limits: SharedLimits,
-    trace: Sequence[Drawn],
-) -> tuple[int, str | None]:
-    """Return how many iterations are equal before the first difference, and its kind.
-
-    BUDGET: ours computes more tokens than the budget, since it does not count decoded ones. SAME:
-    vLLM makes a block findable before it is computed, ours afterwards. EVICTED: a joining request
-    finds more cached blocks in ours, where running rows take blocks after it, in vLLM before it.
-    WATERMARK: other requests join, since the null block makes vLLM's watermark a block larger. Else
-    the first of KINDS that differs; "end" if one schedule is longer.
+def compare(ours: Sequence[Step], vllms: Sequence[Step]) -> tuple[int, str]:
+    """Return how many iterations are equal before the first difference, and its kind: a field of
+    `Step`; "end" if one schedule is longer; none is "".
     """
-    for i, (first, second) in enumerate(zip(our_steps, vllm_steps)):
-        if first == second:
-            continue
-        if sum(first.chunks.values()) > limits.token_budget:
-            return i, BUDGET
-        if limits.caching and shares_within(second, trace):
-            return i, SAME
-        if any(first.cached.get(request, 0) > n for request, n in second.cached.items()):
-            return i, EVICTED
-        kind = next(kind for kind in KINDS if getattr(first, kind) != getattr(second, kind))
-        blocks = [int(limits.watermark * n) for n in (limits.kv_blocks, limits.kv_blocks + 1)]
-        return i, WATERMARK if kind == "admitted" and blocks[0] < blocks[1] else kind
-    lengths = len(our_steps), len(vllm_steps)
-    return min(lengths), None if lengths[0] == lengths[1] else "end"
+    for i, (first, second) in enumerate(zip(ours, vllms)):
+        if first != second:
+            return i, next(name for name, a, b in zip(Step._fields, first, second) if a != b)
+    return min(len(ours), len(vllms)), "" if len(ours) == len(vllms) else "end"
 
 
-def run(case: Mapping[str, Any], n: int, seed: int) -> dict[str, Any]:
-    """Return counts of vLLM's schedule, and how far ours equals it by each rule of the budget."""
+def run(case: Case, n: int, seed: int) -> dict[str, Any]:
+    """Return counts of vLLM's schedule, and how far ours equals it."""
     if importlib.util.find_spec("vllm") is None:
         raise ServerError(MISSING)
     os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable(logging.WARNING)
-    limits, trace = SharedLimits(**case), draw(seed, n)
+    limits, trace = Limits(**case), draw(seed, n)
     steps = schedule_of_vllm(limits, trace)
-    counts: dict[str, Any] = dict(zip(COUNTS, map(sum, zip(*map(counted, steps)))))
-    for rule in RULES:
-        equal, kind = compare(our_schedule(limits, trace, rule), steps, limits, trace)
-        counts |= {f"equal, {rule}": equal, f"kinds, {rule}": {kind: 1} if kind else {}}
-    return counts
+    equal, kind = compare(our_schedule(limits, trace), steps)
+    later = [i for step in steps for i, n in step.chunks.items() if n > 1 and i not in step.cached]
+    return {
+        "iterations": len(steps),
+        "admitted": sum(len(step.admitted) for step in steps),
+        "chunks": len(later),
+        "preempted": sum(len(step.preempted) for step in steps),
+        "cached": sum(sum(step.cached.values()) for step in steps),
+        "equal": equal,
+        "kind": kind,
+    }
 
 
-def counted(step: Step) -> tuple[int, ...]:
-    """Return the COUNTS of an iteration."""
-    cached = sum(step.cached.values())
-    return 1, len(step.admitted), len(step.later), len(step.preempted), cached
-
-
-HOW = """\
-Both schedulers get the same traces and limits. Counts are sums over a case's traces: vLLM's
-iterations, requests admitted, chunks of prompts after the first, preemptions, and tokens found in
-the prefix cache. *Equal* counts the iterations before the first difference of a trace; the column
-after it names the kind of difference, with the number of traces. `--budget-counts all` is vLLM's
-rule for the token budget, `prefill` is the default here."""
-
-
-def table(cases: Cases) -> str:
-    """Return the table of sums over traces."""
-    limits = ("rows", "token_budget", "kv_blocks", "watermark")
-    ends = [(f"--budget-counts {rule}: equal", "first differences: traces") for rule in RULES]
-    rows = [["case", *limits, *COUNTS, *sum(ends, ())]]
+def sums(cases: Cases) -> list[dict[str, Any]]:
+    """Return the cases with the sums over their traces, and the kinds of first differences."""
+    result = []
     for case in cases:
-        cells = [f"{case[name]:g}" for name in limits]
-        cells += [f"{sum(values(case, name)):,}" for name in COUNTS]
-        for rule in RULES:
-            kinds = sum(map(Counter, values(case, f"kinds, {rule}")), Counter[str]())
-            cells.append(f"{sum(values(case, f'equal, {rule}')):,}")
-            cells.append(", ".join(f"{kind} {n}" for kind, n in kinds.items()) or "none")
-        rows.append([case["name"], *cells])
-    return f"{HOW}\n\n{markdown(rows, left=1)}"
+        kinds = Counter(filter(None, values(case, "kind")))
+        found = {name: sum(values(case, name)) for name in COUNTS}
+        found["kind"] = ", ".join(f"{kind} {n}" for kind, n in kinds.items()) or "none"
+        result.append({**case, "seeds": [found]})
+    return result
 
 
+COUNTS = {
+    "iterations": ("iterations", "{:,}"),
+    "admitted": ("admitted", "{:,}"),
+    "chunks": ("later chunks", "{:,}"),
+    "preempted": ("preempted", "{:,}"),
+    "cached": ("cached tokens", "{:,}"),
+    "equal": ("equal", "{:,}"),
+}
 STUDY = Study(
     name="vllm_schedule",
     title="Schedules of this server and of vLLM",
@@ -330,9 +283,16 @@ STUDY = Study(
     workload="each case: {seeds} traces of {n} requests, KV blocks of 16 tokens, virtual time",
     requests=120,
     seeds=12,
-    cases=lambda n: [asdict(limits) for limits in LIMITS],
+    cases=lambda n: [limits._asdict() for limits in LIMITS],
     run=run,
-    measures={},
-    text=table,
-    tables=(),
+    summarized=sums,
+    measures={**COUNTS, "kind": ("first differences: traces", "")},
+    text="""\
+Both schedulers get the same traces and limits, and ours has `--budget-counts all`, vLLM's rule for
+the token budget. Counts are sums over a case's traces: vLLM's iterations, requests admitted, chunks
+of prompts after the first, preemptions, and tokens found in the prefix cache. *Equal* counts the
+iterations before the first difference of a trace; the column after it names the kind of difference,
+with the number of traces: requests `preempted` or `admitted`, tokens that a joining request finds
+`cached`, `chunks` of tokens that are computed, or the instant (`at`).""",
+    tables=[Table(("name", "rows", "token_budget", "kv_blocks", "watermark"))],
 )

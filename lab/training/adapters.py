@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from compare.options import folder
 from config.resolve import physical_cores
 from config.shapes import SHAPES
 from generate.checkpoint import load_model
@@ -27,7 +28,7 @@ from lab.training.evaluate import bits_per_byte, causal_logits
 from model import GPT2
 
 RANK, ALPHA = 8, 16
-TARGETS = {"c_attn": "attn.c_attn", "c_fc": "mlp.c_fc"}  # half of them, so that files stay small
+TARGETS = (("attn", "c_attn"), ("mlp", "c_fc"))  # half of them, so that files stay small
 STEPS, SEQUENCES, CONTEXT, RATE = 400, 16, 256, 4e-3
 
 
@@ -59,11 +60,10 @@ class Lora(nn.Module):
 def adapted(model: GPT2) -> dict[str, Lora]:
     """Give the model's layers an adapter each; return them by PEFT's names."""
     found = {}
-    for i, path in itertools.product(range(model.shape.n_layer), TARGETS.values()):
-        part, _, name = path.partition(".")
+    for i, (part, name) in itertools.product(range(model.shape.n_layer), TARGETS):
         owner = model.get_submodule(f"h.{i}.{part}")
         setattr(owner, name, lora := Lora(owner.get_submodule(name)))
-        found[f"base_model.model.transformer.h.{i}.{path}"] = lora
+        found[f"base_model.model.transformer.h.{i}.{part}.{name}"] = lora
     return found
 
 
@@ -99,18 +99,16 @@ def train(style: Callable[[str], str], corpus: Corpus) -> dict[str, Tensor]:
 
 def main() -> None:
     torch.set_num_threads(physical_cores())
-    parser = argparse.ArgumentParser(
-        "python -m lab.training.adapters", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/adapters"), metavar="FOLDER")
-    folder: Path = parser.parse_args().out
+    parser = argparse.ArgumentParser("python -m lab.training.adapters", description=__doc__)
+    parser.add_argument("--out", type=folder, default=Path("runs/adapters"), metavar="FOLDER")
+    out: Path = parser.parse_args().out
     corpus = load_corpus()
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": RANK,
         "lora_alpha": ALPHA,
-        "target_modules": [*TARGETS],
+        "target_modules": [name for _, name in TARGETS],
         "fan_in_fan_out": True,
         "bias": "none",
         "base_model_name_or_path": "demo",
@@ -118,10 +116,10 @@ def main() -> None:
     for name, style in STYLES.items():
         print(name)
         tensors = train(style, corpus)
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / name / "adapter_model.safetensors", {"format": "pt"})
-        (folder / name / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    print(f"wrote {folder}; --lora capitals={folder}/capitals,list={folder}/list serves them")
+        (out / name).mkdir(parents=True, exist_ok=True)
+        save_file(tensors, out / name / "adapter_model.safetensors", {"format": "pt"})
+        (out / name / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    print(f"wrote {out}; --lora capitals={out}/capitals,list={out}/list serves them")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure `demo`:  .venv/bin/python -m lab.training.evaluate  (demo-draft: its draft model)
+"""Measure `demo`:  .venv/bin/python -m lab.training.evaluate
 
 Bits per byte on held_out.txt beside those of xz and gzip, and completions to read. Everything is
 seeded; it takes a minute or two.
@@ -18,23 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from config import ConfigError, build
+from config import Config, ConfigError, build
 from config.resolve import physical_cores
 from config.shapes import SHAPES
-from generate.attention import PlainAttention
-from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
-from generate.sampling import sample
+from generate.loading import load_generator
 from generate.tokenizer import load_tokenizer
 from generate.weights import WeightsUnavailable, locate
 from lab.training import HELD_OUT
 from lab.training.corpus import load_corpus
-from model import GPT2, KVCache
+from model import GPT2
+from scheduling.building import build_scheduler
 from scheduling.inference import Inference
-from scheduling.policies import Dynamic, Fcfs, Limits
-from scheduling.prefix_cache import PrefixCache
 from scheduling.sampling import Sampling
-from scheduling.scheduler import Scheduler
 from simulate import drive
 
 PROMPTS = [
@@ -92,19 +88,15 @@ def likeliest(model: GPT2, text: bytes, context: int) -> Tensor:
     return torch.cat(logits).argmax(-1)
 
 
-def complete(model: GPT2, prompts: Sequence[str], num_tokens: int, temperature: float) -> list[str]:
-    """Return the server's completions of these prompts; their seeds are 0, 1, 2, …"""
-    tokenizer = load_tokenizer("bytes")
+def complete(config: Config, prompts: Sequence[str], num_tokens: int, heat: float) -> list[str]:
+    """Return a server's completions at this temperature; their seeds are 0, 1, 2, …"""
+    tokenizer = load_tokenizer(config.tokenizer)
+    generator = load_generator(config, locate(config), tokenizer.n_vocab)
     inferences = [
-        Inference(tokenizer.encode_ordinary(prompt), num_tokens, Sampling(temperature, seed=seed))
+        Inference(tokenizer.encode_ordinary(prompt), num_tokens, Sampling(heat, seed=seed))
         for seed, prompt in enumerate(prompts)
     ]
-    rows, n = len(prompts), model.shape.n_ctx  # a block for each row
-    limits = Limits(rows, token_budget=n, block_size=n)
-    scheduler = Scheduler(Dynamic(), Fcfs(), limits, PrefixCache(rows, n))
-    attention = PlainAttention(KVCache(model.shape, rows, n, torch.float32, "cpu"))
-    generator = CachedGenerator(model, tokenizer.n_vocab, attention, sample, max_tokens=rows + n)
-    drive(scheduler, [(0.0, inferences)], lambda _: 0.0, generator.generate)
+    drive(build_scheduler(config), [(0.0, inferences)], lambda _: 0.0, generator.generate)
     return [tokenizer.decode(inference.tokens) for inference in inferences]
 
 
@@ -112,57 +104,53 @@ def report(name: str) -> Iterator[str]:
     """Yield the lines of generate/demo/README.md that are measured. Raises ConfigError,
     WeightsUnavailable or OSError.
     """
-    model, own = _load(name), Path(name) / "held_out.txt"
+    config, own = _config(name), Path(name) / "held_out.txt"
     text = (own if own.exists() else HELD_OUT).read_bytes()
-    shape, n = model.shape, model.shape.n_ctx
+    model, n = _load(config), config.shape.n_ctx
     yield f"| on held_out.txt, {len(text):,} bytes | bits per byte |\n| --- | --: |"
     bits, _ = bits_of_bytes(model, text, n, stride=n // 2)
-    yield f"| {Path(name).name}, {shape.parameters / 1e6:.2f}M parameters | {bits.mean():.3f} |"
+    parameters = f"{config.shape.parameters / 1e6:.2f}M parameters"
+    yield f"| {Path(name).name}, {parameters} | {bits.mean():.3f} |"
     corpus = load_corpus()
     if corpus.held_out == text:
         copied = torch.tensor(corpus.copied_bytes()[1:])
-        yield (
-            f"| … without the {copied.float().mean():.0%} that are copied in the training text | "
-            f"{bits[~copied].mean():.3f} |"
-        )
+        share = f"{copied.float().mean():.0%} that are copied in the training text"
+        yield f"| … without the {share} | {bits[~copied].mean():.3f} |"
     bits, before = bits_of_bytes(model, text, n, stride=n)
     for low, high in ((0, n // 8), (n // 8, n // 2), (n // 2, n)):
         part = bits[(before > low) & (before <= high)]
         yield f"| … predicted from {low + 1:,} to {high:,} bytes | {part.mean():.3f} |"
     xz = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
-    for name, packed in (("xz -9e", xz), ("gzip -9", gzip.compress(text, 9, mtime=0))):
-        yield f"| {name} | {8 * len(packed) / len(text):.3f} |"
-
-    if shape != SHAPES["demo"]:
-        same = likeliest(model, text, n) == likeliest(_load("demo"), text, n)
+    for program, packed in (("xz -9e", xz), ("gzip -9", gzip.compress(text, 9, mtime=0))):
+        yield f"| {program} | {8 * len(packed) / len(text):.3f} |"
+    if config.shape != SHAPES["demo"]:
+        same = likeliest(model, text, n) == likeliest(_load(_config("demo")), text, n)
         yield f"\nIts likeliest byte is demo's in {same.float().mean():.1%} of places."
-
     yield "\nCompletions of 200 bytes at temperature 0.8:"
-    for prompt, completion in zip(PROMPTS, complete(model, PROMPTS, 200, temperature=0.8)):
+    for prompt, completion in zip(PROMPTS, complete(config, PROMPTS, 200, 0.8)):
         yield f"\n```\n{prompt}▸{completion}\n```"
 
 
-def _load(name: str) -> GPT2:
-    config = build("dynamic", {"model": name}, {})
+def _config(name: str) -> Config:
+    return build("dynamic", {"model": name}, {})
+
+
+def _load(config: Config) -> GPT2:
     return load_model(config.shape, locate(config), 0, torch.float32, "cpu")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        "python -m lab.training.evaluate", description="Measure `demo`."
-    )
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m lab.training.evaluate", description=__doc__)
     about = "demo, demo-draft, or the folder that lab.training.train wrote (default: demo)"
     parser.add_argument("model", nargs="?", default="demo", metavar="MODEL", help=about)
-    name = parser.parse_args().model
     torch.set_num_threads(physical_cores())
     try:
-        for line in report(name):
+        for line in report(parser.parse_args().model):
             print(line, flush=True)
     except (ConfigError, WeightsUnavailable, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        sys.exit(2)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

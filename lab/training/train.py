@@ -1,10 +1,8 @@
 """Train `demo`:  .venv/bin/python -m lab.training.train  (--draft: `demo-draft`)
 
 Writes model.safetensors (16-bit) and config.json, Hugging Face's form of a GPT-2, and held_out.txt,
-the text that its bits per byte are measured on. Stop it with Ctrl-C and run it again: it goes on
-from its last checkpoint and, on the same machine, arrives at the same weights.
-
-The choices worth varying stand in `Recipe`.
+the text that its bits per byte are measured on. On one machine the same command arrives at the same
+weights. The choices worth varying stand in `Recipe`.
 """
 
 from __future__ import annotations
@@ -12,12 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import pickle
 import platform
 import shutil
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
+from compare.options import folder
 from config.resolve import native_bfloat16, physical_cores
 from config.shapes import SHAPES, Shape
 from generate.weights import DEMO
@@ -58,114 +54,53 @@ class Recipe:
     last_rate: float = 0.02  # of the rates above, where the cosine ends
     clip: float = 1.0  # norm of the gradient
     seed: int = 0
-    report: int = 250  # steps between progress lines, each with a checkpoint
+    report: int = 250  # steps between progress lines
 
 
 DRAFT = Recipe(shape=SHAPES["demo-draft"], steps=2400)
 
 
-class CheckpointUnusable(Exception):
-    """A checkpoint that is damaged, or of another recipe or text; the message names the way on."""
-
-
-class Training:
-    """A model on its way: its optimizers, the steps that are done, and the seconds they took."""
-
-    def __init__(self, recipe: Recipe, corpus: Corpus):
-        self.recipe, self.corpus = recipe, corpus
-        self.step, self.spent_s = 0, 0.0
-        self.model = _initial(recipe)
-        matrices = [p for p in self.model.h.parameters() if p.ndim == 2]
-        others = [p for p in self.model.parameters() if not any(p is m for m in matrices)]
-        # Muon scales its step for [out, in]; our matrices are [in, out], so the MLP's second learns
-        # faster than its first
-        muon = Muon(matrices, lr=recipe.muon_rate, weight_decay=recipe.weight_decay)
-        adam = AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-        self.optimizers: list[Optimizer] = [muon, adam]
-        self._peaks = recipe.muon_rate, recipe.adam_rate
-
-    def learn(self, loss: Tensor) -> None:
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-        for optimizer, peak in zip(self.optimizers, self._peaks):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * _rate(self.step, self.recipe)
-            optimizer.step()
-            optimizer.zero_grad()
-        self.step += 1
-
-    def save(self, path: Path) -> None:
-        state = {
-            "recipe": asdict(self.recipe),
-            "corpus": self.corpus.digest,
-            "step": self.step,
-            "spent_s": self.spent_s,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
-        half_written = path.with_suffix(".part")
-        torch.save(state, half_written)
-        half_written.replace(path)
-
-    def resume(self, path: Path) -> None:
-        """Go on from a checkpoint if there is one. Raises CheckpointUnusable."""
-        if not path.exists():
-            return
-        try:
-            state = torch.load(path)
-            self.step, self.spent_s = state["step"], state["spent_s"]
-            weights, optimizers = state["model"], state["optimizers"]
-        except (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError):
-            raise CheckpointUnusable(
-                f"{path} is damaged; delete it to train from the start"
-            ) from None
-        ours = {"recipe": asdict(self.recipe), "corpus": self.corpus.digest}
-        for what, value in ours.items():
-            if state[what] != value:
-                raise CheckpointUnusable(
-                    f"{path} was made with another {what}; delete it to train from the start"
-                )
-        self.model.load_state_dict(weights)
-        for optimizer, saved in zip(self.optimizers, optimizers):
-            optimizer.load_state_dict(saved)
-
-
-def train(
-    recipe: Recipe, corpus: Corpus, checkpoint: Path, say: Callable[[str], None] = print
-) -> GPT2:
-    """Train to the last step of `recipe`, going on from `checkpoint` if it is there.
-
-    Returns the model in float32. A batch depends on the seed and the number of its step alone, so a
-    run that was interrupted arrives at the weights of one that was not, on the same machine. Raises
-    CheckpointUnusable.
+def train(recipe: Recipe, corpus: Corpus) -> GPT2:
+    """Train to the last step of the recipe; return the model in float32. A batch depends on the
+    seed and the number of its step alone.
     """
-    training = Training(recipe, corpus)
-    training.resume(checkpoint)
-    model, text = training.model, torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
-    began, losses = time.monotonic() - training.spent_s, []
+    model, text = _initial(recipe), torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
+    matrices = [p for p in model.h.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    # Muon scales its step for [out, in]; our matrices are [in, out], so the MLP's second learns
+    # faster than its first
+    muon = Muon(matrices, lr=recipe.muon_rate, weight_decay=recipe.weight_decay)
+    adam = AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    peaks: dict[Optimizer, float] = {muon: recipe.muon_rate, adam: recipe.adam_rate}
+    began, losses = time.monotonic(), []
     bf16 = native_bfloat16()  # elsewhere it is emulated, and slow
-    say(
+    print(
         f"{recipe.shape.parameters / 1e6:.2f}M parameters, {len(text):,} bytes of text (SHA-256 "
         f"{corpus.digest}), {recipe.steps:,} steps of {recipe.bytes_per_step:,} bytes in "
-        f"{'bfloat16' if bf16 else 'float32'}, from step {training.step:,}"
+        f"{'bfloat16' if bf16 else 'float32'}"
     )
-    while (step := training.step) < recipe.steps:
+    for step in range(recipe.steps):
         context = next(context for until, context in recipe.phases if step < until * recipe.steps)
         inputs, positions, targets = _batch(text, recipe, step, context)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits = causal_logits(model, inputs, positions)
         loss = F.cross_entropy(logits.float(), targets.flatten())
-        training.learn(loss)
         losses.append(loss.item() / math.log(2))
-        step += 1
-        if step % recipe.report == 0 or step == recipe.steps:
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        for optimizer, peak in peaks.items():
+            for group in optimizer.param_groups:
+                group["lr"] = peak * _rate(step, recipe)
+            optimizer.step()
+            optimizer.zero_grad()
+        if (done := step + 1) % recipe.report == 0 or done == recipe.steps:
             held_out = bits_per_byte(model, corpus.held_out, context)
-            training.spent_s = spent_s = time.monotonic() - began
-            training.save(checkpoint)
-            say(
-                f"step {step:>5,} of {recipe.steps:,}  context {context:>5,}  bits per byte: train "
-                f"{np.mean(losses):.3f}, held out {held_out:.3f}  {spent_s / 60:.1f} min, "
-                f"{spent_s / 60 * (recipe.steps / step - 1):.0f} to go"
+            minutes = (time.monotonic() - began) / 60
+            print(
+                f"step {done:>5,} of {recipe.steps:,}  context {context:>5,}  bits per byte: train "
+                f"{np.mean(losses):.3f}, held out {held_out:.3f}  {minutes:.1f} min, "
+                f"{minutes * (recipe.steps / done - 1):.0f} to go",
+                flush=True,
             )
             losses.clear()
     return model.eval().requires_grad_(False)
@@ -214,64 +149,30 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
         for name, parameter in model.named_parameters()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "torch_dtype": "float16",
-        **asdict(model.shape),
-        "n_positions": model.shape.n_ctx,
-        "activation_function": "gelu_new",
-        "tie_word_embeddings": True,
-        "bos_token_id": 256,
-        "eos_token_id": 256,
-        "trained_on": {"text": f"CPython {platform.python_version()}", "sha256": corpus.digest},
-    }
+    config = json.loads((DEMO / "config.json").read_text())
+    config |= asdict(model.shape) | {"n_positions": model.shape.n_ctx}
+    config["trained_on"] = {"text": f"CPython {platform.python_version()}", "sha256": corpus.digest}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "held_out.txt").write_bytes(corpus.held_out)
     for name in ("tokenizer.json", "tokenizer_config.json"):  # of bytes, for Hugging Face's tools
         shutil.copy(DEMO / name, folder)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        "python -m lab.training.train", description="Train the demo model."
-    )
-    about = "what it writes and resumes from (default: runs/demo or runs/demo-draft)"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=about)
-    about = "train the small model that proposes draft tokens for demo"
-    parser.add_argument("--draft", action="store_true", help=about)
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m lab.training.train", description=__doc__)
+    parser.add_argument("--out", type=folder, metavar="FOLDER", help="default: runs/demo[-draft]")
+    parser.add_argument("--draft", action="store_true", help="the model that drafts for demo")
     args = parser.parse_args()
-    folder: Path = args.out or Path("runs/demo-draft" if args.draft else "runs/demo")
-    checkpoint = folder / "checkpoint.pt"
+    out: Path = args.out or Path("runs/demo-draft" if args.draft else "runs/demo")
     torch.set_num_threads(physical_cores())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # a folder that cannot be written is an error now, not minutes later
-        (folder / "held_out.txt").touch()
-        corpus = load_corpus()
-        shipped = json.loads((DEMO / "config.json").read_text())["trained_on"]
-        if corpus.digest != shipped["sha256"]:
-            print(
-                f"note: the shipped model learnt from {shipped['text']}; the text of this Python "
-                f"is another",
-                file=sys.stderr,
-            )
-        recipe = DRAFT if args.draft else Recipe()
-        model = train(recipe, corpus, checkpoint, lambda line: print(line, flush=True))
-        export(model, corpus, folder)
-        checkpoint.unlink()
-    except CheckpointUnusable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: cannot write to {folder} ({error}); choose another --out", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; run it again to go on from the last line above", file=sys.stderr)
-        return 130
-    print(f"wrote {folder}; python -m lab.training.evaluate {folder} measures it")
-    return 0
+    out.mkdir(parents=True, exist_ok=True)
+    corpus = load_corpus()
+    shipped = json.loads((DEMO / "config.json").read_text())["trained_on"]
+    if corpus.digest != shipped["sha256"]:
+        print(f"note: the shipped model learnt from another text, that of {shipped['text']}")
+    export(train(DRAFT if args.draft else Recipe(), corpus), corpus, out)
+    print(f"wrote {out}; python -m lab.training.evaluate {out} measures it")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

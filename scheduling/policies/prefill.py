@@ -44,11 +44,10 @@ class Prefill(NamedTuple):
         """
         if self.rule in ("mixed", "adaptive"):
             return (BOTH,)
-        prompts_go_first = (
-            self.rule == "first"
-            or (self.rule == "last" and n_decoding(view) < self.decode_floor)
-            or (view.history is not None and view.history.without_prompts >= self.k)
-        )
+        if self.rule == "last":
+            prompts_go_first = n_decoding(view) < self.decode_floor
+        else:  # k is 0 of first
+            prompts_go_first = view.history is None or view.history.without_prompts >= self.k
         return (PROMPTS, DECODES) if prompts_go_first else (DECODES, PROMPTS)
 
     def budget(self, view: View) -> int:

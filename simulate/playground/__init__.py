@@ -1,6 +1,6 @@
 """The playground: the scheduler and the simulator in a browser, on a page that needs no server.
 
-run        a state of the page in, what its variants did out; the browser's worker calls it
+worker     a state of the page in, what its variants did out; worker.js calls it
 build      the folder of static files
 """
 

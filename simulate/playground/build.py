@@ -1,7 +1,7 @@
 """Build the playground: `python -m simulate.playground.build` writes a folder of static files.
 
 Pyodide comes from npm, as pinned here by version and hash. The project's own modules are those that
-`playground.run` loads, and the settings are those that ./simulate.sh has for each of the costs.
+`worker` loads, and the settings are those that ./simulate.sh has for each of the costs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sortedcontainers
 from config import ConfigError
 from server.live import page
 from simulate.costs import FOLDER, Costs
-from simulate.playground import run
+from simulate.playground import worker
 from simulate.playground.serve import serve
 from simulate.simulation import parse
 
@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ("index.html", "style.css", "page.js", "charts.js", "worker.js")
 MOST_BYTES = 16_000_000
 ESTIMATES = ("roofline:h100,gpt2-xl,bfloat16",)  # beside all fitted costs
-BURST = {"rate": 1e9, "requests": 300, "seed": 0, "prompt": 20, "tokens": 100, "spread": 0.8,
-         "rows": 32, "blocks": 2048, "budget": 256, "stream": False}  # fmt: skip
+LOAD = {"rate": 1e9, "requests": 300, "seed": 0, "prompt": 20, "tokens": 100, "spread": 0.8}
+BURST = LOAD | {"rows": 32, "blocks": 2048, "budget": 256, "stream": False}
 
 
 class BuildError(Exception):
@@ -53,14 +53,11 @@ def pyodide(folder: Path) -> None:
     if all(_sha256(folder / name) == PYODIDE[name] for name in PYODIDE):
         return
     with tempfile.TemporaryDirectory() as scratch:
-        archive = Path(scratch) / f"pyodide-{VERSION}.tgz"
+        command = ["npm", "pack", "--silent", f"pyodide@{VERSION}"]
         try:
-            subprocess.run(
-                ["npm", "pack", "--silent", f"pyodide@{VERSION}"],
-                cwd=scratch, check=True, capture_output=True,
-            )  # fmt: skip
+            subprocess.run(command, cwd=scratch, check=True, capture_output=True)
             folder.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(archive) as files:
+            with tarfile.open(Path(scratch) / f"pyodide-{VERSION}.tgz") as files:
                 for name in PYODIDE:
                     member = files.extractfile(f"package/{name}")
                     assert member is not None
@@ -79,7 +76,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def settings() -> tuple[run.Settings, dict[str, Any]]:
+def settings() -> tuple[worker.Settings, dict[str, Any]]:
     """Return the settings of each of the costs; and for the page their origin in words, with the
     rate of requests at which `dynamic` is busy for four fifths of the time.
     """
@@ -89,7 +86,7 @@ def settings() -> tuple[run.Settings, dict[str, Any]]:
         config = options.config("dynamic")
         values = config.model_dump(mode="json")
         all_settings[name] = values | {"lora_slots": config.lora_slots}
-        full = run.served("dynamic", BURST | {"costs": name}, all_settings)
+        full = worker.served("dynamic", BURST | {"costs": name}, all_settings)
         last = max(ended_at for *_, ended_at in full["answers"])
         rate = 0.8 * len(full["answers"]) / last
         shown[name] = {"rate": float(f"{rate:.2g}"), "words": _origin(options.costs)}
@@ -104,10 +101,10 @@ def _origin(costs: Costs) -> str:
     return f"{model} as measured on {hardware['gpu'] or hardware['cpu']}, {source['date'][:10]}"
 
 
-def archive(all_settings: run.Settings) -> bytes:
-    """Return a zip of the modules that `simulate.playground.run` loads, with costs and settings."""
+def archive(all_settings: worker.Settings) -> bytes:
+    """Return a zip of the modules that `worker` loads, with costs and settings."""
     listing = (
-        "import sys, simulate.playground.run; print(*(m.__file__ for m in sys.modules.values() "
+        "import sys, simulate.playground.worker; print(*(m.__file__ for m in sys.modules.values() "
         "if getattr(m, '__file__', None)), sep='\\n')"
     )
     loaded = subprocess.run(
@@ -146,8 +143,8 @@ def build(folder: Path) -> int:
         (folder / name).write_bytes(content)
     digest = hashlib.sha256("".join(_sha256(folder / name) for name in names).encode())
     version, kept = f"playground-{digest.hexdigest()[:12]}", json.dumps(["./", *names])
-    worker = f'const VERSION = "{version}", FILES = {kept};\n'
-    (folder / "offline.js").write_text(worker + (here / "offline.js").read_text())
+    begin = f'const VERSION = "{version}", FILES = {kept};\n'
+    (folder / "offline.js").write_text(begin + (here / "offline.js").read_text())
     return sum((folder / name).stat().st_size for name in [*names, "offline.js"])
 
 
@@ -156,14 +153,10 @@ def main() -> None:
         prog="python -m simulate.playground.build",
         description="Write the playground's static files.",
     )
-    default = Path(__file__).parent / "site"
-    parser.add_argument(
-        "--out", type=Path, default=default, help="(default: simulate/playground/site)"
-    )
-    parser.add_argument(
-        "--serve", nargs="?", type=int, const=8600, metavar="PORT",
-        help="then serve them on this machine (port: 8600)",
-    )  # fmt: skip
+    port: dict[str, Any] = {"nargs": "?", "type": int, "const": 8600, "metavar": "PORT"}
+    default, add = Path(__file__).parent / "site", parser.add_argument
+    add("--out", type=Path, default=default, help="(default: simulate/playground/site)")
+    add("--serve", **port, help="then serve them on this machine (port: 8600)")
     arguments = parser.parse_args()
     out = arguments.out
     try:

@@ -27,10 +27,10 @@ async function start() {
   python.unpackArchive(archive, "zip", {extractDir: "/home/pyodide"});
   const answer = python.runPython(`
 import json
-from simulate.playground import run
+from simulate.playground import worker
 
 settings = json.load(open("settings.json"))
-lambda words: json.dumps(run.answer(json.loads(words), settings))
+lambda words: json.dumps(worker.answer(json.loads(words), settings))
 `);
   ask = (...words) => JSON.parse(answer(JSON.stringify(words)));
   go();

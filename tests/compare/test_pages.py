@@ -114,7 +114,7 @@ def test_numbers_unlike_files_are_renewed(tmp_path: Path, monkeypatch: pytest.Mo
     assert found == ["1.0 ± 0.0", "0.0 ± 0.0"]
     table = "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n| 4 | 5 | 6 |\n"
     (tmp_path / "results" / "b.md").write_text(table)
-    some = quotes.quoted("results/b.md", "table 1 columns c;a rows 5")
+    some = quotes.quoted("results/b.md", "table 1 columns c;a rows 7;5")
     assert some == "| c | a |\n| --- | --- |\n| 6 | 4 |"
     gone = new.replace("ms:.1f", "s:.1f")
     text, [sentence] = quotes.renewed(gone)

@@ -23,7 +23,7 @@ from generate.sampling import sample_on_cpu
 from generate.weights import WeightsUnavailable, expected_tensors, locate
 from model import KVCache, causal_attention
 from scheduling.inference import Inference, Row
-from tests.broken import NO_WEIGHTS, assert_odd_files_are_refused
+from tests.generate.broken import NO_WEIGHTS, assert_odd_files_are_refused
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 3, "n_embd": 48, "n_positions": 64}
 SIZES["vocab_size"] = 257

@@ -24,8 +24,8 @@ from generate.sampling import sample, sample_on_cpu
 from generate.weights import expected_tensors, locate
 from model import GPT2, causal_attention
 from scheduling.inference import Inference, Iteration, Row
-from tests.broken import NO_WEIGHTS, assert_odd_files_are_refused
 from tests.counts import nightly_but
+from tests.generate.broken import NO_WEIGHTS, assert_odd_files_are_refused
 from tests.oracle import PATHS, engine
 
 RANKS = {"one": 1, "eight": 8, "all": 64}

@@ -121,11 +121,8 @@ def test_texts_and_iterations_are_the_same(policy: Policy) -> None:
             each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4))
         return requests
 
-    plain, ahead = (
-        served(kind, policy, inferences(), generator, **blocks)
-        for kind, generator in ((BatchingManager, Late()), (AsynchronousManager, late))
-    )
-    assert ahead == plain
+    plain = served(BatchingManager, policy, inferences(), **blocks)
+    assert served(AsynchronousManager, policy, inferences(), late, **blocks) == plain
     assert late.n_ahead > len(plain[1]) / 2
 
 
@@ -143,10 +140,8 @@ def test_texts_are_the_same_where_stop_strings_end_requests(policy: Policy, orde
         return requests
 
     limits: dict[str, Any] = {"n_blocks": 14, "preserve_ordering": True, "order": ORDERS[order]()}
-    (plain, _), (texts, iterations) = (
-        served(kind, policy, inferences(), **limits)
-        for kind in (BatchingManager, AsynchronousManager)
-    )
+    plain, _ = served(BatchingManager, policy, inferences(), **limits)
+    texts, iterations = served(AsynchronousManager, policy, inferences(), **limits)
     assert texts == plain
     assert policy is not DEMAND or any(idle for rows in iterations for *_, idle in rows), "wasted"
 

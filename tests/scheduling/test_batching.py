@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -55,11 +56,8 @@ def wait(*inferences: Inference) -> None:
 def test_many_threads_get_the_tokens_of_each(policy: Policy, manager_of: ManagerOf) -> None:
     manager = manager_of(policy)
     inferences = [Inference([i, 1, 2], 1 + i % 7) for i in range(60)]
-    threads = [threading.Thread(target=manager.enqueue, args=([each],)) for each in inferences]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(60) as pool:
+        list(pool.map(lambda each: manager.enqueue([each]), inferences))
     wait(*inferences)
     for each in inferences:
         assert each.tokens == [token(each.prompt_ids, 0, i) for i in range(each.num_tokens)]
@@ -154,15 +152,14 @@ def test_an_engine_that_found_less_memory_answers_those_it_can_never_hold() -> N
         generator.n_blocks = 2
         return generator
 
-    manager = BatchingManager(make_scheduler(Dynamic(), block_size=4), load)
+    manager = BatchingManager(make_scheduler(Dynamic()), load)
     large, small = Inference([0] * 8, 2), Inference([0] * 4, 4)
-    manager.enqueue([large])
-    manager.enqueue([small])
+    for each in (large, small):
+        manager.enqueue([each])
     assert manager.not_ready_because() == "the model is still loading"
     assert not small.done.is_set(), "requests wait for the model"
     loading.set()
-    wait(large)
-    wait(small)
+    wait(large, small)
     assert isinstance(large.error, InvalidRequest) and "the whole pool has 2" in str(large.error)
     assert small.error is None and manager.snapshot().n_blocks == 2
     manager.close()
@@ -264,8 +261,7 @@ def test_a_defect_of_the_loop_itself_is_no_silence(raised: BaseException) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manager._scheduler, "next_deadline", defect)
         patch.setattr(manager._scheduler, "schedule", lambda now: (Iteration([], 0, 1, 0), None))
-        inference = Inference([0], 1)
-        manager.enqueue([inference])
+        manager.enqueue([inference := Inference([0], 1)])
         wait(inference)
         ended(manager)
     assert isinstance(inference.error, EngineFailed) and failures[0] is raised
@@ -283,8 +279,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_and_waiting_requests_are_answ
 
     manager = BatchingManager(make_scheduler(Dynamic()), load)
     manager.on_failure(reported.append)
-    inference = Inference([0], 1)
-    manager.enqueue([inference])
+    manager.enqueue([inference := Inference([0], 1)])
     loading.set()
     wait(inference)
     assert isinstance(inference.error, EngineFailed)

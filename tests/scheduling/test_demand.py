@@ -164,6 +164,13 @@ def inference(id_: int, prompt: int, blocks: int = 0, predicted: int = 9) -> Inf
     return made
 
 
+def begun_prompt(*args: int, **more: int) -> Inference:
+    """One that runs, of whose prompt four tokens are computed."""
+    made = inference(*args, **more)
+    made.computed, made.decodes, made.tokens = 4, False, []
+    return made
+
+
 def plan(
     order: Order, running: list[Inference], waiting: Inference, free: int = 0, **more: Any
 ) -> Plan:
@@ -180,37 +187,25 @@ def plan(
 
 def test_a_victim_that_was_planned_gives_its_share_of_the_budget_back() -> None:
     a, b, c = inference(0, 2, 1), inference(1, 10, 3), inference(2, 8, 2)
-    prompt = inference(3, 30, 9)
-    prompt.computed, prompt.decodes, prompt.tokens = 4, False, []
+    prompt = begun_prompt(3, 30, 9)
     how: dict[str, Any] = {"victim": "most_computed", "budget_counts": "all"}
     made = plan(Fcfs(), [a, b, c, prompt], inference(4, 1), **how)
     assert made.preempt == [b]
     assert made.run == [(a, 1), (c, 1), (prompt, 6)], "8 − 2: b's one is theirs again"
+    made = plan(Fcfs(), [a, b, c], inference(3, 1), victim="most_computed")
+    assert made.preempt == [b] and not made.admit, "none joins, though two of its blocks are free"
 
 
-def test_none_joins_in_an_iteration_in_which_a_row_gave_way() -> None:
-    a, b = inference(0, 2, 1), inference(1, 12, 3)
-    made = plan(Fcfs(), [a, b, inference(2, 8, 2)], inference(3, 1), victim="most_computed")
-    assert made.preempt == [b] and not made.admit, "though two of its three blocks are free"
-
-
-def test_by_turns_none_joins_before_an_earlier_one_that_gave_way() -> None:
+def test_by_turns_none_joins_before_an_earlier_one_or_without_budget() -> None:
     a, b = inference(0, 8, 2, predicted=5), inference(1, 8, 3, predicted=10)
     later, sooner = inference(2, 2, predicted=20), inference(2, 2, predicted=7)
-    made = plan(Srpt(), [a, b], later)
+    made = plan(Srpt(), [a, b], later)  # than b, which gave way
     assert (made.preempt, made.admit, made.run) == ([b], [], [(a, 1)])
     assert plan(Srpt(), [a, b], sooner).admit == [(sooner, 2)]
-
-
-def test_by_turns_a_row_whose_turn_is_over_gives_nothing_up_to_a_later_one() -> None:
     a, c = inference(0, 8, 3, predicted=5), inference(1, 8, 2, predicted=10)
-    made = plan(Srpt(), [a, c], inference(2, 2, predicted=20))
-    assert (made.preempt, made.run) == ([], [(a, 1)]), "c is paused"
-
-
-def test_by_turns_none_joins_without_budget() -> None:
-    prompt = inference(0, 40, 10, predicted=5)
-    prompt.computed, prompt.decodes, prompt.tokens = 4, False, []
+    made = plan(Srpt(), [a, c], later)
+    assert (made.preempt, made.run) == ([], [(a, 1)]), "c is paused, and keeps its blocks"
+    prompt = begun_prompt(0, 40, 10, predicted=5)
     made = plan(Srpt(), [prompt], inference(1, 2, predicted=90), free=9)
     assert (made.run, made.admit) == ([(prompt, 8)], [])
 

@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import combinations
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +26,9 @@ def test_who_was_served_least_goes_first() -> None:
     for weights, batches in ("", "AAAEEEBBBFFFCCCDDD"), ("b=3", "AAAEEEFFFBBBCCCDDD"):
         served = run(Dynamic(), asks, order=Fair(weights), max_batch_size=1)
         assert "".join(served.batches) == batches
+    for nobody in (None, ""):  # one user
+        asks = [*[Ask(0.0, user=nobody)] * 2, *[Ask(0.0, user="b")] * 2]
+        assert run(Dynamic(), asks, order=Fair(), max_batch_size=1).batches == [*"ACBD"]
     asks = [*[Ask(0.0, prompt=4, user="a")] * 4, *[Ask(0.0, prompt=4, user="b")] * 4]
     for policy, weights, batch in (Dynamic(), "", "AEBF"), (Static(), "a=3", "AEBC"):
         assert run(policy, asks, order=Fair(weights), max_batch_size=4).batches[0] == batch
@@ -187,10 +189,3 @@ def widest(policy: Policy, asks: list[Ask], **limits: Any) -> float:
 
     run(policy, asks, check, **limits)
     return most
-
-
-@pytest.mark.parametrize("name", [None, ""])
-def test_all_who_name_nobody_are_one_user(name: str | None) -> None:
-    asks = [*(Ask(0.0, tokens=2, user=name),) * 2, *(Ask(0.0, tokens=2, user="b"),) * 2]
-    served = run(Dynamic(), asks, order=Fair(), max_batch_size=1)
-    assert "".join(served.batches[::2]) == "ACBD"

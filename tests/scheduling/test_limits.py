@@ -105,6 +105,8 @@ def test_a_request_that_cannot_meet_its_limit_is_refused_at_the_door(
 
 
 def test_the_estimate_counts_the_prompts_that_come_first() -> None:
+    unknown = begun(Dynamic(), Inference([0], 99), steps=0, shed=True, max_batch_size=1)
+    unknown.enqueue([Inference([0], 99, slo=Slo(1))], 0.0)  # before an iteration was seen
     scheduler = ticking(max_batch_size=3)
     scheduler.enqueue([Inference([0] * 10, 1)], 5.0)
     step(scheduler, 8.0)  # after 4 s, and without the prompt after one: 0.3 s for a token of it
@@ -124,12 +126,6 @@ def test_who_still_waits_when_its_first_token_is_due_is_ended() -> None:
     assert scheduler.expire(10.0) == [waits]
     assert isinstance(waits.error, DeadlinePassed)
     assert runs.error is None and runs.tokens
-
-
-def test_before_an_iteration_was_seen_none_is_refused() -> None:
-    scheduler = make_scheduler(Dynamic(), shed=True, max_batch_size=1)
-    for _ in range(9):
-        scheduler.enqueue([Inference([0], 99, slo=Slo(1))], 0.0)
 
 
 # ---- requests and tokens that a user may ask for in a minute: a window of 60 s that slides

@@ -139,9 +139,11 @@ def rows(iteration: Iteration) -> str:
     (Dynamic(prefill="every:2"), "A1, A1, A1, B9, A1, A1, B4 C3, A1 B1 C1, A1", [2, 2, 3]),
 ], ids=lambda value: getattr(value, "prefill", None))  # fmt: skip
 def test_rules_serve_the_example(policy: Dynamic, expected: str, paused_s: list[float]) -> None:
-    served = run(policy, PROMPTS, max_batch_size=3, token_budget=9)
-    assert ", ".join(rows(iteration) for _, iteration in served.iterations) == expected
-    assert [i.interruptions.paused_s for i in served.inferences] == paused_s
+    """Also with --shed, which keeps a history: with it, last computed prompts first."""
+    for shed in (False, True):
+        served = run(policy, PROMPTS, max_batch_size=3, token_budget=9, shed=shed)
+        assert ", ".join(rows(iteration) for _, iteration in served.iterations) == expected
+        assert [i.interruptions.paused_s for i in served.inferences] == paused_s
 
 
 @pytest.mark.parametrize(("padded", "expected"), [("apart", [0, 0, 1]), ("together", [0, 8, 4])])
@@ -261,11 +263,8 @@ def test_adaptive_keeps_the_time_between_two_tokens_within_its_limit(counts: str
     first, *later = [gap for gap in gaps(35.0, budget_counts=counts) if gap > 0.026]
     assert first > 0.1, "nothing is known of prompts before the first"
     assert len(later) > 50 and max(later) == 0.035
-
-
-def test_adaptive_computes_a_token_of_a_prompt_whatever_the_limit() -> None:
-    first, *others = sorted(gaps(1.0), reverse=True)
-    assert first == 0.141 and max(others) == 0.024, "of 60 tokens, of one beside two decode rows"
+    first, *others = sorted(gaps(1.0), reverse=True)  # of 60 tokens, of one whatever the limit
+    assert first == 0.141 and max(others) == 0.024, "beside two decode rows"
 
 
 def test_a_fit_follows_an_engine_that_grows_slow() -> None:

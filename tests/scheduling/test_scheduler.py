@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed, InvalidRequest, Overloaded
-from scheduling.extensions import Extension
+from scheduling.extensions import HOOKS, Extension
 from scheduling.inference import Inference, Row, State, TokenEvent
 from scheduling.memory import BlockPool
 from scheduling.policies import Dynamic, Fair, Plan, Policy, Static, View, Windowed
-from scheduling.scheduler import HOOKS
 from tests.virtual import begun, make_scheduler, step
 
 

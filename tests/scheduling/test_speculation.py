@@ -24,7 +24,7 @@ from server.serving import Server
 from simulate import drive
 from simulate.replica import any_ids
 from tests.counts import examples
-from tests.virtual import Ask, any_order, any_policy, make_scheduler
+from tests.virtual import Ask, any_order, any_policy, begun, make_scheduler
 
 
 def serve(
@@ -89,11 +89,10 @@ def test_every_request_has_its_tokens_within_every_limit(
     served, iterations = serve(
         asks, policy, rates, order=order, speculate=speculate, token_budget=9, n_blocks=blocks
     )
-    for inference in served:
-        assert inference.error or len(inference.tokens) == inference.num_tokens
     for rows in (iteration.rows for iteration in iterations):
         assert sum(len(row.drafts) if row.decodes else row.n_tokens for row in rows) <= 9
     for inference in served:
+        assert inference.error or len(inference.tokens) == inference.num_tokens
         assert 0 <= inference.drafts.accepted <= inference.drafts.verified
         assert inference.token_times == sorted(inference.token_times)
 
@@ -113,13 +112,11 @@ def test_a_drafter_that_raises_costs_speed_alone(caplog: pytest.LogCaptureFixtur
 
 def test_drafts_that_were_not_taken_are_none_later() -> None:
     """They may be more than the rows, or the tokens that are left, allow by then."""
-    scheduler = make_scheduler(Dynamic(), speculate=4, max_batch_size=2, token_budget=5)
-    first, second = Ask(0.0, 1, 9).group(4)[0], Ask(0.0, 5, 9).group(4)[0]
-    engine, speculation = ForcedAcceptance(any_ids, [1.0]), scheduler.speculation
-    assert speculation is not None
-    scheduler.enqueue([first], 0.0)
-    scheduler.apply(scheduler.schedule(0.0)[0], [0], 1.0)
-    speculation.draft(rows_to_draft(scheduler, 1.0), engine)
+    first, second = Inference([0], 9), Inference([0] * 5, 9)
+    scheduler = begun(Dynamic(), first, speculate=4, token_budget=5)
+    assert scheduler.speculation is not None
+    engine = ForcedAcceptance(any_ids, [1.0])
+    scheduler.speculation.draft(rows_to_draft(scheduler, 1.0), engine)
     scheduler.enqueue([second], 1.0)
     iteration, _ = scheduler.schedule(1.0)
     assert sizes([iteration]) == [[1, 5]], "the prompt takes the whole budget"

@@ -1,4 +1,4 @@
-"""A user's own policy or order: served, compared, held to the contract, harmless if it fails."""
+"""A user's policy or order: served, compared, held to the contract, harmless if it fails."""
 
 from __future__ import annotations
 
@@ -13,19 +13,11 @@ import pytest
 
 from client.calls import get, post
 from tests.programs import output, ran
+from tests.scheduling.test_failing_policies import FAULTS
 from tests.servers import ROOT, started
 
 PAGE = (ROOT / "docs" / "your_policy.md").read_text()
 MINE = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-IMPOSSIBLE = """
-from scheduling.policies.base import Plan
-from scheduling.policies.dynamic import Dynamic
-
-class Impossible(Dynamic):
-    def plan(self, view):
-        plan = super().plan(view)
-        return plan if view.processed < 4 else Plan(admit=plan.admit, run=plan.run * 2)
-"""
 
 
 @pytest.fixture
@@ -83,7 +75,7 @@ def test_it_is_held_to_the_contract(mine: Path) -> None:
 
 
 def test_the_contract_says_what_is_violated_with_the_smallest_schedule(tmp_path: Path) -> None:
-    (tmp_path / "faults.py").write_text(IMPOSSIBLE)
+    (tmp_path / "faults.py").write_text(FAULTS)
     done = python("-m tests.contract --policy faults.py:Impossible", tmp_path)
     assert done.returncode == 1 and done.stdout.count("  request ") == 1
     assert "is impossible: no inference has two rows\n" in done.stdout

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -15,17 +17,17 @@ from client.measure import measure
 from client.traces import Request
 from config import build
 from scheduling.adapters import Adapters, Rule
+from scheduling.errors import EngineFailed
 from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy, Static
-from simulate import PS, Arrival, Loop, SimulatedReplica, drive
-from simulate.apart import Apart
+from simulate import PS, Arrival, Loop, SimulatedReplica, drive, instant
 from simulate.costs import FAKE, SECOND, Costs, Line
+from simulate.disaggregated import Disaggregated
 from simulate.fleet import Layout
 from simulate.layouts import described
-from simulate.loop import ARRIVE
+from simulate.loop import ARRIVE, Serves
 from simulate.replica import Stretch
-from simulate.run import SimulatedServer
-from simulate.time import instant
+from simulate.server import SimulatedServer
 from tests.counts import examples
 from tests.virtual import Ask, any_order, any_policy, make_scheduler
 
@@ -41,47 +43,65 @@ ODD = Costs(
 )
 # so that requests come, and leave, when iterations begin and end
 EVEN = Costs("even", Line(PS // 10), gap=PS // 10)
+TIMES = ("arrived_at", "admitted_at", "answered_at", "token_times", "interruptions")
+SAME = ("id", "state", *TIMES, "tokens", "cached_tokens", "prefix", "standing")
 
 
-def serve(
-    policy: Policy, order: Order, asks: Sequence[Ask], jump: bool, leaves: Sequence[float] = (),
-    costs: Costs = ODD, **limits: Any,
-) -> tuple[list[list[Any]], list[Any], int]:  # fmt: skip
-    """Return the outcome of each inference, all iterations, and the number of stretches.
+class Served:
+    """Asks, served by what `make` returns, which calls `computed` with each stretch."""
 
-    leaves: how long after its request the k-th client goes, if it is still there.
-    """
-    scheduler = make_scheduler(policy, order=order, **limits)
-    scheduler.plans_repeat &= jump  # else each iteration is planned
-    groups = [ask.group(scheduler.limits.block_size) for ask in asks]
-    loop, iterations, stretches = Loop(), [], 0
+    def __init__(self, asks: Sequence[Ask], make: Callable[[Loop, Any], Serves]):
+        self.iterations: list[tuple[Any, ...]] = []
+        self.stretches = 0
+        loop, groups = Loop(), [ask.group(4) for ask in asks]
+        loop.serve([(ask.at, each) for ask, each in zip(asks, groups)], make(loop, self.computed))
+        self.inferences = [inference for group in groups for inference in group]
+        self.iterations.sort(key=lambda each: each[:3])
 
-    def computed(stretch: Stretch) -> None:
-        nonlocal stretches
-        stretches += 1
+    def computed(self, replica: int, stretch: Stretch) -> None:
+        self.stretches += 1
+        of = stretch.iteration
         for k in range(stretch.n):
             rows = [
                 (row.inference.id, row.start, row.n_tokens, row.idle, row.blocks[:])
                 for row in stretch.rows(k)
             ]
-            of = stretch.iteration
             facts = of.padding, of.running, of.preempted
-            iterations.append((stretch.begins(k), stretch.end(k), rows, *facts))
+            self.iterations.append((replica, stretch.begins(k), stretch.end(k), rows, *facts))
 
-    replica = SimulatedReplica(loop, scheduler, costs, computed=computed, jump=jump)
-    for after, ask, group in zip(leaves, asks, groups):
-        loop.at(instant(ask.at + after), ARRIVE, replica.cancel, group)
-    loop.serve([(ask.at, group) for ask, group in zip(asks, groups)], replica)
-    served = [
-        [
-            i.id, i.state, i.admitted_at, i.answered_at, i.token_times, i.tokens, i.standing.batch,
-            i.standing.position, i.interruptions, i.cached_tokens, type(i.error),
-            i.prefix and i.prefix.keys,
+    @property
+    def facts(self) -> list[Any]:
+        """All that jumping must not change."""
+        return self.iterations + [
+            (*(getattr(i, name) for name in SAME), type(i.error)) for i in self.inferences
         ]
-        for group in groups
-        for i in group
-    ]  # fmt: skip
-    return served, iterations, stretches
+
+
+def serve(
+    policy: Policy, asks: Sequence[Ask], jump: bool = True, fails_at: float = math.inf,
+    costs: Costs = ODD, layout: Layout | None = None, **limits: Any,
+) -> Served:  # fmt: skip
+    """Serve by a replica, or by disaggregated ones."""
+
+    def make(loop: Loop, computed: Any) -> Serves:
+        build = functools.partial(make_scheduler, policy, **limits)
+        if layout:
+            own: dict[str, Any] = {"ended": lambda *_: (), "session": lambda i: i.user}
+            own |= {"token_bytes": 1, "computed": computed, "jump": jump}
+            return Disaggregated(loop, layout, build, costs, **own)
+        scheduler, computed = build(), functools.partial(computed, 0)
+        scheduler.plans_repeat &= jump  # else each iteration is planned
+        replica = SimulatedReplica(loop, scheduler, costs, computed=computed, jump=jump)
+        if fails_at < math.inf:
+            loop.at(instant(fails_at), ARRIVE, replica.fail, EngineFailed("It was told to."))
+        return replica
+
+    return Served(asks, make)
+
+
+def disaggregated(prefill: int = 1, decode: int = 1) -> Layout:
+    """A token's keys and values travel for half a second."""
+    return Layout(prefill + decode, "least_tokens", prefill_replicas=prefill, kv_gbps=16e-9)
 
 
 @st.composite
@@ -100,54 +120,62 @@ def loads(draw: st.DrawFn) -> list[Ask]:
 # the second one fills a block before the first does that comes to hold the same: that one is found
 ALIKE = [Ask(0.0, 1, 20, content=0), Ask(0.1, 3, 30, content=0), Ask(2.5, 12, 2, content=0)]
 THREE = [Ask(0.0, tokens=20), Ask(0.1, tokens=20), Ask(2.5, tokens=20)]
+SLOTS = st.tuples(st.integers(1, 2), st.sampled_from(get_args(Rule)), st.none() | st.just(1))
+LAYOUTS = st.builds(disaggregated, st.integers(1, 2), st.integers(1, 2))
+FAILS_AT = st.just(math.inf) | st.integers(0, 80).map(lambda t: t / 10)
+COSTS = st.sampled_from([ODD, EVEN])
+COUNTS_ALL = Dynamic("whole", budget_counts="all", prefill="first")
 
 
-@examples(300)
-@example(Dynamic(), Fcfs(), ALIKE, 3, 9, [], ODD, None)
+@examples(500)
+@example(Dynamic(), Fcfs(), ALIKE, 3, 9, math.inf, ODD, None, None)
 # more rows decode than the budget allows; and the number of iterations decides when B joins
-@example(Dynamic("whole", budget_counts="all", prefill="first"), Fcfs(), THREE, 3, 2, [], ODD, None)
-@example(Dynamic(prefill="every:3"), Fcfs(), THREE, 2, 9, [], ODD, None)
-@given(
-    any_policy(), any_order(), loads(), st.integers(2, 4), st.sampled_from([2, 9]),
-    st.lists(st.integers(0, 40).map(lambda t: t / 10), max_size=4), st.sampled_from([ODD, EVEN]),
-    st.none()
-    | st.tuples(st.integers(1, 2), st.sampled_from(get_args(Rule)), st.none() | st.just(1)),
-)  # fmt: skip
+@example(COUNTS_ALL, Fcfs(), THREE, 3, 2, 4.1, ODD, None, None)
+@example(Dynamic(prefill="every:3"), Fcfs(), THREE, 2, 9, 1.0, EVEN, None, None)
+@given(any_policy(), any_order(), loads(), st.integers(2, 4), st.sampled_from([2, 9]), FAILS_AT,
+       COSTS, st.none() | SLOTS, st.none() | LAYOUTS)  # fmt: skip
 def test_jumping_comes_to_what_stepping_does(
-    policy: Policy, order: Order, asks: list[Ask], rows: int, budget: int, leaves: list[float],
-    costs: Costs, slots: tuple[Any, ...] | None,
+    policy: Policy, order: Order, asks: list[Ask], rows: int, budget: int, fails_at: float,
+    costs: Costs, slots: tuple[Any, ...] | None, layout: Layout | None,
 ) -> None:  # fmt: skip
     limits: dict[str, Any] = {"max_batch_size": rows, "token_budget": budget, "n_blocks": 40}
-    limits |= {"decoder_batch_sizes": [4], "max_in_flight": 12}
+    limits |= {"max_in_flight": 12, "order": order}
     if order.preemptive and not isinstance(policy, Dynamic):
-        order = Fcfs()
+        limits["order"] = Fcfs()
+    if layout:
+        asks = [replace(ask, content=None, n=1) for ask in asks]
+    else:
+        limits["decoder_batch_sizes"] = [4]
 
-    def served(jump: bool) -> tuple[Any, Any]:
-        own = Adapters(*slots) if slots else None
-        return serve(policy, order, asks, jump, leaves, costs, adapters=own, **limits)[:2]
+    def facts(jump: bool) -> list[Any]:
+        own = Adapters(*slots) if slots and not layout else None
+        served = serve(policy, asks, jump, fails_at, costs, layout, adapters=own, **limits)
+        assert all(i.error or len(i.tokens) == i.num_tokens for i in served.inferences)
+        return served.facts
 
-    assert served(True) == served(False)
+    assert facts(True) == facts(False)
 
 
 def test_a_prompt_that_sits_an_iteration_out_is_not_jumped_over() -> None:
     """Of a budget of one prompt the third waited until one of the first two ended."""
     asks = [Ask(0.0, prompt=9, tokens=20) for _ in range(3)]
-    limits: dict[str, Any] = {"max_batch_size": 3, "token_budget": 9}
-    stepped, jumped = (serve(Static(), Fcfs(), asks, jump, **limits) for jump in (False, True))
-    assert jumped[:2] == stepped[:2]
+    stepped, jumped = (
+        serve(Static(), asks, jump, max_batch_size=3, token_budget=9) for jump in (False, True)
+    )
+    assert jumped.facts == stepped.facts
 
 
 @pytest.mark.parametrize("mode", list(MODES))
 def test_who_decodes_alone_is_computed_in_few_stretches(mode: str) -> None:
     asks = [Ask(at=0.0, prompt=3, tokens=100), Ask(at=5.0, prompt=3, tokens=50)]
-    _, iterations, stretches = serve(MODES[mode](), Fcfs(), asks, True)
-    assert len(iterations) >= 100 and stretches <= 8, (len(iterations), stretches)
+    served = serve(MODES[mode](), asks)
+    assert len(served.iterations) >= 100 and served.stretches <= 8, served.stretches
 
 
 def test_a_trace_is_drawn_as_it_comes() -> None:
     drawn, seen = list[float](), list[int]()
 
-    def trace() -> Iterable[Arrival]:
+    def trace() -> Iterator[Arrival]:
         for at in (0.0, 5.0, 6.0):
             drawn.append(at)
             yield at, [Inference([0], 1)]
@@ -159,29 +187,17 @@ def test_a_trace_is_drawn_as_it_comes() -> None:
     assert seen[0] == 2, "the first, and the one that is waited for"
 
 
-# ---- disaggregated prefill: the worked example of docs/scaling.md, and jumping, too
+# ---- disaggregated prefill: the worked example of docs/scaling.md
+
+ALONE: dict[str, Any] = {"costs": SECOND, "layout": disaggregated()}
 
 
-def served_apart(
-    asks: Sequence[Ask], policy: Policy,
-    order: Order = Fcfs(),  # noqa: B008  (it is frozen)
-    costs: Costs = SECOND, jump: bool = True, prefill: int = 1, decode: int = 1, **limits: Any,
-) -> tuple[list[Inference], list[tuple[Any, ...]]]:  # fmt: skip
-    """Inferences and iterations. A token's keys and values travel for half a second."""
-    layout = Layout(prefill + decode, "least_tokens", prefill_replicas=prefill, kv_gbps=16e-9)
-    loop, iterations, groups = Loop(), [], [ask.group(4) for ask in asks]
-
-    def computed(number: int, stretch: Stretch) -> None:
-        for k in range(stretch.n):
-            rows = [(row.inference.id, row.start, row.n_tokens) for row in stretch.rows(k)]
-            iterations.append((number, stretch.begins(k) / PS, stretch.end(k) / PS, rows))
-
-    apart = Apart(
-        loop, layout, lambda: make_scheduler(policy, order=order, **limits), costs, token_bytes=1,
-        computed=computed, ended=lambda *_: (), session=lambda inference: inference.user, jump=jump,
-    )  # fmt: skip
-    loop.serve([(ask.at, group) for ask, group in zip(asks, groups)], apart)
-    return [inference for group in groups for inference in group], sorted(iterations)
+def rows_of(served: Served) -> list[tuple[Any, ...]]:
+    """Return each iteration's replica and seconds; of its rows ids, positions and tokens."""
+    return [
+        (replica, begun / PS, end / PS, [row[:3] for row in rows])
+        for replica, begun, end, rows, *_ in served.iterations
+    ]
 
 
 def test_the_example_of_the_page() -> None:
@@ -189,11 +205,11 @@ def test_the_example_of_the_page() -> None:
     A's are there, and then for A's blocks; D waits until both have left the prefill replica.
     """
     asks = [Ask(0, prompt=4, tokens=3), Ask(0, prompt=2, tokens=3), Ask(0), Ask(2, prompt=8)]
-    served, iterations = served_apart(asks, Dynamic(), token_budget=4, n_blocks=3)
-    assert [i.token_times for i in served] == [[3, 4, 5], [4, 6, 7], [2], [6]]
-    assert [i.arrived_at for i in served] == [0, 0, 0, 2]
-    assert [i.admitted_at for i in served] == [0, 0, 1, 4]
-    assert iterations == [
+    served = serve(Dynamic(), asks, **ALONE, token_budget=4, n_blocks=3)
+    assert [i.token_times for i in served.inferences] == [[3, 4, 5], [4, 6, 7], [2], [6]]
+    assert [i.arrived_at for i in served.inferences] == [0, 0, 0, 2]
+    assert [i.admitted_at for i in served.inferences] == [0, 0, 1, 4]
+    assert rows_of(served) == [
         (0, 0, 1, [(0, 0, 4)]), (0, 1, 2, [(1, 0, 2), (2, 0, 1)]), (0, 4, 5, [(3, 0, 4)]),
         (0, 5, 6, [(3, 4, 4)]), (1, 3, 4, [(0, 4, 1)]), (1, 4, 5, [(0, 5, 1)]),
         (1, 5, 6, [(1, 2, 1)]), (1, 6, 7, [(1, 3, 1)]),
@@ -203,35 +219,11 @@ def test_the_example_of_the_page() -> None:
 def test_a_request_preempted_while_it_decodes_is_computed_again_there() -> None:
     """Of 4 blocks each takes 2, until the first needs a third for its ninth token."""
     asks = [Ask(0, prompt=4, tokens=8), Ask(0, prompt=4, tokens=8)]
-    (first, second), iterations = served_apart(asks, Dynamic(kv_reservation="demand"), n_blocks=4)
-    assert (first.interruptions.preemptions, second.interruptions.preemptions) == (0, 1)
-    again = [rows for number, *_, rows in iterations if number == 1 and rows[-1][1] == 0]
-    assert again == [[(1, 0, second.interruptions.recomputed_tokens + 1)]]
-    assert len(second.tokens) == 8
-
-
-@examples(150)
-@given(
-    any_policy(), any_order(), loads(), st.sampled_from([ODD, EVEN]), st.integers(1, 2),
-    st.integers(1, 2),
-)  # fmt: skip
-def test_prefill_and_decode_apart_jump_to_what_stepping_does(
-    policy: Policy, order: Order, asks: list[Ask], costs: Costs, prefill: int, decode: int
-) -> None:
-    asks = [replace(ask, content=None, n=1) for ask in asks]
-    limits = {"max_batch_size": 3, "n_blocks": 40, "token_budget": 9, "max_in_flight": 12}
-    if order.preemptive and not isinstance(policy, Dynamic):
-        order = Fcfs()
-    (stepped, one_by_one), (jumped, at_once) = (
-        served_apart(asks, policy, order, costs, jump, prefill, decode, **limits)
-        for jump in (False, True)
-    )
-    assert at_once == one_by_one
-    for a, b in zip(stepped, jumped):
-        for name in ("state", "arrived_at", "admitted_at", "answered_at", "token_times"):
-            assert getattr(a, name) == getattr(b, name), name
-        assert a.interruptions == b.interruptions and type(a.error) is type(b.error)
-        assert a.error or len(a.tokens) == a.num_tokens
+    served = serve(Dynamic(kv_reservation="demand"), asks, **ALONE, n_blocks=4)
+    first, second = (inference.interruptions for inference in served.inferences)
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    again = [rows for replica, *_, rows in rows_of(served) if replica == 1 and rows[-1][1] == 0]
+    assert again == [[(1, 0, second.recomputed_tokens + 1)]]
 
 
 def test_keys_and_values_and_a_second_http_request_come_before_the_first_token() -> None:
@@ -246,9 +238,7 @@ def test_keys_and_values_and_a_second_http_request_come_before_the_first_token()
     step = 1.06 * (2 if decoder == 2 else 1)
     assert result["mean_ttft_ms"] == pytest.approx(2 + (2 + 1.16 + 5 + 1) + 1)
     assert result["server"]["mean_ttft_ms"] == pytest.approx(2 + 1.16 + 5 + 1)
-    assert outcome.answer and [1e3 * gap for gap in outcome.answer.itl_s] == pytest.approx(
-        [step] * 3
-    )
+    assert outcome.answer and outcome.answer.itl_s == pytest.approx([step / 1e3] * 3)
     assert result["server"]["busy_s"] == pytest.approx((1.16 + 3 * step) / 1e3)
     assert described(layout) == (
         "1 prefill and 2 decode replicas, each kind behind the router power_of_two, 0.000128 "

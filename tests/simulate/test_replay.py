@@ -14,12 +14,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
-from urllib.request import Request as Post
-from urllib.request import urlopen
 
 import pytest
 
-from client.load import replay
 from config import build
 from generate.fake import FakeGenerator
 from generate.forced import ForcedAcceptance
@@ -34,7 +31,6 @@ from server.request import Request
 from server.serving import Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
-from tests.servers import asks, assert_all_answered, server, wait_until_free
 
 SMALL = {
     "model": "fake",
@@ -86,13 +82,11 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]), n=draw.choice([1, 1, 2, 3]),
     )  # fmt: skip
-    group = PendingAnswer(server, request).group
-    if server.config.adapters:
-        adapter = draw.choice(["", *server.config.adapters])
-        for member in group:
-            member.adapter = adapter
-    if draw.random() < 0.3:  # as server.http.streams.Streamer.follow has it
-        for member in group:
+    group, follows = PendingAnswer(server, request).group, draw.random() < 0.3
+    adapter = draw.choice(["", *server.config.adapters])
+    for member in group:
+        member.adapter = adapter
+        if follows:  # as server.http.streams.Streamer.follow has it
             member.listener, member.streamed = lambda event: None, True
     return group
 
@@ -127,10 +121,8 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
             if i == 1:
                 begun.release()
             match draw.randrange(12):
-                case 0:
-                    manager.cancel(group)
-                case 1:
-                    time.sleep(0.001)
+                case 0 | 1 as later:
+                    time.sleep(0.001 * later)
                     manager.cancel(group)
                 case 2:
                     manager.forget_prefixes()
@@ -168,9 +160,8 @@ def assert_replayed(path: Path, witness: Witness) -> None:
     assert (result.recordings, result.unfinished) == (1, 0)
 
 
-MEMORY: list[dict[str, Any]] = [
-    {}, *({"kv_reservation": "demand", "victim": victim} for victim in get_args(Victim)),
-]  # fmt: skip
+DEMAND: dict[str, Any] = {"kv_reservation": "demand"}
+MEMORY = [{}, *(DEMAND | {"victim": victim} for victim in get_args(Victim))]
 
 
 @pytest.mark.parametrize("mode", SOME_MODES)
@@ -212,7 +203,7 @@ OTHERS = {
     "fitted lengths": case("multibin", length_predictor="prompt", bins=3),
     "promotions": case(
         "dynamic", "paused", order="mlfq", mlfq_quantum=2, max_wait_s=0.003,
-        kv_reservation="demand", max_batch_size=2,
+        max_batch_size=2, **DEMAND,
     ),
     "weights of users": case("multibin", order="fair", user_weights="ann=3,bob=0.7"),
     "decoded tokens count": case("dynamic", "chunk", budget_counts="all"),
@@ -252,24 +243,3 @@ def test_so_they_do_of_an_earlier_recording_with_draft_tokens(tmp_path: Path) ->
     path.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *rest)))
     assert_replayed(path, witness)
     assert witness.seen["verified"] > 5
-
-
-def test_so_they_do_over_http(tmp_path: Path) -> None:
-    """Also those of clients that leave; and the file has its end when the server has ended."""
-    path = tmp_path / "recording.jsonl"
-    limits = {"model": "fake", "max_batch_size": 8, "max_waiting": 60, "kv_cache": "70blocks"}
-    memory = {"kv_reservation": "demand", "prefix_caching": True, "order": "fair"}
-    with server("dynamic", limits | memory | {"record": str(path)}) as url:
-        body = {"prompt": "one two three", "num_tokens": 500, "stream": True}
-        stream = Post(
-            f"{url}/inference", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        for _ in range(4):
-            with urlopen(stream) as response:
-                response.readline()
-        assert_all_answered(replay(url, asks(40, 50)))
-        wait_until_free(url)
-    result = replay_file(str(path))
-    assert result.first_difference is None and result.unfinished == 0
-    assert result.equal == result.iterations > 50
-    assert any(line.get("why") == "cancelled" for line in lines_of(path))

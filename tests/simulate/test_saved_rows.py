@@ -18,8 +18,8 @@ from simulate import vllm as vllm_recording
 from simulate.saved_page import beside
 from tests.conftest import undraw
 from tests.programs import output, ran
+from tests.server.live.shown import computed, counted, rows_of
 from tests.servers import ROOT
-from tests.shown import computed, counted, rows_of
 
 SMALL = "--modes static,dynamic --numsamples 30 --arrival poisson:60"
 

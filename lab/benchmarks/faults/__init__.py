@@ -3,5 +3,4 @@
 tools          a server under test, clients of it, and a client in the background
 connections    clients that are too many, too slow, or gone
 processes      signals, a killed worker, engines that fail, disks, clocks
-replicas       a fleet on Ray Serve
 """

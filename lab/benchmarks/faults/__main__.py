@@ -16,11 +16,11 @@ from typing import Any
 
 from compare.report.tables import markdown
 from config import ConfigError
-from lab.benchmarks.faults import connections, processes, replicas
+from lab.benchmarks.faults import connections, processes
 from lab.benchmarks.faults.tools import Fault
 from lab.benchmarks.harness import Benchmark, run
 
-FAULTS = [*connections.FAULTS, *processes.FAULTS, *replicas.FAULTS]
+FAULTS = [*connections.FAULTS, *processes.FAULTS]
 BENCHMARK = Benchmark(
     "faults",
     __doc__,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +14,10 @@ import torch
 
 from config import build
 from generate import kernels
-from lab.benchmarks import agreement, burst, engine, offline
+from lab.benchmarks import agreement, engine, offline
 from lab.benchmarks.workload import draw
-from tests.lab.benchmarks.conftest import Run
+from tests.lab.benchmarks.conftest import result_of
+from tests.programs import output, ran
 
 
 def test_the_burst_is_the_peers_burst() -> None:
@@ -28,9 +27,9 @@ def test_the_burst_is_the_peers_burst() -> None:
     assert digest == "c35044afddcfb7aac5fa6016f150313ea3977fc65f35bfc168fd1b90038b8535"
 
 
-def test_the_burst_reports_every_mode(small: str, result_of: Run) -> None:
+def test_the_burst_reports_every_mode(small: str) -> None:
     """The loop interval was recorded, and the engine's loop never heard of it."""
-    result = result_of(burst, small, "--n 6 --modes dynamic,static --loop-interval-ms 5")
+    result = result_of("burst", small, "--n 6 --modes dynamic,static --loop-interval-ms 5")
     folder = Path(small.split()[1])
     assert result["config"]["model"] == folder.name and str(folder) not in result["command"]
     assert result["config"]["max_batch_size"] == 6 and result["config"]["loop_interval_ms"] == 5
@@ -50,8 +49,7 @@ def test_a_step_and_its_bound(
 ) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     sizes = "--rows 1,3 --contexts 20,70 --repeats 2 --max-batch-size 9"
-    monkeypatch.setattr(sys, "argv", ["engine", *shlex.split(f"{sizes} {small} --out {tmp_path}")])
-    engine.main()
+    output("lab.benchmarks.engine", f"{sizes} {small} --out {tmp_path}")
     assert "profiler" not in capfd.readouterr().err, "PyTorch's wrote two lines for each step"
     result = json.loads((tmp_path / "engine.json").read_text())
     steps = result["steps"]
@@ -91,10 +89,10 @@ def test_the_reader_reads_all_of_an_array() -> None:
         assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
 
 
-def test_engine_against_oracle(small: str, result_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_against_oracle(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = "--decoder-batch-sizes 32,3 --prefix-caching"  # the long ones begin alike
-    arguments = (small, "--n 4 --tokens 5", sizes)
-    result = result_of(agreement, *arguments)
+    words = f"{small} --n 4 --tokens 5 {sizes}"
+    result = result_of("agreement", words)
     verdict = {"requests": 24, "equal": 24, "undecided": 0, "different": 0}
     assert result["agrees"] and result["float32"] == verdict
     assert 0 < result["bfloat16"]["largest_difference"] < result["bfloat16"]["tolerance"]
@@ -104,6 +102,4 @@ def test_engine_against_oracle(small: str, result_of: Run, monkeypatch: pytest.M
         return offline.load(config if config.generator == "naive" else other)
 
     monkeypatch.setattr(agreement, "load", with_other_weights)
-    with pytest.raises(SystemExit) as ended:
-        result_of(agreement, *arguments)
-    assert ended.value.code == 1
+    assert ran("lab.benchmarks.agreement", *words.split()).returncode == 1

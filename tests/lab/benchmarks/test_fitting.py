@@ -11,9 +11,8 @@ import pytest
 
 from client.traces import Request
 from config import Config, ConfigError, build
-from lab.benchmarks import calibration
-from lab.benchmarks.calibration import Segment, Traffic, at_once
-from lab.benchmarks.costs import turns
+from lab.benchmarks import costs as program
+from lab.benchmarks.costs import Segment, Traffic, at_once, turns
 from lab.benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
@@ -168,7 +167,7 @@ def test_no_coefficient_is_negative() -> None:
 
 @pytest.mark.nightly
 def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "KEPT", tmp_path / "rounds")
+    monkeypatch.setattr(program, "KEPT", tmp_path / "rounds")
     small = f"--model fake --max-model-len 64 --seconds 0 --out {tmp_path}".split()
     two_rows = ["--max-batch-size", "2"]
     with pytest.raises(ConfigError, match="no rounds of fake-server are kept"):

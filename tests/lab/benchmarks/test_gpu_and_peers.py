@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -18,16 +16,10 @@ import pytest
 
 from client.calls import ServerError
 from config import ConfigError
-from lab.benchmarks import agreement, burst, engine, gpu
-from lab.benchmarks.peers import engines
+from lab.benchmarks import gpu
 from lab.studies import peers
+from tests.programs import ran
 from tests.servers import ROOT
-
-
-def called(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
-    """Call gpu.main with these words."""
-    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", *shlex.split(words)])
-    gpu.main()
 
 
 def test_every_part_gets_the_settings_that_it_knows() -> None:
@@ -62,25 +54,25 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(gpu, "call", call)
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 0.0)  # takes its time
     out = tmp_path / "out"
-    with pytest.raises(SystemExit, match="1"):
-        called(monkeypatch, f"{small} --out {out}")
+    words = "lab.benchmarks.gpu", "--device", "cpu", *small.split(), "--out"
+    assert ran(*words, str(out)).returncode == 1
     page = (out / "gpu.md").read_text()
     assert "```\nsteps ran\n```" in page and "Missing: burst** (exit code 1: so it said)" in page
     assert "**Missing: eager** (not measured here: it needs a GPU)" in page
     assert sum(seconds.values()) > 2 * 510 and seconds["agreement"] < 510 / 5
     found.clear()
     seconds.clear()
-    called(monkeypatch, f"{small} --out {out} --only costs --only burst")
+    assert ran(*words, str(out), "--only", "costs", "--only", "burst").returncode == 0
     assert [*seconds] == ["burst", "costs"]
     page = (out / "gpu.md").read_text()
     assert "steps ran" in page and page.count("Missing") == 5
-    for words, sentence in (
-        (f"{small} --out {out} --only burst --max-batch-size 3", "have other settings or another"),
-        (f"{small} --out {out} --only eager", "--only eager: the parts here are agreement, steps"),
-        (f"{small} --out {tmp_path}", "holds no earlier run of this; choose another --out"),
+    for more, sentence in (
+        (f"{out} --only burst --max-batch-size 3", "have other settings or another"),
+        (f"{out} --only eager", "--only eager: the parts here are agreement, steps"),
+        (str(tmp_path), "holds no earlier run of this; choose another --out"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            called(monkeypatch, words)
+            ran(*words, *more.split())
 
 
 def test_targets_are_met_or_missed() -> None:
@@ -92,42 +84,6 @@ def test_targets_are_met_or_missed() -> None:
         "| 32 | 128,000 | 60,952 | 64,000 (**missed**) | 40,000 (met) |",
     ]
     assert gpu.targets(steps, ours=False).splitlines()[2] == "| 1 | 4,000 | 1,905 | – | – |"
-
-
-@pytest.mark.nightly
-def test_every_part_is_reported_or_said_to_be_missing(
-    small: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
-) -> None:
-    parts = {part.__name__: part for part in (agreement, engine, burst, engines)}
-    monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
-
-    def here(command: list[str], log: Path, seconds: float) -> str | None:
-        """The part in this process; those with servers, which other tests run, end out of time."""
-        if command[0] not in parts:
-            log.touch()
-            return "its 9 s were not enough"
-        monkeypatch.setattr(sys, "argv", [*command])
-        capsys.readouterr()
-        parts[command[0]].main()
-        log.write_text(capsys.readouterr().out)
-        return None
-
-    monkeypatch.setattr(gpu, "call", here)
-    out = tmp_path / "out"
-    sizes = "--max-batch-size 16 --rows 1,3 --contexts 20 --n 3"
-    with pytest.raises(SystemExit, match="1"):
-        called(monkeypatch, f"{small} {sizes} --out {out}")
-    page = (out / "gpu.md").read_text()
-    for text in (
-        "\nfloat32: 20 of 20 requests have the oracle's ids",
-        "[All of it](steps/engine.md):\n\n| rows |",
-        "](steps/step_time.png)",
-        "\ndynamic: 3 requests, ",
-        "**Missing: comparison** (its 9 s were not enough)",
-    ):
-        assert text in page
-    result = json.loads((out / "gpu.json").read_text())
-    assert result["commit"] and '"hardware"' not in page
 
 
 @pytest.mark.nightly
@@ -200,11 +156,7 @@ def test_a_round_is_ours_and_a_peer_and_what_a_peer_says_is_kept(
     ("ctranslate2", "make it by python -m lab.benchmarks.peers.checkpoint"),
     ("vllm --dtype int8", "vllm computes in bfloat16 or float32 here"),
 ])  # fmt: skip
-def test_bad_input_ends_with_a_sentence(
-    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["engines", *arguments.split(), "--model", str(tmp_path)])
+def test_bad_input_ends_with_a_sentence(arguments: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "openvino").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        engines.main()
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+    done = ran("lab.benchmarks.peers.engines", *arguments.split(), "--model", str(tmp_path))
+    assert done.returncode == 2 and said in done.stderr

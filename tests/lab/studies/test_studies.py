@@ -11,7 +11,6 @@ import pytest
 from client.workloads import Workload
 from lab.studies import (
     approximations,
-    batches,
     capacity,
     fair,
     fidelity,
@@ -22,25 +21,28 @@ from lab.studies import (
     routers,
     virtual,
 )
-from lab.studies.__main__ import NAMES, load
+from lab.studies.__main__ import LEFT, NAMES, load
 from lab.studies.runner import FinishedRuns, measured, write
 from lab.studies.study import only
 from scheduling.inference import CachedPrefix, Inference
 from scheduling.prefix_cache import block_keys
 from tests.programs import ran
 
-SMALL = {"orders": 40, "batches": 256, "fair": 400, "urgent": 60, "memory": 60, "prefixes": 60}
-SMALL |= {"routers": 30, "capacity": 300, "prefill": 20, "approximations": 30}
+SMALL = {"orders": 63, "fair": 30, "memory": 60, "prefixes": 60, "routers": 30, "capacity": 300}
+SMALL |= {"prefill": 20, "approximations": 30}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
+    less = {
+        "grid": orders.PARTS["grid"]._replace(rows=(4, 32), loads=(0.5, 1.2)),
+        "rows": orders.PARTS["rows"]._replace(rows=(8, 32)),
+        "urgent": orders.PARTS["urgent"]._replace(loads=(0.5, 1.2)),
+    }
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
             (virtual, "BURST", 300),
-            (orders, "ROWS", (4, 32)),
-            (orders, "LOADS", (0.5, 1.2)),
-            (orders, "MORE_ROWS", (8, 32)),
+            (orders, "PARTS", orders.PARTS | less),
             (memory, "POOLS", (8,)),
             (prefixes, "LOADS", ("0.8",)),
             (prefill, "PROMPTS", (512,)),
@@ -51,13 +53,6 @@ def small() -> Iterator[None]:
             patch.setattr(module, name, value)
         patch.setattr("client.machine.hardware", dict)
         yield
-
-
-def of(name: str, n: int, variants: Any, **keys: Any) -> list[dict[str, Any]]:
-    """The measures of one seed of each variant in one place."""
-    study = load(name)
-    cases = only(study.cases(n), keys)
-    return [study.run(case, n, 0) for v in variants for case in only(cases, {"variant": v})]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -76,22 +71,22 @@ def test_a_study_is_run_and_shown(name: str, tmp_path: Path) -> None:
 
 def test_every_study_has_its_module_and_every_module_its_study() -> None:
     modules = {path.stem for path in Path(orders.__file__).parent.glob("*.py")}
-    others = {"__init__", "__main__", "figure", "league", "runner", "study", "virtual"}
+    others = {"__init__", "__main__", "engines", "figure", "league", "runner", "study", "virtual"}
     assert modules - others == {*NAMES}
     assert [load(name).name for name in NAMES] == [*NAMES]
     shown = " ".join(ran("lab.studies").stdout.split())
     assert all(f"{name} {load(name).question}" in shown for name in NAMES)
+    for name, instead in LEFT.items():
+        assert ran("lab.studies", name, "--seeds", "1").stderr == f"error: {name} left: {instead}\n"
 
 
 @pytest.mark.parametrize("variant", ["static", "multibin, 4 bins", "static, sjf", "dynamic"])
 def test_useful_rows_are_those_of_the_closed_form(variant: str) -> None:
-    [result] = of("batches", 1024, [variant], rows=8)
+    case = {"table": "batches", "rows": 8, "load": None, "variant": variant}
+    result = orders.run(case, 250, 0)
     assert result["useful"] == pytest.approx(result["closed_form"], rel=0.03)
-
-
-def test_the_closed_form_of_bins_is_the_papers() -> None:
-    gains = [batches.gain(32, k) for k in (1, 2, 4, 8, 16)]
-    assert gains == pytest.approx([1, 1.32, 1.57, 1.74, 1.83], abs=0.005)
+    gains = [orders.gain(32, k) for k in (1, 2, 4, 8, 16)]
+    assert gains == pytest.approx([1, 1.32, 1.57, 1.74, 1.83], abs=0.005), "the paper's"
 
 
 def test_stretches_of_waiting_are_joined_where_requests_overlap() -> None:
@@ -121,26 +116,16 @@ def test_what_does_not_bind_may_be_approximated_and_mean_lengths_keep_the_sum() 
         assert sum(map(lengths, alike)) == sum(map(lengths, exact))
         assert max(map(lengths, alike)) - min(map(lengths, alike)) == 1
     ample, endless, short = (
-        approximations.measures(variant, approximations.POOLS[memory], "gpt2", exact)
+        approximations.measures(variant, approximations.POOLS[memory], exact)
         for variant, memory in (("exact", "ample"), ("endless memory", "short"), ("exact", "short"))
     )
     assert ample == endless and short["mean_ttft_ms"] > ample["mean_ttft_ms"]
 
 
 def test_of_one_replica_there_is_no_choice() -> None:
-    cases = only(routers.cases(30, "fake"), {"trace": "even", "replicas": 1, "stale_s": 0.0})
+    cases = only(routers.cases(30), {"trace": "even", "replicas": 1, "stale_s": 0.0})
     random, *others = [routers.run(case, 30, 0) for case in cases]
     assert others == [random] * 4
-
-
-@pytest.mark.parametrize(("study", "costs", "reason"), [
-    ("routers", "nowhere", "there are no costs 'nowhere'"),
-    ("fidelity", "demo=nowhere", "there are no costs 'nowhere'"),
-    ("fidelity", "demo-epyc", "--costs demo-epyc: write PART=NAME, with a part of fake, "),
-])  # fmt: skip
-def test_unknown_costs_are_refused(study: str, costs: str, reason: str) -> None:
-    done = ran("lab.studies", study, "--costs", costs)
-    assert done.returncode == 2 and reason in done.stderr
 
 
 def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
@@ -179,15 +164,15 @@ def test_an_error_is_judged_by_its_target_and_by_how_far_real_runs_are_apart(
 def test_real_beside_simulated_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"kv_reservation": "demand", "kv_cache": "64blocks"}
     monkeypatch.setattr(fidelity, "VARIANTS", {"demand": ("dynamic", few)})
-    monkeypatch.setattr(fidelity, "COSTS", {"fake": "fake"})
+    monkeypatch.setattr(fidelity, "MODELS", {"fake": ("fake", {})})
     monkeypatch.setattr(fidelity, "PARTS", {"fake": {fidelity.PLAIN: (["demand"], (0.9,))}})
     kept = FinishedRuns(tmp_path / "fidelity.runs.jsonl", "")
-    cases = measured(fidelity.STUDY, fidelity.cases(40, 2, ""), 40, 1, kept)
+    cases = measured(fidelity.STUDY, fidelity.cases(40, 2), 40, 1, kept)
     burst, loaded = cases[0]["seeds"][0].values()
     rate = 0.9 * burst["capacity"] / Workload().mean_num_tokens
     assert [case["seeds"][0]["0.9"]["rate"] for case in cases] == [loaded["rate"]] * 2
     assert loaded["rate"] == pytest.approx(rate, rel=1e-3)
-    summary = fidelity.summarized(cases, 2, "")
+    summary = fidelity.summarized(cases, 2)
     assert [case["load"] for case in summary] == ["burst", "0.9"]
     assert [case["seeds"][0]["requests"] for case in summary] == [80, 80]
     # the fake engine's own costs are the least that a server takes

@@ -23,11 +23,12 @@ from lab.training import train as training
 from lab.training.adapters import STYLES
 from lab.training.corpus import Corpus, load_corpus
 from lab.training.evaluate import bits_of_bytes, causal_logits, complete
-from lab.training.train import CheckpointUnusable, Recipe, train
+from lab.training.train import Recipe, train
 from model import GPT2, causal_attention
 from scheduling.inference import Inference
 from scheduling.sampling import Sampling
 from server.serving import Server
+from tests.programs import output, ran
 from tests.servers import ROOT
 
 
@@ -74,12 +75,13 @@ def test_its_draft_model_guesses_what_it_writes() -> None:
     assert sum(each.drafts.accepted for each in group) > 0.3 * verified > 100
 
 
-def test_the_completion_in_the_readme_is_what_it_writes(model: GPT2) -> None:
+def test_the_completion_in_the_readme_is_what_it_writes() -> None:
     text = (ROOT / "README.md").read_text()
     [body] = re.findall(r"curl localhost:8500/inference --json '(.*)'", text)
     request = json.loads(body)
     prompts = [request["prompt"]] * (request["seed"] + 1)
-    completion = complete(model, prompts, request["num_tokens"], request["temperature"])[-1]
+    config = build("dynamic", {"model": "demo"}, {})
+    completion = complete(config, prompts, request["num_tokens"], request["temperature"])[-1]
     shown = "".join(re.findall(r"^> ?(.*\n)", text, re.MULTILINE))
     assert shown.split() == (request["prompt"] + completion).split()
 
@@ -151,71 +153,39 @@ TEXT = b"A list is a sequence of objects. A tuple is a sequence that cannot be c
 CORPUS = Corpus(TEXT, TEXT[:400])
 
 
-def test_training_that_was_interrupted_arrives_at_the_same_weights(tmp_path: Path) -> None:
-    lines: list[str] = []
-    whole = train(SHORT, CORPUS, tmp_path / "whole.pt", lines.append)
-    held_out = [float(value) for line in lines for value in re.findall(r"held out ([\d.]+)", line)]
+def test_training_learns_and_arrives_at_the_same_weights_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, again = (train(SHORT, CORPUS) for _ in range(2))
+    lines = capsys.readouterr().out
+    held_out = [float(value) for value in re.findall(r"held out ([\d.]+)", lines)][:3]
     assert held_out[2] < held_out[1] < held_out[0] < 8, "bits of a byte without a model"
-
-    def interrupt(line: str) -> None:
-        if line.startswith("step     4"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(SHORT, CORPUS, tmp_path / "parts.pt", interrupt)
-    lines.clear()
-    again = train(SHORT, CORPUS, tmp_path / "parts.pt", lines.append)
-    assert "from step 4" in lines[0]
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters()))
-
-
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    one_step, path = replace(SHORT, steps=1), tmp_path / "checkpoint.pt"
-    train(one_step, CORPUS, path, lambda line: None)
-    for recipe, corpus, what in (
-        (SHORT, CORPUS, "another recipe"),
-        (one_step, replace(CORPUS, train=TEXT + b"more"), "another corpus"),
-    ):
-        with pytest.raises(CheckpointUnusable, match=f"{what}; delete it"):
-            train(recipe, corpus, path, lambda line: None)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointUnusable, match="damaged; delete it"):
-        train(one_step, CORPUS, path, lambda line: None)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, program: object, *arguments: Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
-    monkeypatch.setattr("torch.set_num_threads", lambda n: None)  # the other tests keep theirs
-    return program()  # type: ignore[operator]
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters()))
 
 
 def test_what_training_writes_can_be_measured_and_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("torch.set_num_threads", lambda n: None)  # the other tests keep theirs
     monkeypatch.setattr(training, "Recipe", lambda: replace(SHORT, steps=2))
     monkeypatch.setattr(training, "load_corpus", lambda: CORPUS)
     monkeypatch.setattr(evaluate, "load_corpus", lambda: CORPUS)
     monkeypatch.setattr(evaluate, "PROMPTS", ["A list"])
     folder = tmp_path / "new" / "folder"
-    assert run(monkeypatch, training.main, Path("--out"), folder) == 0
-    assert "the text of this Python is another" in capsys.readouterr().err
+    assert "learnt from another text" in output("lab.training.train", f"--out {folder}")
     files = "model.safetensors config.json held_out.txt tokenizer.json tokenizer_config.json"
     assert {path.name for path in folder.iterdir()} == {*files.split()}
     assert json.loads((folder / "config.json").read_text())["trained_on"]["sha256"] == CORPUS.digest
     assert locate(build("dynamic", {"model": str(folder)}, {})) == folder / "model.safetensors"
-    assert run(monkeypatch, evaluate.main, folder) == 0
-    output = capsys.readouterr().out
-    assert all(f"| {name} | " in output for name in ("folder, 0.01M parameters", "gzip -9"))
-    assert re.search(r"likeliest byte is demo's in \d+\.\d% of places", output)
-    assert "without the 100% that are copied" in output
-    assert "predicted from 145 to 288 bytes" in output
-
-    monkeypatch.setattr(training, "Recipe", lambda: SHORT)
-    assert run(monkeypatch, training.main, Path("--out"), folder / "config.json") == 2
-    assert run(monkeypatch, evaluate.main, tmp_path) == 2
-    trained, measured = capsys.readouterr().err.splitlines()
-    assert re.match("error: cannot write to .* choose another --out$", trained)
-    assert re.match("error: folder .* no config.json", measured)
+    text = output("lab.training.evaluate", str(folder))
+    assert all(f"| {name} | " in text for name in ("folder, 0.01M parameters", "gzip -9"))
+    assert re.search(r"likeliest byte is demo's in \d+\.\d% of places", text)
+    assert "without the 100% that are copied" in text
+    assert "predicted from 145 to 288 bytes" in text
+    trained = ran("lab.training.train", "--out", str(folder / "config.json"))
+    measured = ran("lab.training.evaluate", str(tmp_path))
+    assert trained.returncode == measured.returncode == 2
+    assert "config.json" in trained.stderr and "no config.json" in measured.stderr
 
 
 def test_each_shipped_adapter_writes_in_its_form() -> None:

@@ -1,5 +1,5 @@
 """Every front end answers as an app in this process does, to the byte, and as a server should: each
-of tests/fronts.py, over real HTTP.
+of tests/server/fronts.py, over real HTTP.
 
 What differs from answer to answer (times, ids, pids, ports) is masked. Tokens that piled up come as
 one event, so those of a completion are joined before streams are compared.
@@ -23,7 +23,7 @@ from client.calls import get
 from client.load import replay
 from scheduling.inference import Inference
 from server.api.messages import to_json
-from tests.fronts import (
+from tests.server.fronts import (
     COMPARED,
     EVERY_FRONT,
     FRONTS,

@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 
 from client.calls import get, post
 from server.live import made_load, observer, page
+from tests.server.live.shown import CASES, assert_stats_say, rows_of
 from tests.servers import PATIENCE_S, ClientOf, started, wait_until
-from tests.shown import CASES, assert_stats_say, rows_of
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 

@@ -19,11 +19,11 @@ from compare import servers
 from config import build
 from server.live import page as live_page
 from simulate.costs import FAKE
-from simulate.saved import serve_again
-from tests.fronts import EVERY_FRONT, FRONTS, servers_of
+from simulate.saved_page import serve_again
+from tests.server.fronts import EVERY_FRONT, FRONTS, servers_of
+from tests.server.live.shown import CASES, assert_stats_say, rows_of
 from tests.servers import server, started
 from tests.servers import wait_until as waited
-from tests.shown import CASES, assert_stats_say, rows_of
 
 pytestmark = pytest.mark.extra
 

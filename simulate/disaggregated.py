@@ -1,5 +1,5 @@
-"""Prefill and decode on replicas of their own (DistServe: Zhong et al., OSDI 2024; Splitwise: Patel
-et al., ISCA 2024; vLLM's disaggregated prefilling).
+"""Disaggregated prefill: prefill and decode on replicas of their own (DistServe: Zhong et al., OSDI
+2024; Splitwise: Patel et al., ISCA 2024; vLLM's disaggregated prefilling).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import Costs
-from simulate.fleet import Change, EndedAt, Failure, Fleet, Layout
-from simulate.loop import ARRIVE, Arrival, Group, Loop
-from simulate.time import instant, seconds
+from simulate.fleet import Change, EndedAt, Fleet, Layout
+from simulate.loop import ARRIVE, Arrival, Group, Loop, instant, seconds
 
 # settings that are not simulated with it, and their values without effect
 WITHOUT = {
-    "prefix_caching": False, "speculate": 0, "prefill": "mixed", "shed": False,
-    "preserve_ordering": False, "ahead": False,
-}  # fmt: skip
+    **dict.fromkeys(("prefix_caching", "shed", "preserve_ordering", "ahead"), False),
+    "speculate": 0,
+    "prefill": "mixed",
+}
 # fields of an inference that a prefill replica sets: of all, and of those that end there
 COMPUTED = ("blocks", "computed", "tokens", "decodes")
 END = ("state", "error", "is_over")
@@ -38,14 +38,15 @@ def refuse(config: Config, variant: str) -> None:
             )
 
 
-def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Apart]:
+def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Disaggregated]:
     """Return what makes the replicas of a layout."""
-    if not layout.prefill_replicas:
-        return functools.partial(Fleet, kind=AsynchronousReplica) if config.ahead else Fleet
-    return functools.partial(Apart, token_bytes=config.block_bytes // config.block_size)
+    if layout.prefill_replicas:
+        token_bytes = config.block_bytes // config.block_size
+        return functools.partial(Disaggregated, token_bytes=token_bytes)
+    return functools.partial(Fleet, kind=AsynchronousReplica) if config.ahead else Fleet
 
 
-class Apart:
+class Disaggregated:
     """Prefill replicas compute prompts and first tokens, decode replicas all other tokens.
 
     A request is passed on by HTTP to a prefill replica, which a router chooses. When its prompt is
@@ -72,21 +73,18 @@ class Apart:
         session: Callable[[Inference], str | None],
         **of_replicas: Any,
     ):
-        self._loop, self._layout, self._ended = loop, layout, ended
+        self._loop, self._replicas, self._ended = loop, layout.replicas, ended
         self._request, self._answer = costs.request, costs.answer  # of the HTTP in between
         self._token = 8000 * token_bytes / layout.kv_gbps  # picoseconds to send one
         self._whole: dict[Inference, Inference] = {}  # by the inference of its first token
         self._arrived_at: dict[Inference, float] = {}  # before it was passed on
         self._free_at: dict[int, int] = {}  # when a prefill replica has sent all that it has to
-        prefill = range(layout.prefill_replicas)
-        decode = range(layout.prefill_replicas, layout.replicas)
-        replicas = functools.partial(Fleet, loop, layout, build, costs, **of_replicas)
-        self._prefill = replicas(
-            ended=self._prefilled, session=lambda i: session(self._whole[i]), numbers=prefill
+        numbers, n = range(layout.replicas), layout.prefill_replicas
+        fleet = functools.partial(Fleet, loop, layout, build, costs, **of_replicas)
+        self._prefill = fleet(
+            ended=self._prefilled, session=lambda i: session(self._whole[i]), numbers=numbers[:n]
         )
-        self._decode = replicas(ended=self._end, session=session, numbers=decode)
-        self.changes = [Change(0.0, layout.replicas, 0)]
-        self.missed: list[Failure] = []
+        self._decode = fleet(ended=self._end, session=session, numbers=numbers[n:])
 
     def arrive(self, group: Group) -> None:
         firsts = [replace(member, num_tokens=1, streamed=False) for member in group]
@@ -99,14 +97,12 @@ class Apart:
         self._prefill.check_done()
         self._decode.check_done()
 
-    @property
-    def sent(self) -> dict[int, int]:
-        """Requests, by the replica that got them."""
-        return self._prefill.sent | self._decode.sent
-
-    def replica_seconds(self, end_s: float) -> float:
-        """Return the seconds of all replicas together."""
-        return self._layout.replicas * end_s
+    def facts(self, end_s: float) -> dict[str, Any]:
+        """Return facts of all replicas, until a time."""
+        sent = self._prefill.sent | self._decode.sent
+        changes = [Change(0.0, self._replicas, 0)]
+        seconds_of_all = self._replicas * end_s
+        return {"requests": sent, "changes": changes, "missed": [], "replica_s": seconds_of_all}
 
     def _prefilled(self, number: int, now: float, first: Inference) -> Iterable[Arrival]:
         """Send a request on, whose first token a prefill replica has computed, or end it."""

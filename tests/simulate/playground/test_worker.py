@@ -14,10 +14,10 @@ import pytest
 from client.traces import load_trace
 from scheduling import user_policies
 from scheduling.policies import MODES, ORDERS
-from simulate.playground import run
+from simulate.playground import worker
 from simulate.playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, build, settings
 from simulate.playground.serve import Server
-from simulate.run import SimulatedServer
+from simulate.server import SimulatedServer
 from simulate.simulation import parse
 from tests.servers import wait_until
 
@@ -43,7 +43,7 @@ def simulated(command: str, trace: Path) -> list[list[list[float]]]:
 
 
 @pytest.fixture(scope="module")
-def of_costs() -> run.Settings:
+def of_costs() -> worker.Settings:
     return settings()[0]
 
 
@@ -52,14 +52,14 @@ def of_costs() -> run.Settings:
     [{}, {"costs": ESTIMATES[0], "stream": True, "blocks": 64, "rows": 8, "budget": 32, "seed": 1}],
 )
 def test_a_run_is_that_of_simulate_sh_to_the_picosecond(
-    other: dict[str, Any], of_costs: run.Settings, tmp_path: Path
+    other: dict[str, Any], of_costs: worker.Settings, tmp_path: Path
 ) -> None:
     state = STATE | other | {"variants": VARIANTS}
     trace = tmp_path / "trace.jsonl"
-    trace.write_text(run.jsonl(state))
-    results = [run.served(variant, state, of_costs) for variant in VARIANTS]
+    trace.write_text(worker.jsonl(state))
+    results = [worker.served(variant, state, of_costs) for variant in VARIANTS]
     answers = [sorted(result["answers"]) for result in results]
-    assert answers == simulated(run.command(state), trace)
+    assert answers == simulated(worker.command(state), trace)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(user_policies, "PROBLEMS", {})
     yield
-    run.learn("")
+    worker.learn("")
 
 
 ORDER = """from scheduling.policies.orders import Order
@@ -79,20 +79,20 @@ class Mine(Order):
 """
 
 
-def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: run.Settings) -> None:
+def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: worker.Settings) -> None:
     mine = "dynamic --order yours.py:Mine"
     state = STATE | {"rows": 2}
     for key, same in (("-inference.num_tokens", False), ("inference.num_tokens", True)):
         learnt = {"modes": [], "orders": ["yours.py:Mine"], "error": ""}
-        assert run.learn(ORDER.format(key)) == learnt
-        sjf = run.served("dynamic --order sjf", state, of_costs)["answers"]
-        assert (run.served(mine, state, of_costs)["answers"] == sjf) is same
-    run.learn(ORDER.format("1 / 0"))
-    error = run.served(mine, state, of_costs)["error"]
+        assert worker.learn(ORDER.format(key)) == learnt
+        sjf = worker.served("dynamic --order sjf", state, of_costs)["answers"]
+        assert (worker.served(mine, state, of_costs)["answers"] == sjf) is same
+    worker.learn(ORDER.format("1 / 0"))
+    error = worker.served(mine, state, of_costs)["error"]
     assert error.endswith("ZeroDivisionError: division by zero (yours.py, line 5)")
-    assert run.learn("x = 1\nx = = 2")["error"].endswith("(yours.py, line 2)")
+    assert worker.learn("x = 1\nx = = 2")["error"].endswith("(yours.py, line 2)")
     assert "yours.py:Mine" not in {*MODES, *ORDERS}
-    assert run.served(mine, state, of_costs) == {"error": "there is no yours.py:Mine"}
+    assert worker.served(mine, state, of_costs) == {"error": "there is no yours.py:Mine"}
 
 
 def test_without_npm_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +125,25 @@ def comes_true(tab: Any, condition: str) -> None:
 
 
 DONE = "document.getElementById('state').textContent.includes('simulated in')"
+WATCHED = """addEventListener("DOMContentLoaded", () => {
+  const state = document.getElementById("state"), all = {childList: true};
+  window.said = [];
+  if (state) new MutationObserver(() => said.push(state.textContent)).observe(state, all);
+});"""
 
 
 @pytest.mark.extra
 @pytest.mark.alone  # a run in it takes a core
 def test_it_shows_what_simulate_does(site: str, opened: Callable[..., Any], tmp_path: Path) -> None:
-    tab = opened(f"{site}#costs=gpt2&rate=5&requests=60&stream=1&v=static&v=dynamic+--order+sjf")
+    """While Python is loaded a percentage grows: it said "14 MB" for half a minute."""
+    tab = opened("about:blank")
+    tab.add_init_script(WATCHED)
+    tab.goto(f"{site}#costs=gpt2&rate=5&requests=60&stream=1&v=static&v=dynamic+--order+sjf")
     comes_true(tab, DONE)
+    *loading, starting, done = dict.fromkeys(tab.evaluate("said"))
+    assert starting == "starting Python …" and "simulated in" in done
+    percents = [int(each) for each in re.findall(r"loading Python: (\d+)% of", " ".join(loading))]
+    assert len(percents) == len(loading) > 3 and percents == sorted(percents) and percents[-1] < 100
     comes_true(tab, "document.getElementById('live').className === 'known'")
     with tab.expect_download() as download:
         tab.click("#trace")
@@ -146,27 +158,6 @@ def test_it_shows_what_simulate_does(site: str, opened: Callable[..., Any], tmp_
     tab.reload()
     comes_true(tab, DONE)
     assert tab.evaluate(found) == answers
-
-
-WATCHED = """addEventListener("DOMContentLoaded", () => {
-  const state = document.getElementById("state"), all = {childList: true};
-  window.said = [];
-  if (state) new MutationObserver(() => said.push(state.textContent)).observe(state, all);
-});"""
-
-
-@pytest.mark.extra
-@pytest.mark.alone  # a run in it takes a core
-def test_while_python_is_loaded_a_percentage_grows(site: str, opened: Callable[..., Any]) -> None:
-    """It said "14 MB" for half a minute."""
-    tab = opened("about:blank")
-    tab.add_init_script(WATCHED)
-    tab.goto(site)
-    comes_true(tab, DONE)
-    *loading, starting, done = dict.fromkeys(tab.evaluate("said"))
-    assert starting == "starting Python …" and "simulated in" in done
-    percents = [int(each) for each in re.findall(r"loading Python: (\d+)% of", " ".join(loading))]
-    assert len(percents) == len(loading) > 3 and percents == sorted(percents) and percents[-1] < 100
 
 
 CODE = """from scheduling.policies.orders import Order%0A

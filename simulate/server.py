@@ -34,13 +34,12 @@ from scheduling.scheduler import Scheduler
 from scheduling.user_policies import reason
 from server.api.refusals import kind_of
 from server.observers.server_stats import ServerStats
-from simulate.apart import fleet_of
 from simulate.costs import Costs
+from simulate.disaggregated import fleet_of
 from simulate.fleet import Layout
-from simulate.loop import OBSERVE, Arrival, Group, Loop
+from simulate.loop import OBSERVE, PS, Arrival, Group, Loop, instant, seconds
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
-from simulate.time import PS, instant, seconds
 from stats import times_of, timings_of
 
 
@@ -90,17 +89,17 @@ class SimulatedServer:
         """Serve a trace. Raises Interrupted on Ctrl-C, WorkloadError for a request beyond the
         context, and ServerError if a user's own policy fails.
         """
-        run = _Run(self, Trace.of(requests), watch)
+        replay = _Replay(self, Trace.of(requests), watch)
         try:
-            self.replicas = run.serve()
+            self.replicas = replay.serve()
         except KeyboardInterrupt:
-            raise Interrupted(run.outcomes) from None
+            raise Interrupted(replay.outcomes) from None
         except Exception as error:
             kinds = MODES[self.config.mode], ORDERS[self.config.order]
             if why := reason(error, *kinds):
                 raise ServerError(why) from error
             raise
-        return run.outcomes
+        return replay.outcomes
 
     def report(self) -> ServerReport:
         rows, most = self.occupancy, self.config.max_batch_size
@@ -121,49 +120,41 @@ class _InFlight(NamedTuple):
     token: int  # id that its completion repeats
 
 
-class _Run:
+class _Replay:
     """One trace, served. Times are seconds from its start, for client and server."""
 
     def __init__(self, server: SimulatedServer, trace: Trace, watch: Watch):
+        config, costs = server.config, server.costs
         self.outcomes = Outcomes(len(trace))
         self._unended = len(trace)
-        self._server, self._trace, self._watch = server, trace, watch
-        self._config, self._adapters = server.config, server.config.adapters
+        self._server, self._config, self._trace, self._watch = server, config, trace, watch
         self._observers: list[Observer] = [server.stats]
-        self._request_s, self._answer_s = server.costs.request / PS, server.costs.answer / PS
-        self._encoded = functools.cache(load_tokenizer(server.config.tokenizer).encode_ordinary)
+        self._request_s, self._answer_s = costs.request / PS, costs.answer / PS
+        self._encoded = functools.cache(load_tokenizer(config.tokenizer).encode_ordinary)
         self._in_flight: dict[Inference, _InFlight] = {}
-        later = np.flatnonzero(trace.after >= 0)
+        later, firsts = np.flatnonzero(trace.after >= 0), trace.firsts
         self._next_turn = dict(zip(trace.after[later].tolist(), later.tolist()))  # by number
-        self._first_turn = np.arange(len(trace))  # of the conversation, by number
-        for i in later.tolist():
-            self._first_turn[i] = self._first_turn[trace.after[i]]
-        firsts = trace.firsts
-        by_time = firsts[np.argsort(trace.at[firsts], kind="stable")]
-        self._unsent = iter(by_time.tolist())
+        self._unsent = iter(firsts[np.argsort(trace.at[firsts], kind="stable")].tolist())
         self._loop = Loop()
-        generate = self._generate if server.config.prefix_caching else any_ids
-        rates = server.config.forced_rates
-        forced = ForcedAcceptance(generate, rates)
-        self._fleet = fleet_of(server.config, server.layout)(
-            self._loop, server.layout, self._build, server.costs,
-            generate=forced.generate if rates else generate, drafter=forced,
-            computed=self._computed, ended=self._ended, session=self._session,
-            jump=server.jump,
-        )  # fmt: skip
+        generate = self._generate if config.prefix_caching else any_ids
+        forced = ForcedAcceptance(generate, config.forced_rates)
+        of_replicas = {
+            "generate": forced.generate if config.forced_rates else generate,
+            "drafter": forced,
+            "computed": self._computed,
+            "ended": self._ended,
+            "session": self._session,
+            "jump": server.jump,
+        }
+        fleet = fleet_of(config, server.layout)
+        self._fleet = fleet(self._loop, server.layout, self._build, costs, **of_replicas)
 
     def serve(self) -> dict[str, Any]:
         """Serve the trace; return facts of the replicas."""
         first = 0.0 if self._trace.users else float(self._trace.at.min())
         self._loop.at(instant(first), OBSERVE, self._tick, first, random.Random(0))
         self._loop.serve(self._firsts(), self)
-        end_s = float(self.outcomes.ended["ended_at"].max(initial=0.0))
-        return {
-            "requests": self._fleet.sent,
-            "changes": self._fleet.changes,
-            "missed": self._fleet.missed,
-            "replica_s": self._fleet.replica_seconds(end_s),
-        }
+        return self._fleet.facts(float(self.outcomes.ended["ended_at"].max(initial=0.0)))
 
     # ---- requests
 
@@ -183,38 +174,40 @@ class _Run:
         return self._send(i, request, at, ids)
 
     def _send(self, i: int, request: Request, at: float, ids: list[int]) -> Arrival:
-        config, caching = self._config, self._config.prefix_caching
+        config, timeout_s = self._config, self._config.request_timeout_s
         adapter, arrives = self._adapter_of(request), at + self._request_s
-        timeout_s = config.request_timeout_s
         seed = i if request.seed is None else request.seed  # a server numbers them, too
-        sampling = Sampling(request.temperature, request.top_k, request.top_p, seed)
         inference = Inference(
-            ids, request.num_tokens, sampling, timeout_s and arrives + timeout_s,
-            streamed=self._server.stream, user=request.user, adapter=adapter,
+            ids,
+            request.num_tokens,
+            Sampling(request.temperature, request.top_k, request.top_p, seed),
+            timeout_s and arrives + timeout_s,
+            streamed=self._server.stream,
+            user=request.user,
+            adapter=adapter,
             priority=request.priority or 0,
             slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
-        )  # fmt: skip
-        if caching:
+        )
+        if config.prefix_caching:
             inference.prefix = CachedPrefix(block_keys(ids, config.block_size, adapter=adapter))
         greedy = request.temperature == 0 and config.model != "fake"
-        token = zlib.crc32(array("q", ids)) if greedy else sampling.seed
+        token = zlib.crc32(array("q", ids)) if greedy else seed
         self._in_flight[inference] = _InFlight(i, request, at, token)
         return arrives, [inference]
 
     def _send_turn(self, i: int, before: Outcome, inference: Inference) -> Iterator[Arrival]:
         """Send the conversation so far and its next message, once its user has thought."""
-        request = self._trace[i]
-        due = before.ended_at + (request.think_s or 0.0)
+        request, at = self._trace[i], before.ended_at
         error = before.error and UNSENT
         if not error:
+            at += request.think_s or 0.0
             ids = [*inference.prompt_ids, *inference.tokens, *self._ids_of(request)]
             if not (error := self._too_long(request, ids)):
-                yield self._send(i, request, due, ids)
+                yield self._send(i, request, at, ids)
                 return
         self._watch.sent()
-        sent = error != UNSENT
-        at = due if sent else before.ended_at
-        self._end(i, outcome := Outcome(request, at, at, at, error=error, sent=sent))
+        outcome = Outcome(request, at, at, at, error=error, sent=error != UNSENT)
+        self._end(i, outcome)
         if (turn := self._next_turn.get(i)) is not None:
             yield from self._send_turn(turn, outcome, inference)
 
@@ -223,15 +216,14 @@ class _Run:
 
     def _adapter_of(self, request: Request) -> str:
         """Return the adapter that a request names. Raises WorkloadError for an unknown model."""
-        name = request.model or ""
-        if not name or name in self._adapters:
+        name, base, adapters = request.model or "", self._config.model_name, self._config.adapters
+        if not name or name in adapters:
             return name
-        if name == (base := self._config.model_name):
+        if name == base:
             return ""
         raise WorkloadError(
             f"request {request.id} of the trace names the model {name!r}, and there are "
-            f"{', '.join([base, *self._adapters])}; add adapters by --lora-random, or leave model "
-            "out"
+            f"{', '.join([base, *adapters])}; add adapters by --lora-random, or leave model out"
         )
 
     def _too_long(self, request: Request, ids: Sequence[int]) -> str:
@@ -261,11 +253,13 @@ class _Run:
         return built
 
     def _session(self, inference: Inference) -> str | None:
-        """Return a request's user, or its conversation."""
-        sent = self._in_flight[inference]
-        if sent.request.user or not self._next_turn:
-            return sent.request.user
-        return str(self._first_turn[sent.number])
+        """Return a request's user, or its conversation by the number of the first turn."""
+        number, request, *_ = self._in_flight[inference]
+        if request.user or not self._next_turn:
+            return request.user
+        while (before := int(self._trace.after[number])) >= 0:
+            number = before
+        return str(number)
 
     def _generate(self, iteration: Iteration) -> list[int]:
         """Return ids that differ by completion, so that prompts share none by chance."""
@@ -317,21 +311,19 @@ class _Run:
         self._loop.at(instant(at), OBSERVE, self._tick, first, rng)
 
     def _outcome(self, sent: _InFlight, inference: Inference, now: float) -> Outcome:
-        request, sent_at = sent.request, sent.sent_at
-        answered_at = now + self._answer_s
+        request, sent_at, ended_at = sent.request, sent.sent_at, now + self._answer_s
         if (error := inference.error) is not None:
             reason = f"{kind_of(error).status} {error}"
-            return Outcome(request, sent_at, sent_at, answered_at, error=reason)
+            return Outcome(request, sent_at, sent_at, ended_at, error=reason)
         # a plain answer has its first token, too; a stream's was sent at once
-        ends_at = answered_at
+        last_at = ended_at
         if inference.streamed and inference.answered_at is not None:
-            ends_at = inference.answered_at + self._answer_s
+            last_at = inference.answered_at + self._answer_s
         times = times_of(inference)
-        at_client = times.ending_at(ends_at)
+        at_client = times.ending_at(last_at)
         gaps = times.itl_s if self.outcomes.keeps(sent.number) else ()
-        answer = Answer(
-            request.id, sent_at, sent_at, at_client.first_token_at, at_client.last_token_at,
-            answered_at, len(inference.prompt_ids), len(inference.tokens), gaps,
-            timings_of(inference) | {"itl_s": gaps},
-        )  # fmt: skip
-        return Outcome(request, sent_at, sent_at, answered_at, answer)
+        stamps = sent_at, sent_at, at_client.first_token_at, at_client.last_token_at, ended_at
+        n_tokens = len(inference.prompt_ids), len(inference.tokens)
+        timings = timings_of(inference) | {"itl_s": gaps}
+        answer = Answer(request.id, *stamps, *n_tokens, gaps, timings)
+        return Outcome(request, sent_at, sent_at, ended_at, answer)

@@ -6,19 +6,16 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.counts import tenth
 
-ODD_JSON = [
-    "[" * 100_000, '{"a":' * 100_000, "", "null", "[]", "3", '"r"', "NaN", "\ufeff{}", "{", "\0",
-    "9" * 10_000, '{"\\ud800": 1}',
-]  # fmt: skip
-ODD_VALUES: list[Any] = [
-    None, True, "4", "nan", 4.0, 2.5, -1, 0, 1e30, float("nan"), float("inf"), 10**400, 10**30,
-    [], [4], {}, {"a": []}, "x" * 100_000,
-]  # fmt: skip
+SHORT = ("", "null", "[]", "3", '"r"', "NaN", "{", "\0", "\ufeff{}", '{"\\ud800": 1}')
+ODD_JSON = ("[" * 100_000, '{"a":' * 100_000, "9" * 10_000, *SHORT)
+NUMBERS = (4.0, 2.5, -1, 0, 1e30, float("nan"), float("inf"), 10**400, 10**30)
+ODD_VALUES: list[Any] = [*NUMBERS, None, True, "4", "nan", [], [4], {}, {"a": []}, "x" * 100_000]
 
 
 def odd_settings(path: Path, names: list[str]) -> Iterator[None]:
@@ -51,10 +48,8 @@ def odd_bytes(path: Path, cases: int) -> Iterator[None]:
 def no_files(path: Path) -> Iterator[None]:
     """Put what is no file into a file's place."""
     whole = path.read_bytes()
-    makers: list[Callable[[], Any]] = [
-        lambda: None, path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to(path),
-        lambda: path.symlink_to("/dev/zero"), lambda: path.symlink_to("/nowhere"),
-    ]  # fmt: skip
+    makers: list[Callable[[], Any]] = [int, path.mkdir, partial(os.mkfifo, path)]  # int: nothing
+    makers += [partial(path.symlink_to, to) for to in (path, "/dev/zero", "/nowhere")]
     for make in makers:
         path.unlink()
         make()

@@ -28,9 +28,8 @@ from scheduling.sampling import Sampling
 from scheduling.user_policies import reason
 from server.live.observer import RunObserver, about
 from simulate.costs import load
-from simulate.loop import Arrival, Loop
+from simulate.loop import PS, Arrival, Loop, seconds
 from simulate.replica import SimulatedReplica, Stretch
-from simulate.time import PS, seconds
 from stats import ROW_KINDS, times_of
 
 FILE = "yours.py"  # the editor's text; a mode or an order in it is yours.py:NAME
@@ -71,10 +70,10 @@ def trace(state: State) -> list[Request]:
     """Draw the requests: Poisson arrivals, and log-normal lengths with a mean and a spread
     (standard deviation / mean). A slider scales its own part of the draws.
     """
-    apart, prompts, answers = (random.Random(3 * state["seed"] + part) for part in range(3))
+    gaps, prompts, answers = (random.Random(3 * state["seed"] + part) for part in range(3))
     at, requests = 0.0, []
     for i in range(state["requests"]):
-        at += apart.expovariate(1.0) / state["rate"]
+        at += gaps.expovariate(1.0) / state["rate"]
         prompt = _length(prompts, state["prompt"], state["spread"])
         num_tokens = _length(answers, state["tokens"], state["spread"])
         requests.append(Request(i, round(at, 9), [0] * prompt, num_tokens, i))

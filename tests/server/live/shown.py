@@ -25,18 +25,17 @@ def case(mode: str, *has: str, **flags: Any) -> RowCase:
     return RowCase(mode, {"model": "fake", "max_batch_size": 4} | flags, frozenset(has))
 
 
+FEW: dict[str, Any] = {"kv_reservation": "demand", "kv_cache": "8blocks", "max_model_len": 128}
+PADDED: dict[str, Any] = {"batch_size_limit": 3, "decoder_batch_sizes": "4"}
 CASES = {
     "static": case("static", "idle"),
-    "windowed, padding": case(
-        "windowed", "idle", "padding", batch_size_limit=3, decoder_batch_sizes="4"
-    ),
-    "multibin": case("multibin", "idle", bins=2), "dynamic": case("dynamic"),
+    "windowed, padding": case("windowed", "idle", "padding", **PADDED),
+    "multibin": case("multibin", "idle", bins=2),
+    "dynamic": case("dynamic"),
     "draft tokens": case("dynamic", "rejected", speculate=3, draft="acceptance:0.6"),
-    "demand, few blocks": case(
-        "dynamic", "recomputed", kv_reservation="demand", kv_cache="8blocks", max_model_len=128
-    ),
+    "demand, few blocks": case("dynamic", "recomputed", **FEW),
     "srpt": case("dynamic", "paused", order="srpt"),
-}  # fmt: skip
+}
 
 
 def rows_of(history: Mapping[str, Any]) -> list[Rows]:

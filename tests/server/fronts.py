@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,27 +18,16 @@ from tests.servers import PATIENCE_S, server
 Front = Callable[[str, Mapping[str, Any], str | None], contextlib.AbstractContextManager[str]]
 
 
-def front(name: str, start: Sequence[str]) -> Front:
-    """Start a server or several by these arguments of Python, and yield the URL."""
-
-    @contextlib.contextmanager
-    def url_of(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
-        if name == "ray":
-            pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
-        with server(mode, settings, key=key, start=start) as url:
-            yield url
-
-    return url_of
+@contextlib.contextmanager
+def on_ray(mode: str, settings: Mapping[str, Any], key: str | None = None) -> Iterator[str]:
+    """Start two servers on Ray Serve, and yield their URL."""
+    pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
+    with server(mode, settings, key=key, start=(*ALONE, "--replicas", "2")) as url:
+        yield url
 
 
-STARTS = {
-    "plain": ALONE,
-    "ray": (*ALONE, "--replicas", "2"),
-}
-FRONTS = {name: front(name, start) for name, start in STARTS.items()}
-EVERY_FRONT = [
-    pytest.param(name, marks=[] if name == "plain" else pytest.mark.extra) for name in FRONTS
-]
+FRONTS: dict[str, Front] = {"plain": server, "ray": on_ray}
+EVERY_FRONT = ["plain", pytest.param("ray", marks=pytest.mark.extra)]
 
 
 def servers_of(url: str, key: str | None = None) -> list[str]:
@@ -50,10 +39,8 @@ def servers_of(url: str, key: str | None = None) -> list[str]:
 
 
 JSON = {"Content-Type": "application/json"}
-COMPARED = (
-    "Content-Type", "Allow", "Retry-After", "WWW-Authenticate", "Cache-Control",
-    "X-Accel-Buffering", "Location", "Vary", "Accept-Encoding",
-)  # fmt: skip
+STANDARD = ("Content-Type", "Allow", "Retry-After", "WWW-Authenticate", "Cache-Control")
+COMPARED = (*STANDARD, "X-Accel-Buffering", "Location", "Vary", "Accept-Encoding")
 OWN = re.compile(  # an answer's, or a process's
     r'("(?:arrived_at|(?:queue|ttft|decode|held|e2e|preempted|paused|itl)_s|created|pids|host|port)'
     r'":)(?:[0-9.e-]+|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9a-f]+"'
