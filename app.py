@@ -13,8 +13,9 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from config import BOOT_ERROR, HANDOFF, MAX_BODY_BYTES, Config
-from generate import OutOfMemory, load_generator
 from generate.kernels import KernelUnavailable
+from generate.loading import load_generator
+from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from server.api import about

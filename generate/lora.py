@@ -245,8 +245,8 @@ class Adapters:
 class AdaptedGenerator(CachedGenerator):
     """The engine with adapters, which an iteration's `loads` put into slots."""
 
-    def __init__(self, adapters: Adapters, *settings: Any):
-        super().__init__(*settings)
+    def __init__(self, adapters: Adapters, *parts: Any):
+        super().__init__(*parts)
         self.adapters = adapters
 
     def ids(self, iteration: Iteration) -> Tensor:

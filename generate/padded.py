@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from generate import memory_for
 from generate.buffers import to_device
+from generate.memory import memory_for
 from generate.sampling import Sample
 from generate.scoring import ids_after
 from model import GPT2, Attend

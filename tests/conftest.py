@@ -26,7 +26,8 @@ from batching import BatchingManager
 from client import drawing
 from client.calls import post
 from config import build
-from generate import kernels, load_generator
+from generate import kernels
+from generate.loading import load_generator
 from server.serving import Server
 from tests.servers import ClientOf, Serve, server, wait_until_free
 

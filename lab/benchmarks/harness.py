@@ -31,8 +31,8 @@ from config import (
     meaningful,
     refuse_unknown,
 )
-from generate import OutOfMemory
 from generate.kernels import KernelUnavailable
+from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
 
 # settings without effect where prompts are ids, no client is connected and no thread plans ahead

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from config import Config, ConfigError, build
 from config.resolve import physical_cores
 from config.shapes import SHAPES
-from generate import load_generator
 from generate.checkpoint import load_model
+from generate.loading import load_generator
 from generate.tokenizer import load_tokenizer
 from generate.weights import WeightsUnavailable, locate
 from lab.training import HELD_OUT

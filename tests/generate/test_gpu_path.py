@@ -19,12 +19,14 @@ import torch
 
 from config import Config, build, resolve
 from config.shapes import Shape
-from generate import OutOfMemory, load_generator, loading, memory_for
-from generate.asynchronous import LaunchingGenerator, SampledIds
+from generate import assembly
+from generate.assembly import fitting_blocks
 from generate.attention import PlainAttention, TritonAttention
+from generate.buffers import SampledIds
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
-from generate.loading import fitting_blocks
+from generate.loading import load_generator
+from generate.memory import OutOfMemory, memory_for
 from generate.norms import TritonAddNorm
 from generate.sampling import sample
 from model import GPT2, AddNorm, KVCache
@@ -228,11 +230,10 @@ def test_a_captured_pass_takes_sampled_ids(tiny: GPT2, monkeypatch: pytest.Monke
     monkeypatch.setattr(paged_attention, "KEYS", 8)  # so that rows get long enough to be shared
     sampled, replaying = SampledIds(16, "cpu"), Replaying()
     attention = TritonAttention(KVCache(TINY, 15, 4, torch.float32, "cpu"), 16, 32)
-    engine = CachedGenerator(tiny, N_VOCAB, attention, sample, 16, known=sampled.into)
+    engine = CachedGenerator(tiny, N_VOCAB, attention, sample, 16, sampled)
     engine.capture([3, 1], replaying)
     limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
-    launching = LaunchingGenerator(engine, sampled)
-    texts, _ = served(AsynchronousManager, Dynamic(), requests(), launching, **limits)
+    texts, _ = served(AsynchronousManager, Dynamic(), requests(), engine, **limits)
     assert texts == serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
     assert {*replaying.replayed} == {1, 3}
 
@@ -295,7 +296,7 @@ def test_memory_that_runs_out_names_settings(tiny: GPT2, monkeypatch: pytest.Mon
     with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
-    monkeypatch.setattr(loading, "load_model", run_out)
+    monkeypatch.setattr(assembly, "load_model", run_out)
     message = "does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget"
     with pytest.raises(OutOfMemory, match=message):
         load_generator(gpu_config(), None, 257)
@@ -314,10 +315,10 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     config = gpu_config(**settings)
     config = config.model_copy(update={"device": "cpu"})
     captures = [Replaying() for _ in range(3)]
-    monkeypatch.setattr(loading, "Capture", iter(captures).__next__)
+    monkeypatch.setattr(assembly, "Capture", iter(captures).__next__)
     room = 0.1 * 10**9 + 7 * config.block_bytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (room, 10**9))
-    monkeypatch.setattr(loading, "load_model", lambda *_: copy.deepcopy(tiny))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: copy.deepcopy(tiny))
     generator = load_generator(config, None, N_VOCAB)
     assert isinstance(generator, CachedGenerator)
     assert isinstance(generator.model.ln_f, TritonAddNorm)

@@ -74,27 +74,22 @@ def test_without_kernels_pytorch_serves_and_a_warning_says_why(
         assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize(("command", "message"), [
-    ("'{}' -O1", "failed: unknown flag"),
-    ("'c++", "is no command .* correct or unset it"),
-    ("no-such c++", "install g\\+\\+"),
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("CXX", "'{}/my tools/c++' -O1", "failed: unknown flag"),
+    ("CXX", "'c++", "is no command .* correct or unset it"),
+    ("CXX", "no-such c++", "install g\\+\\+"),
+    ("XDG_CACHE_HOME", "{}/my tools/c++", "could not be built"),
 ])  # fmt: skip
-def test_a_compiler_that_fails_is_quoted_and_may_lie_in_a_folder_with_a_space(
-    command: str, message: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_build_that_fails_is_quoted_and_its_tools_may_lie_in_a_folder_with_a_space(
+    name: str, value: str, message: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = empty_cache / "my tools" / "c++"
     compiler.parent.mkdir()
     compiler.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", command.format(compiler))
+    monkeypatch.setenv(name, value.format(empty_cache))
     with pytest.raises(kernels.KernelUnavailable, match=message):
         kernels.build()
-
-
-def test_no_cache_folder_is_a_reason(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (empty_cache / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(empty_cache / "file"))
-    assert "could not be built" in str(kernels.why_unavailable())
 
 
 def test_triton_is_missing_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

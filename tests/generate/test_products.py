@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from config import build, resolve
 from config.shapes import Shape
-from generate import loading
+from generate import assembly
 from generate.attention import PlainAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -115,7 +115,7 @@ def test_passes_of_few_tokens_are_fused_or_all_if_batch_invariant(
 ) -> None:
     monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
     settings = {"model": "gpt2", "weights": "random", "batch_invariant": invariant}
-    monkeypatch.setattr(loading, "load_model", lambda *_: GPT2(SHAPE))
-    model = loading._load(build("dynamic", settings, {}), None)
+    monkeypatch.setattr(assembly, "load_model", lambda *_: GPT2(SHAPE))
+    model = assembly._load(build("dynamic", settings, {}), None)
     assert isinstance(model, FusedGPT2) and model._most == most
     assert (model.lm_head is None) == invariant

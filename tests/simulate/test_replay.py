@@ -18,8 +18,9 @@ from typing import Any, get_args
 import pytest
 
 from config import build
-from generate.fake import FakeGenerator, FaultyGenerator
+from generate.fake import FakeGenerator
 from generate.forced import ForcedAcceptance
+from lab.benchmarks.faulty import FaultyGenerator
 from scheduling.errors import ServingError
 from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
