@@ -15,9 +15,11 @@ from typing import Any
 
 import psutil
 
+from config.reading import read_json
 from scheduling.user_policies import SOURCES, file_of
 
 ROOT = Path(__file__).resolve().parents[1]
+LIMIT = "client.json"  # in the user's `cache`
 
 
 def stamp() -> dict[str, Any]:
@@ -95,6 +97,22 @@ def cache() -> Path:
     """Return the user's folder for files that are made once on a machine."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "effective-batching"
+
+
+def limit_key() -> str:
+    """Return the facts on which `send_limit` depends, as far as they are known before a run."""
+    return f"{platform.node()} {cpu()} {platform.python_version()}"
+
+
+def send_limit() -> dict[str, Any] | None:
+    """Return how fast this client can send, if `python -m compare.calibrate` has measured it on
+    this machine.
+    """
+    try:
+        saved = read_json(cache() / LIMIT)
+    except (OSError, ValueError):
+        return None
+    return saved if isinstance(saved, dict) and saved.get("key") == limit_key() else None
 
 
 def save_json(path: Path, value: Any) -> None:

@@ -10,20 +10,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError, create_model
 
+from client import analysis
 from client.calls import ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
-from client.results import ENGINE, OURS
+from client.results import ENGINE, OF_STATS, OURS
 from client.summary import summarise
 from client.traces import Request, Trace
 from client.wire import Wire, utf8
-from compare import analysis
 from config import Config
 from scheduling.policies import MODES, chosen
-from server.api.answers import Stats
 from stats import DEFINITIONS
 
 LEAST_BURST = 16
@@ -31,6 +30,11 @@ BINS = 400  # of rows over time
 ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 # /stats, rows over time, and config
 ServerReport = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+Row = tuple[float, float, int, int, int, int, int]  # of an iteration: its start, seconds, and kinds
+READ: dict[str, Any] = dict.fromkeys(OF_STATS, (int | float, ...))
+READ |= {"iterations": (list[Row], ...), "next_iteration": (int | None, ...)}
+# what is read of /stats; the rest is kept as it is
+Statistics = create_model("Statistics", __config__=ConfigDict(strict=True), **READ)
 
 
 class Measurable(Protocol):
@@ -221,7 +225,7 @@ def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
     page = get(f"{url}/stats?iterations=1&since={since}", 120, key)
     try:
         # as JSON, whose arrays are tuples though it is strict
-        Stats.model_validate_json(json.dumps(page), strict=True, extra="ignore")
+        Statistics.model_validate_json(json.dumps(page))
     except ValidationError as error:
         first = error.errors()[0]
         raise ServerError(

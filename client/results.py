@@ -105,13 +105,21 @@ ENGINE = (  # as /stats of our own servers has them
     "cached_tokens", "draft_tokens", "accepted_tokens", "adapter_loads",
     *(f"{kind}_rows" for kind in ROW_KINDS),
 )  # fmt: skip
+SHOWN_OF_STATS = (  # by client.py
+    "latency-per-token", "throughput", "total-tokens-handled", "total-elapsed-time",
+    "largest_batch", "occupancy", "useful_fraction",
+)  # fmt: skip
+OF_STATS = (  # numbers that are read of /stats
+    *ENGINE, *SHOWN_OF_STATS, "completed", "failed", "total_input_tokens", "total_output_tokens",
+    "kv_blocks", "busy_s",
+)  # fmt: skip
 # of our own servers alone, and what follows from them
 OURS = (*ENGINE, "cached_fraction", "acceptance", "expected_useful_fraction", "littles_law")
 
 
-def keys(*names: str) -> list[Key]:
-    """Return the declared keys of these names. Raises KeyError for another name."""
-    return [KEYS[name] for name in names]
+def keys(names: str) -> list[Key]:
+    """Return the declared keys of names with spaces between. Raises KeyError for another name."""
+    return [KEYS[name] for name in names.split()]
 
 
 def of_point(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,11 +39,15 @@ from client.traces import Request, replayed, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import calibrate, sweep
+from compare.analysis import identical_outputs
 from compare.deployments import Deployed, names_of
 from compare.options import LOAD, Options, parse, parse_runs
 from compare.report import sentences, tables
 from compare.servers import ALONE, server
 from config import ConfigError
+
+TIMEOUT_S = 3600.0  # of an answer
+OF_SWEEP = ("capacity", "goodput_rate")  # of a sweep's outcome, beside a server's headlines
 
 
 @dataclass
@@ -158,7 +162,7 @@ class Comparison:
             self.alone(reference) as target,
             self.progress.replay(f"capacity of {reference}", burst) as watch,
         ):
-            capacity = measure_capacity(target, burst, self.options.timeout, watch)
+            capacity = measure_capacity(target, burst, TIMEOUT_S, watch)
         self.capacity = capacity | {"load": LOAD, "of": reference}
         mean = float(np.mean(data.requests(self.options.numsamples).num_tokens))
         rate = LOAD * self.alike * capacity["output_throughput"] / mean
@@ -207,14 +211,22 @@ class Comparison:
             # a large trace is drawn again where it is needed
             if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
                 save_trace(folder / "trace.jsonl", requests)
-            points = {name: done[name].points for name in measured if done[name].points}
             stopped = next((each.stopped for each in done.values() if each.stopped), None)
-            by = stopped and (str(stopped) or "interrupted before its end")
-            swept = [name for name, each in done.items() if each.swept]
+            facts = self.facts()
+            alone = {name: r for name, r in measured.items() if name not in self.options.also}
+            points = {name: done[name].points for name in measured if done[name].points}
+            swept = {name: sweep.outcome(r.points) for name, r in done.items() if r.swept}
+            facts |= {
+                "seed": seed,
+                "stopped": stopped and (str(stopped) or "interrupted before its end"),
+                # simulated ones have no texts
+                "identical_outputs": identical_outputs({} if "simulated" in facts else alone),
+                "sweep": points if self.options.sweep else None,
+                "swept": list(swept),
+            }
             workload = {"arrival": self.arrival, "saved": saved} | self.workload
-            facts = self.facts() | {"seed": seed, "stopped": by}
-            sweep_points = points if self.options.sweep else None
-            runs.save(folder, requests, measured, workload, facts, sweep_points, swept)
+            of_sweep = {n: {k: to[k] for k in OF_SWEEP} for n, to in swept.items()}
+            runs.save(folder, requests, measured, workload, facts, of_sweep)
         return True
 
     def measured(self, seed: int, name: str) -> Measured:
@@ -247,9 +259,8 @@ class Comparison:
     def _replay(
         self, target: Measurable, title: str, requests: Sequence[Request]
     ) -> tuple[dict[str, Any], list[Outcome]]:
-        options = self.options
         with self.progress.replay(title, requests) as watch:
-            return measure(target, requests, options.goodput, options.timeout, watch)
+            return measure(target, requests, self.options.goodput, TIMEOUT_S, watch)
 
     def _sweep(self, target: Measurable, data: Workload, points: list[sweep.Point]) -> None:
         """Measure the points of a server's sweep into `points`. Raises KeyboardInterrupt."""

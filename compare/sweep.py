@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from client.analysis import queue_grows
 from client.draws import at_rate
 from client.results import of_point
 from client.summary import CLIENT_LIMITED_MS
 from client.traces import Request
 from client.workloads import Workload
-from compare.analysis import ATTAINMENT, queue_grows
+from compare.analysis import ATTAINMENT
 
 OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
 STEP = 2 ** (1 / OCTAVE) - 1  # by which a rate of the lattice is below the next

@@ -50,7 +50,7 @@ PADDED = ("padded_prefill", "padded_compact")
 MACHINE = ("device", "threads", "enforce_eager", "batch_invariant", "fake_slowdown")
 ENGINE = (*MODEL, *PARTS, *PADDED, *MACHINE)
 # settings of real servers
-OF_SERVERS = ("also", "timeout", "skip_calibration", "host", "port")
+OF_SERVERS = ("also", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
 SHOWN = ("--costs", "--replicas", "--plan", "--slo")  # by --help first, besides those of all
 FLAGS = {  # with their values

@@ -143,9 +143,11 @@ def sample(run: Run) -> int:
 
 def identity(run: Run) -> str | None:
     """Share of requests with the same text in all variants; all, for greedy answers in float32."""
+    if len(run.names) - len(run.first["also"]) < 2:
+        return None
     texts = [summary["identical_outputs"] for summary in run.summaries]
     n, identical = (sum(same[key] for same in texts) for key in ("requests", "identical"))
-    if len(run.names) - len(run.first["also"]) < 2 or not n:
+    if not n:
         return None
     if n == identical:
         return f"All {n:,} requests that every variant answered got the same text in each."

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.workloads import Workload
 from lab.studies import virtual
 from lab.studies.engines import MODELS, engine, iterate
@@ -156,5 +156,5 @@ A slot holds one adapter in the engine. The variants are the values of `--lora-p
         Panel("16 adapters, load 0.7", "TTFT mean, ms", "mean_ttft_ms", "slots", "slots",
               where=WAITING, log=True),
     ],
-    looks=dict(zip(RULES, LOOKS)),
+    styles=dict(zip(RULES, STYLES)),
 )  # fmt: skip

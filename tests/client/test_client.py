@@ -191,9 +191,9 @@ def test_the_client_prints_one_completion_wherever_it_runs(shared_server: Serve)
 @pytest.mark.usefixtures("undrawn")
 def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
     with shared_server("dynamic", {"model": "fake"}) as url:
-        figure, trace = tmp_path / "figure.png", tmp_path / "trace.jsonl"
+        figure, trace = tmp_path / "figure.png", tmp_path / "run" / "trace.jsonl"
         words = f"--url {url} --numsamples 12 --wait 0.01 --numtokens_range 2 4 --selection descend"
-        shown = output("client.client", f"{words} --figure {figure} --save-trace {trace}")
+        shown = output("client.client", f"{words} --figure {figure} --out {trace.parent}")
         assert shown.count("[") >= 12 and "total-tokens-handled" in shown
         assert "end-to-end latency" in shown and "12 answered, 0 failed" in shown
         assert figure.exists()
@@ -225,7 +225,8 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     ("--numsamples 3 --seed -1", "--seed must be 0 or more"),
     ("--prompt hi --timeout inf", "--timeout must be a number of seconds above 0"),
     (f"--numsamples 3 --out {__file__}", f"{__file__} is no folder with write access"),
-    ("--numsamples 3 --save-trace .", "'.' must be a file in a folder with write access"),
+    ("--numsamples 3 --figure .", "'.' must be a file in a folder with write access"),
+    ("--numsamples 3 --save-trace t.jsonl", "--save-trace is no longer a flag: "),
     ("--numsamples 3 --selection ascend", "invalid choice"),
     ("--numsamples 3 --wait 1 --arrival burst", "contradict each other"),
     ("--numsamples 3 --scale 4", "add --trace FILE"),

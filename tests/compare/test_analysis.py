@@ -7,16 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from client.outcomes import Answer
-from client.summary import latency_line, summarise
-from compare.analysis import (
+from client.analysis import (
     batch_sizes,
-    difference,
-    estimate,
     expected_useful_fraction,
     growth,
     occupancy_over_time,
 )
+from client.outcomes import Answer
+from client.summary import latency_line, summarise
+from compare.analysis import difference, estimate
 from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
 
 

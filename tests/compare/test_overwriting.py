@@ -63,20 +63,18 @@ def test_nobody_s_file_is_lost_for_one_of_its_name(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_load_writes_over_nothing(tmp_path: Path) -> None:
     """`client.py --out` over an earlier run deleted it."""
-    run, trace, figure = tmp_path / "run", tmp_path / "trace.jsonl", tmp_path / "figure.png"
+    run, figure = tmp_path / "run", tmp_path / "figure.png"
     with stub() as server:
         load = f"--url {server.url} --api openai --numsamples 2 --arrival burst --quiet"
-        output("client.client", f"{load} --out {run} --save-trace {trace} --figure {figure}")
+        output("client.client", f"{load} --out {run} --figure {figure}")
         sent = len(server.bodies)
         for words, there in (
             (f"--out {run}", run / "summary.json"),
-            (f"--save-trace {trace}", trace),
             (f"--figure {figure}", figure),
         ):
             refused("client.client", f"{load} {words}", tmp_path, str(there))
         assert len(server.bodies) == sent, "nothing was sent"
-        words = f"{load} --out {run} --save-trace {trace} --figure {figure}"
-        output("client.client", f"{words} --overwrite")
+        output("client.client", f"{load} --out {run} --figure {figure} --overwrite")
 
 
 @pytest.mark.usefixtures("undrawn")

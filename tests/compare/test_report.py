@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from client import drawing, runs
+from client.machine import send_limit
 from client.progress import Progress
 from compare import calibrate
 from compare.report import figures, report, side_by_side, tables
@@ -165,8 +166,8 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
 
 
 def test_twelve_variants_and_runs_side_by_side_are_told_apart() -> None:
-    found = drawing.looks(["static", "vllm", "dynamic", *map(str, range(9))])
-    assert len(set(found.values())) == 12 and found["static"] == drawing.looks(["static"])["static"]
+    found = drawing.styles(["static", "vllm", "dynamic", *map(str, range(9))])
+    assert len(set(found.values())) == 12 and found["static"] == drawing.STYLES[1]
     values = {f"static, {run}": {"ttft": [1.0], "tpot": [1.0], "e2el": [1.0]} for run in "ab"}
     styles = {"static, a": ("static", "-"), "static, b": ("static", "--")}
     [legend] = figures.distributions(values, "", styles).legends
@@ -181,7 +182,7 @@ def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: 
     assert above.axes[0].get_ylim() == (0, 12)
     equal = {"ttft": [1.0], "tpot": [1.0, 1.0 + 2e-16, 1.0 - 2e-16], "e2el": [3.0, 3.0]}
     for figure in (
-        figures.latency_vs_tokens({"static": ([], [], None)}, ""),
+        drawing.latency_vs_tokens({"static": ([], [], None)}, ""),
         figures.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
         figures.distributions({"static": equal}, ""),
         figures.latency_vs_throughput({"static": [[]]}, ""),
@@ -238,13 +239,13 @@ def test_the_client_is_calibrated_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "RATES", [50])
     monkeypatch.setattr(calibrate, "SECONDS", 0.1)
-    assert calibrate.known() is None and "was not measured" in calibrate.sentence(calibrate.known())
+    assert send_limit() is None and "was not measured" in calibrate.sentence(send_limit())
     monkeypatch.setattr(calibrate, "in_time", lambda point: True)  # however busy this machine is
     with Progress(Console(file=io.StringIO())) as progress:
         found = calibrate.calibrate(progress)
     assert found["rate"] == 50 and found["answered"] > 0
-    assert calibrate.known() == found
+    assert send_limit() == found
     assert f"up to {found['rate']} streaming requests" in calibrate.sentence(found)
     other = json.dumps(found | {"key": "another machine"})
     (tmp_path / "effective-batching" / "client.json").write_text(other)
-    assert calibrate.known() is None
+    assert send_limit() is None

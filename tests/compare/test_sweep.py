@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client.analysis import always_waiting, growth, growth_in_flight
 from client.groups import describe
 from client.outcomes import Answer
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
-from compare.analysis import always_waiting, difference, estimate, growth, growth_in_flight
+from compare.analysis import difference, estimate
 from compare.report import tables
 from compare.report.tables import capacity_table, point_line
 from compare.sweep import Point

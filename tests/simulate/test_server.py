@@ -76,8 +76,8 @@ def test_draft_tokens_are_useful_as_often_as_they_are_accepted(rate: str, useful
     assert result["useful_fraction"] == pytest.approx(useful)
     assert result["occupancy"] == pytest.approx(1 / 32)
     shown, without = results.keys("acceptance"), served([ask(0)])[0]
-    assert tables.present(shown, [{"dynamic": [result]}]) == shown
-    assert tables.present(shown, [{"dynamic": [without]}]) == []
+    assert tables.present(shown, [([], [result])]) == shown
+    assert tables.present(shown, [([], [without])]) == []
 
 
 def test_a_queue_of_requests_one_at_a_time_is_lindleys() -> None:
