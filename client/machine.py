@@ -35,15 +35,16 @@ def hardware() -> dict[str, Any]:
     """Return the machine, its software, and how busy it is."""
     return {
         "cpu": cpu(),
-        "gpu": _first_line("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
-                           "--format=csv,noheader"),
+        "gpu": _first_line(
+            "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+        ),
         "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": _version("torch"),
         "busy_before_percent": psutil.cpu_percent(interval=0.5),
-    }  # fmt: skip
+    }
 
 
 def cpu() -> str:

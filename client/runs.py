@@ -174,17 +174,17 @@ def save(
     results: Mapping[str, Mapping[str, Any]],
     workload: Mapping[str, Any],
     facts: Mapping[str, Any],
-    capacities: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    swept: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Write the measurements of one seed, summary.json and each NAME.json, beside its trace.
 
-    facts: of this seed and of all, as summary.json has them. capacities: numbers of complete
-    sweeps, by server.
+    facts: of this seed and of all, as summary.json has them. swept: outcomes of complete sweeps, by
+    server.
     """
     for name, result in results.items():
         save_json(folder / f"{name}.json", result)
     summary = {
-        "variants": {n: of_summary(r) | dict(capacities.get(n, {})) for n, r in results.items()},
+        "variants": {n: of_summary(r, swept.get(n, {})) for n, r in results.items()},
         "config": _config(results),
         "workload": describe(requests) | dict(workload),
         "partial": facts["stopped"] is not None,

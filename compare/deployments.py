@@ -22,12 +22,12 @@ from scheduling.routers import ON_RAY
 from stats import ROW_KINDS
 
 OF_EACH = [  # numbers of each replica
-    Key("completed", heading="answered"),
-    Key("failed", heading="failed"),
-    Key("total_output_tokens", heading="tokens"),
+    Key("completed", "answered"),
+    Key("failed", "failed"),
+    Key("total_output_tokens", "tokens"),
     *keys("useful_fraction occupancy largest_batch"),
-    Key("kv_blocks", heading="KV blocks"),
-    Key("busy_s", heading="busy, s", form="{:.2f}"),
+    Key("kv_blocks", "KV blocks"),
+    Key("busy_s", "busy, s", form="{:.2f}"),
 ]
 
 

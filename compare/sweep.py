@@ -166,6 +166,9 @@ def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     bad = min((p["rate"] for p in points if misses(p) and p["rate"] > good), default=None)
     return {
         "capacity": capacity_of([p for p in beyond if p.get("busy_throughput")]),
-        "sustained_rate": best and best["rate"], "saturated_rate": lowest if beyond else None,
-        "point": best, "goodput_rate": good or None, "missed_rate": bad,
-    }  # fmt: skip
+        "sustained_rate": best and best["rate"],
+        "saturated_rate": lowest if beyond else None,
+        "point": best,
+        "goodput_rate": good or None,
+        "missed_rate": bad,
+    }

@@ -174,7 +174,8 @@ def over_seeds(run: Run) -> dict[str, Any]:
 
 
 def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
-    """Write report.md and report.html of this text, and its figures."""
+    """Write report.md and report.html of this text, and its figures; make the folder if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(markdown)
     vectors = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -201,6 +201,8 @@ SUMS = (
     "the largest of any. Its occupancy counts a replica only while it computes. The useful rows "
     "that theory expects are left out, and so is the throughput while requests always wait."
 )
+
+
 Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, other replicas
 
 

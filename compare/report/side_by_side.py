@@ -137,7 +137,6 @@ def compare_runs(runs: Sequence[Run], out: Path) -> str:
         tables.runs_table({label: run.variants for label, run in named.items()}, paired=same),
         f"![{FIGURES['distributions']}](distributions.png)" if values else "",
     ])  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
     write_files(out, text, {"distributions": draw} if values else {})
     return text
 
@@ -234,7 +233,6 @@ def compare_measured(runs: Sequence[Measured], out: Path) -> str:
         "## The same requests, by one definition", *_ratios(columns, values),
         f"![{FIGURES['distributions']}](distributions.png)", FIGURE,
     ])  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
     write_files(out, text, {"distributions": draw})
     return text
 

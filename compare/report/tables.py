@@ -39,7 +39,7 @@ POINTS = keys(
     "p50_ttft_ms p99_e2el_ms goodput attainment occupancy preemptions recomputed_tokens "
     "cached_tokens cached_fraction acceptance adapter_loads growth growth_in_flight"
 )
-VERDICT = Key("verdict", heading="verdict")
+VERDICT = Key("verdict", "verdict")
 SWEPT = (  # headings of `_swept`
     "capacity, requests/s",
     "its queue begins to grow, requests/s",
@@ -116,17 +116,22 @@ def cell_of(key: Key, results: Sequence[Result]) -> str:
     """A number of a result: its mean over seeds with its interval; a number alone for one seed.
     Or the words of all seeds.
     """
-    known = [value for result in results if (value := key.of(result)) is not None]
-    if not known:
+    if not (values := known(key, results)):
         return NONE
-    if any(isinstance(value, str) for value in known):
-        return "; ".join(dict.fromkeys(known))
-    found = estimate([value * key.scale for value in known], STEPS.get(key.name, 0.0))
-    if len(known) == len(results):
+    if any(isinstance(value, str) for value in values):
+        return "; ".join(dict.fromkeys(values))
+    found = estimate(values, STEPS.get(key.name, 0.0))
+    if len(values) == len(results):
         return formatted(found, key.form)
     # an interval of those that have it would claim too much
     mean = formatted(Estimate(found.mean, None), key.form)
-    return f"{mean} ({len(known)} of {len(results)} seeds)"
+    return f"{mean} ({len(values)} of {len(results)} seeds)"
+
+
+def known(key: Key, results: Iterable[Result]) -> list[Any]:
+    """Return a number of each result that has it, as tables show it; or its words."""
+    values = [value for result in results if (value := result.get(key.name)) is not None]
+    return [value if isinstance(value, str) else value * key.scale for value in values]
 
 
 def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
     return {
         key.name: {**asdict(estimate(values, STEPS.get(key.name, 0.0))), "values": values}
         for key in keys
-        if len(values := [v for r in results if (v := key.of(r)) is not None]) == len(results)
+        if len(values := [v for r in results if (v := r.get(key.name)) is not None]) == len(results)
     }
 
 
@@ -160,12 +165,12 @@ def present(keys: Sequence[Key], cases: Iterable[Case]) -> list[Key]:
     """Keys that any result has; of rare ones those which would be shown as more than zero."""
     results = [result for _, seeds in cases for result in seeds]
 
-    def is_shown(key: Key, value: Any) -> bool:
-        if value is None or not key.rare:
-            return value is not None
-        return key.form.format(value * key.scale) != key.form.format(0)
+    def is_shown(key: Key) -> bool:
+        values = known(key, results)
+        zero = key.form.format(0) if key.rare else None
+        return any(key.form.format(value) != zero for value in values)
 
-    return [key for key in keys if any(is_shown(key, key.of(result)) for result in results)]
+    return list(filter(is_shown, keys))
 
 
 def of_variants(results: Results) -> list[Case]:
@@ -215,7 +220,7 @@ def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
             continue
         entry: dict[str, Any] = {"first": baseline, "second": name}
         for key in COMPARED:
-            both = [(key.of(a), key.of(b)) for a, b in zip(base, seeds)]
+            both = [(a.get(key.name), b.get(key.name)) for a, b in zip(base, seeds)]
             if pairs := [pair for pair in both if None not in pair]:
                 first, second = np.array(pairs).T
                 apart = difference(first, second, STEPS.get(key.name, 0.0))
@@ -262,8 +267,7 @@ def _changed(
     key: Key, results: Sequence[Result], first: dict[str, list[float]], paired: bool
 ) -> str:
     """A number, and its ratio to that of the first run, which is kept in `first`."""
-    text = cell_of(key, results)
-    values = [value * key.scale for r in results if (value := key.of(r)) is not None]
+    text, values = cell_of(key, results), known(key, results)
     if not values or (base := first.setdefault(key.name, values)) is values or not fmean(base):
         return text
     ratio = f"× {fmean(values) / fmean(base):.2f}"
@@ -330,24 +334,3 @@ def verdict(point: Result) -> str:
     if point["client_behind"]:
         text = "the client is behind"
     return f"{text}, client late" if point["client_limited"] else text
-
-
-def point_line(name: str, point: Result) -> str:
-    """A point of a sweep in a line, as it is measured."""
-    latency, share = point["p50_normalized_latency_ms"], point["attainment"]
-    parts = [
-        f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s",
-        "no answer" if latency is None else f"{latency:,.1f} ms per token",
-    ]
-    if share is not None:
-        parts.append(f"{share:.0%} within limits")
-    return f"{', '.join(parts)}; {verdict(point)}"
-
-
-def result_line(name: str, result: Result) -> str:
-    """A measurement in a line, as it ends."""
-    ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
-    return (
-        f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
-        f"{result['output_throughput']:,.0f} tok/s, {ended}"
-    )

@@ -211,7 +211,7 @@ def _mean_text(study: Study, case: Case, measure: str) -> str:
     if len({*of_seeds}) == 1 and isinstance(of_seeds[0], int | float):
         # a closed form, or the same by its nature: no spread to show
         return formatted(Estimate(of_seeds[0], None), form)
-    return cell_of(results.Key(measure, heading=heading, form=form), case["seeds"])
+    return cell_of(results.Key(measure, heading, form=form), case["seeds"])
 
 
 def figure(study: Study, cases: Cases, caption: str) -> Figure | None:
@@ -233,9 +233,14 @@ def _drawn(study: Study, panel: Panel, cases: Cases) -> panels.Panel:
             line = lines.setdefault(str(key_of(case, panel.line)), [])
             line += _points(study, panel, cases, case)
     return panels.Panel(
-        title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel, lines=lines, areas=areas,
-        step=panel.step, log=panel.log,
-    )  # fmt: skip
+        title=panel.title,
+        xlabel=panel.xlabel,
+        ylabel=panel.ylabel,
+        lines=lines,
+        areas=areas,
+        step=panel.step,
+        log=panel.log,
+    )
 
 
 def _points(study: Study, panel: Panel, cases: Cases, case: Case) -> Iterable[panels.Point]:

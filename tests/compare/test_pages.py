@@ -204,4 +204,4 @@ def test_a_page_shows_its_own_figures_and_no_others() -> None:
 
 def test_a_servers_name_is_a_file_name_too() -> None:
     assert named("gpt2-medium_1.5") == "gpt2-medium_1.5" and NAME.fullmatch(named("../a b|c$"))
-    assert named("") == "model" and named("summary") == "summary-model"
+    assert named("") == "model" and named("Summary") == "Summary-model"
