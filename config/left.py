@@ -29,6 +29,9 @@ LEFT = {
     "out",
     "step": "a simulation jumps over equal iterations, with the results of one by one; leave it "
     "out",
+    "timeout": "an answer may take an hour; client/client.py has --timeout",
+    "save_trace": "client/client.py --out FOLDER saves the run, with its trace.jsonl",
+    "temperature": "it is a field of a request; send one by POST /inference, or with --trace",
     "timeline": "python -m simulate.saved_page RUN shows a run's rows as a page; leave it out",
 }
 

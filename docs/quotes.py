@@ -48,9 +48,10 @@ PAGES = (
 
 def headlines(run: Run, *names: str) -> str:
     """Return the headline table, or its columns of these names."""
-    if names:
-        return tables.markdown(tables.rows_of(run.variants, keys(*names)))
-    return tables.headlines(run.variants)
+    if not names:
+        return tables.headlines(run.variants)
+    cases = tables.of_variants(run.variants)
+    return tables.markdown(tables.rows_of(["variant"], keys(" ".join(names)), cases))
 
 
 def capacity(run: Run) -> str:

@@ -27,9 +27,9 @@ from client.machine import command_line, commit, stamp
 from client.measure import Measurable
 from client.progress import Progress
 from client.runs import refuse_overwriting
-from compare import comparison as compare
-from compare.comparison import Measured
+from compare.comparison import Comparison, Measured
 from compare.options import Options, check, chosen, parser_of, read
+from compare.program import run_and_exit
 from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
 from config.resolve import physical_cores, resolve
 from generate.tokenizer import TokenizerUnavailable
@@ -50,7 +50,7 @@ PADDED = ("padded_prefill", "padded_compact")
 MACHINE = ("device", "threads", "enforce_eager", "batch_invariant", "fake_slowdown")
 ENGINE = (*MODEL, *PARTS, *PADDED, *MACHINE)
 # settings of real servers
-OF_SERVERS = ("also", "timeout", "skip_calibration", "host", "port")
+OF_SERVERS = ("also", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
 SHOWN = ("--costs", "--replicas", "--plan", "--slo")  # by --help first, besides those of all
 FLAGS = {  # with their values
@@ -116,10 +116,11 @@ class Simulation(Options):
         return config
 
 
-class Simulating(compare.Comparison):
+class Simulating(Comparison):
     """A comparison in virtual time."""
 
     program = "./simulate.sh"
+    has_texts = False
     options: Simulation
 
     @contextlib.contextmanager
@@ -256,7 +257,7 @@ def main() -> None:
         if options.question:
             answer(options, options.question)
             return
-        compare.run_and_exit(
+        run_and_exit(
             lambda progress: Simulating(options, progress),
             "what was simulated is kept",
             "nothing was simulated",

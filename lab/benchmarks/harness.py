@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client.arguments import folder
 from client.calls import ServerError
 from client.machine import command_line, stamp
-from compare.comparison import sigterm_is_ctrl_c
-from compare.options import folder
+from compare.program import sigterm_is_ctrl_c
 from config import (
     ONLY_OVER_HTTP,
     Config,

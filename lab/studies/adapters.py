@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.workloads import Workload
 from lab.studies import virtual
 from lab.studies.engines import MODELS, engine, iterate
@@ -157,5 +157,5 @@ A slot holds one adapter in the engine. The variants are the values of `--lora-p
         Panel("16 adapters, load 0.7", "TTFT mean, ms", "mean_ttft_ms", "slots", "slots",
               where=SLOTTED, log=True),
     ],
-    looks=dict(zip(RULES, LOOKS)),
+    styles=dict(zip(RULES, STYLES)),
 )  # fmt: skip

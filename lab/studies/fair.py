@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from client.drawing import PALETTE, Look
+from client.drawing import PALETTE, Style
 from client.traces import Request
 from client.users import read_slo_mix
 from client.workloads import Workload
@@ -269,8 +269,8 @@ weighted tokens here while both users have waiting requests.""",
             }.items()
         ),
     ],
-    looks={
-        name: Look(PALETTE[i], "--" if "shed" in name else "-", "o")
+    styles={
+        name: Style(PALETTE[i], "--" if "shed" in name else "-", "o")
         for name, i in zip((*SHEDDING, *LIMITED[1:], *USERS), (0, 0, 1, 3, 3, 2, 4, 3, 1, 5))
     },
 )  # fmt: skip

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.traces import Request
 from client.workloads import Workload
 from lab.studies import virtual
@@ -170,5 +170,5 @@ have about ten tokens more than stated.""",
                   base=MIXED),
         )
     ],
-    looks=dict(zip(VARIANTS, LOOKS)),
+    styles=dict(zip(VARIANTS, STYLES)),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compare.options import folder
+from client.arguments import folder
 from config.resolve import physical_cores
 from config.shapes import SHAPES
 from generate.checkpoint import load_model

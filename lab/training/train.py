@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
-from compare.options import folder
+from client.arguments import folder
 from config.resolve import native_bfloat16, physical_cores
 from config.shapes import SHAPES, Shape
 from generate.weights import DEMO

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from client import runs
 from client.draws import WorkloadError
+from client.machine import send_limit
 from client.traces import Request, load_trace, replayed, save_trace
-from compare import calibrate, foreign
+from compare import foreign
 from config import ConfigError
 from config.keys import read_keys
 from config.reading import parse, read_lines
@@ -51,7 +52,7 @@ def from_folder(path: Path) -> Any:
 def cache_of(path: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(path.parent.parent))
-        return calibrate.known()
+        return send_limit()
 
 
 # {name of a file: (what reads it, the error of a user's, a good text)}
