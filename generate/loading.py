@@ -30,6 +30,8 @@ from generate.weights import locate
 from model import GPT2, KVCache
 from scheduling.inference import Drafter, Generator
 
+SEED = 0  # of random weights
+
 
 def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
     """See generate.load_generator."""
@@ -61,7 +63,7 @@ def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
 def _load(config: Config, path: Path | None) -> GPT2:
     """Return the model with the parts of the settings."""
     dtype = getattr(torch, config.dtype)
-    model = load_model(config.shape, path, config.weights_seed, dtype, config.device)
+    model = load_model(config.shape, path, SEED, dtype, config.device)
     if config.linear not in ("plain", "triton"):
         pack(model, config.linear, bool(config.adapters))
     if config.norms != "plain":
@@ -88,9 +90,7 @@ def _adapters(config: Config, model: GPT2) -> Adapters:
 def _padded(config: Config, model: GPT2, n_vocab: int) -> PaddedGenerator:
     """Return the engine of rectangles, warm."""
     sampler = sample_on_cpu if config.sampler == "kernel" else sample
-    generator = PaddedGenerator(
-        model, n_vocab, sampler, config.padded_prefill, config.padded_compact
-    )
+    generator = PaddedGenerator(model, n_vocab, sampler, config.padded_prefill)
     prompt_tokens = min(config.max_model_len - 1, config.token_budget)
     generator.warm_up(config.max_batch_size, prompt_tokens)
     return generator

@@ -25,8 +25,8 @@ from app import create_app
 from batching import BatchingManager
 from client import drawing
 from client.calls import post
-from config import build
 from generate import kernels, load_generator
+from generate.auto import build
 from server.serving import Server
 from tests.servers import ClientOf, Serve, server, wait_until_free
 

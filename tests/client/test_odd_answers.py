@@ -21,8 +21,8 @@ from client.measure import Target, judged, measure, with_requests
 from client.outcomes import Outcome
 from client.traces import Request, Trace, save_trace
 from client.wire import OpenAI, Plain, Reply, Streaming, Unreadable, message
-from config import build
 from generate import load_generator
+from generate.auto import build
 from server.serving import Server
 from tests.counts import examples
 from tests.stub import Handler, Stub, stub

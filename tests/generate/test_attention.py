@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from config import build
 from config.shapes import Shape
 from generate import load_generator
 from generate.attention import KernelAttention, PlainAttention
+from generate.auto import build
 from generate.cached import CachedGenerator
 from generate.forward import KernelForward
 from generate.linear import KINDS as LINEAR
@@ -213,7 +213,7 @@ def test_ids_that_the_model_has_not_are_refused(ids: list[int], tmp_path: Path) 
 def test_it_is_taken_where_every_part_is_a_kernel(tmp_path: Path) -> None:
     model = folder(tmp_path, 64)
     assert isinstance(loaded(model, linear="kernel").one_call, KernelForward)
-    for other in ({"linear": "onednn"}, {"attention": "plain"}, {"norms": "plain"}):
+    for other in ({"linear": "onednn"}, {"attention": "plain"}):
         assert loaded(model, **{"linear": "kernel", **other}).one_call is None
 
 

@@ -64,7 +64,7 @@ def test_effects_are_recorded(small: str, monkeypatch: pytest.MonkeyPatch) -> No
     two = result_of("burst", small, "--n 1 --modes dynamic,windowed")["config"]
     one = result_of("burst", small, "--n 1")["config"]
     assert not {"mode", *harness.NO_HTTP} & set(two)
-    windows = "batch_size_target batch_size_limit max_batch_delay_ms preferred_batch_sizes"
+    windows = "batch_size_target max_batch_delay_ms preferred_batch_sizes"
     assert set(two) - set(one) == {"compact_batches", *windows.split()}
 
 

@@ -16,7 +16,7 @@ import pytest
 from client.calls import ServerError, get, get_text, post
 from client.workloads import Workload
 from compare import servers
-from config import build
+from generate.auto import build
 from server.live import page as live_page
 from simulate.costs import FAKE
 from simulate.saved_page import serve_again
@@ -157,7 +157,7 @@ def test_a_prompt_of_a_megabyte_is_refused_and_the_page_goes_on(
     n_bytes: int, message: str, opened: Callable[..., Any]
 ) -> None:
     prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
-    with started("--loop-interval-ms", "5", "--log-level", "debug") as (url, process):
+    with started("--loop-interval-ms", "5") as (url, process):
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
         with pytest.raises(ServerError, match=message):
@@ -186,7 +186,7 @@ def test_a_prompt_of_a_megabyte_is_refused_and_the_page_goes_on(
 
 
 def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) -> None:
-    with server("dynamic", SLOW | {"live_prompts": True}) as url:
+    with server("dynamic", SLOW | {"live": "prompts"}) as url:
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
         body = {"prompt": HOSTILE, "num_tokens": 30, "user": "<b>\u202eeve</b>"}
