@@ -35,7 +35,7 @@ FIGURES = {  # {file name without its ending: title}
     "latency",
 }
 # settings that always differ between servers, or have no effect on measures
-NOT_SHOWN = ("mode", "port", "host", "log_level")
+NOT_SHOWN = ("mode", "port", "host")
 LIVE = "live.html"  # the page of its rows, which `python -m simulate.saved_page` makes
 REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
 

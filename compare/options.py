@@ -22,21 +22,21 @@ from config import (
     ConfigError,
     Parser,
     add_settings,
-    build,
     flag,
     from_environment,
     meaningful,
     refuse_unknown,
 )
+from generate.auto import build
 
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
 REQUESTS = 300
 MOST = 12  # variants that can be distinguished in a figure
 MEANINGLESS = (  # settings, with this client and servers that start here
-    "host", "port", "api_keys", "allowed_hosts", "header_timeout_s", "body_timeout_s",
-    "drain_timeout_s", "live_prompts", "log_level",
-)  # fmt: skip
+    *("host", "port", "api_keys", "allowed_hosts"),
+    *("header_timeout_s", "body_timeout_s", "drain_timeout_s"),
+)
 MOST_USED = (
     "--modes --variant --numsamples --arrival --lengths --trace --sweep --repeats --goodput --out"
 )

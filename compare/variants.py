@@ -10,7 +10,8 @@ from typing import Any
 
 from client.addresses import base_url
 from client.users import NAME
-from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, refuse_unknown
+from config import MODES, Config, ConfigError, Parser, add_settings, flag, refuse_unknown
+from generate.auto import build
 
 BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
 

@@ -12,8 +12,10 @@ from typing import Any
 from client.results import KEYS
 from client.traces import Request
 from compare.report.tables import markdown
-from config import features, groups
-from config.tables import flag
+from config import flag
+from config.checks import APART, ENGINES, FEATURES
+from config.flags import GROUPS
+from config.settings import meaning
 from scheduling.errors import Cancelled, ServingError
 from server.api import answers, bodies
 from server.api.openapi import DESCRIBED, PROBLEMS
@@ -39,11 +41,22 @@ def table(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 def settings() -> str:
     parts = []
-    for title, names in groups.GROUPS.items():
+    for title, names in GROUPS.items():
         flags = ["MODE" if name == "mode" else flag(name) for name in names]
-        rows = [(f"`{each}`", *groups.meaning(name)[::-1]) for each, name in zip(flags, names)]
+        rows = [(f"`{each}`", *meaning(name)[::-1]) for each, name in zip(flags, names)]
         parts.append(f"### {title}\n\n{table('flag | default | meaning', rows)}")
     return "\n\n".join(parts)
+
+
+def features() -> str:
+    """Return which features go together."""
+    n = len(FEATURES) - 1
+    lines = [f"| | {' | '.join(each.name for each in FEATURES[:-1])} |", "|---|" + "---|" * n]
+    for i, row in enumerate(FEATURES[1:], 1):
+        apart = [(column, row) in APART or (column, row) == ENGINES for column in FEATURES[:i]]
+        cells = ["no" if no else "yes" for no in apart] + [""] * (n - i)
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def routes() -> str:
@@ -157,7 +170,7 @@ def inference_answers() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "features": features.table,
+    "features": features,
     "settings": settings,
     "routes": routes,
     "errors": errors,

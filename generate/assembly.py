@@ -30,6 +30,8 @@ from generate.weights import locate
 from model import GPT2, KVCache
 from scheduling.inference import Drafter, Generator
 
+SEED = 0  # of random weights
+
 
 def assemble(config: Config, path: Path | None, n_vocab: int) -> Generator:
     """See loading.load_generator."""
@@ -58,7 +60,7 @@ def assemble(config: Config, path: Path | None, n_vocab: int) -> Generator:
 def _load(config: Config, path: Path | None) -> GPT2:
     """Return the model with the parts of the settings."""
     dtype = getattr(torch, config.dtype)
-    model = load_model(config.shape, path, config.weights_seed, dtype, config.device)
+    model = load_model(config.shape, path, SEED, dtype, config.device)
     if config.linear not in ("plain", "triton"):
         pack(model, config.linear, bool(config.adapters))
     if config.norms != "plain":

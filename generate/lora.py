@@ -27,11 +27,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from config.shapes import Shape
+from config.shapes import LARGEST_RANK, Shape
 from generate import kernels
 from generate.buffers import Buffer
 from generate.cached import CachedGenerator
-from generate.kernels import LARGEST_RANK
 from generate.linear import INPUTS, PackedLinear
 from generate.weights import LARGEST_WEIGHT, WeightsUnavailable, expected_tensors
 from model import GPT2, Module

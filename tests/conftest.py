@@ -25,8 +25,8 @@ from app import create_app
 from batching import BatchingManager
 from client import drawing
 from client.calls import post
-from config import build
 from generate import kernels
+from generate.auto import build
 from generate.loading import load_generator
 from server.serving import Server
 from tests.programs import output

@@ -19,6 +19,7 @@ from compare.servers import wait_until_ready
 from config import NOT_SIMULATED, ConfigError, flag
 from config import parse as parse_server
 from config.config import Config
+from generate.auto import resolve
 from server import launch
 from server.replicas import serve
 from simulate.simulation import ENGINE
@@ -46,7 +47,8 @@ COMMANDS = [shlex.split(line) for line in LINES] + [
 SMALL = "--model fake --numsamples 4 --modes nobatch,windowed --skip-calibration --arrival burst"
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "./server.sh": lambda argv: (
-        "--help" in argv or (serve.read if launch.starts_replicas(argv) else parse_server)(argv)
+        "--help" in argv
+        or (serve.read(argv) if launch.starts_replicas(argv) else parse_server(argv, resolve))
     ),
     "client/client.py": parse_client,
     "./compare.sh": parse_comparison,

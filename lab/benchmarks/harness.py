@@ -25,19 +25,19 @@ from config import (
     ConfigError,
     Parser,
     add_settings,
-    build,
     from_environment,
     has_effect,
     meaningful,
     refuse_unknown,
 )
+from generate.auto import build
 from generate.kernels import KernelUnavailable
 from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
 
 # settings without effect where prompts are ids, no client is connected and no thread plans ahead
 NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer", "ahead"})
-PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
+PREFIXES = frozenset({"prefix_caching", "order"})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from config import Config, build
+from config import Config
+from generate.auto import build
 from generate.loading import load_generator
 from generate.weights import locate
 from scheduling.inference import Generator, Iteration

@@ -25,7 +25,7 @@ CLOSED = {"prompt": 480, "tokens": 480, "budget": 1024, "requests": 10 * ROWS}
 VARIANTS: dict[str, Settings] = {
     "mixed": {},
     "first": {"prefill": "first"},
-    "last, floor 16": {"prefill": "last", "decode_floor": 16},
+    "last, floor 16": {"prefill": "last:16"},
     "every:4": {"prefill": "every:4"},
     "adaptive": {"prefill": "adaptive"},
 }
@@ -61,7 +61,7 @@ def served(
     """Return the measures of a trace. limit: of adaptive, in decode iterations."""
     settings = {"max_batch_size": ROWS, "token_budget": budget, **VARIANTS[variant]}
     if variant == "adaptive":
-        settings["tbt_ms"] = limit * decode_ms(model)
+        settings["prefill"] = f"adaptive:{limit * decode_ms(model)}"
     return virtual.measures(virtual.server(settings, load(model), stream=True), requests)
 
 

@@ -45,7 +45,7 @@ VARIANTS: dict[str, Settings] = {
     "static, caching": {"mode": "static", **CACHING},
     "dynamic": {},
     FCFS: CACHING,
-    BY_PREFIX: {**CACHING, "order": "prefix", "prefix_window": 128},
+    BY_PREFIX: {**CACHING, "order": "prefix"},
 }
 MODES, ORDERED = list(VARIANTS)[:4], list(VARIANTS)[2:]  # compared by trace, and on a small pool
 POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching

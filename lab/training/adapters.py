@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from client.arguments import folder
-from config.resolve import physical_cores
 from config.shapes import SHAPES
+from generate.auto import physical_cores
 from generate.checkpoint import load_model
 from generate.weights import DEMO
 from lab.training.corpus import Corpus, load_corpus

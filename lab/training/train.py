@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
 from client.arguments import folder
-from config.resolve import native_bfloat16, physical_cores
 from config.shapes import SHAPES, Shape
+from generate.auto import native_bfloat16, physical_cores
 from generate.weights import DEMO
 from lab.training.corpus import Corpus, load_corpus
 from lab.training.evaluate import bits_per_byte, causal_logits

@@ -46,7 +46,7 @@ class Panel:
 
         def beginning(inference: Inference) -> str | None:
             """Return the first characters of a prompt, if the server may show them."""
-            if not config.live_prompts:
+            if config.live != "prompts":
                 return None
             return decode(inference.prompt_ids[: 4 * SHOWN])[:SHOWN]
 

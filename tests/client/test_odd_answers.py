@@ -22,7 +22,7 @@ from client.outcomes import Outcome
 from client.results import SHOWN_OF_STATS
 from client.traces import Request, Trace, save_trace
 from client.wire import OpenAI, Plain, Reply, Streaming, Unreadable, Wire, message
-from config import build
+from generate.auto import build
 from generate.loading import load_generator
 from server.serving import Server
 from tests.counts import examples

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from config import build
 from config.shapes import Shape
 from generate.attention import KernelAttention, PlainAttention
+from generate.auto import build
 from generate.cached import CachedGenerator
 from generate.forward import KernelForward
 from generate.linear import KINDS as LINEAR
@@ -202,7 +202,7 @@ def test_it_is_taken_where_every_part_is_a_kernel(tmp_path: Path) -> None:
     """Layers of odd widths are called one by one: their inputs are filled up with zeros between."""
     model = folder(tmp_path, 64)
     assert isinstance(loaded(model, linear="kernel").one_call, KernelForward)
-    for other in ({"linear": "onednn"}, {"attention": "plain"}, {"norms": "plain"}):
+    for other in ({"linear": "onednn"}, {"attention": "plain"}):
         assert loaded(model, **{"linear": "kernel", **other}).one_call is None
     odd = folder(tmp_path, 48)
     ours, plain = loaded(odd, linear="kernel"), loaded(odd, kernels="plain")

@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import Config, ConfigError, build
+from config import Config, ConfigError
 from config.shapes import SHAPES, shape_of
 from generate import weights
 from generate.attention import KernelAttention
+from generate.auto import build
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.loading import load_generator

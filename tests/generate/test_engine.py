@@ -11,7 +11,8 @@ import psutil
 import pytest
 import torch
 
-from config import ConfigError, build
+from config import ConfigError
+from generate.auto import build
 from generate.checkpoint import load_model
 from generate.draft_model import DraftModel
 from generate.naive import NaiveGenerator
@@ -162,7 +163,7 @@ def test_every_mode_gives_the_oracles_tokens_and_the_padding_that_is_counted(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=("static", "dynamic"))
 def test_a_cancelled_request_changes_no_other_text(model: GPT2, way: str, policy: Policy) -> None:
-    engine = PaddedGenerator(model, N_VOCAB, sample, way, 0.5)
+    engine = PaddedGenerator(model, N_VOCAB, sample, way)
     expected = serve(NoBatching(), NaiveGenerator(model, N_VOCAB), workload(5, Sampling()))
     asked = workload(5, Sampling())
     scheduler = make_scheduler(policy, max_batch_size=5, padded=way)

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from config import Config, build, resolve
+from config import Config
 from config.shapes import Shape
-from generate import assembly
+from generate import assembly, auto
 from generate.assembly import fitting_blocks
 from generate.attention import PlainAttention, TritonAttention
+from generate.auto import build
 from generate.buffers import SampledIds
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -264,7 +265,7 @@ def gpu_config(**settings: Any) -> Config:
 
 
 def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
     config = gpu_config(kv_cache="50%")
     block = 16 * 2 * 24 * 1024 * 2  # tokens × keys and values × layers × width × bytes
     tried: list[int] = []
@@ -295,7 +296,7 @@ def test_memory_that_runs_out_names_settings(tiny: GPT2, monkeypatch: pytest.Mon
         generator.generate(Iteration([row(0, 1, [0])], 1, 0, 1))
     with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
     monkeypatch.setattr(assembly, "load_model", run_out)
     message = "does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget"
     with pytest.raises(OutOfMemory, match=message):
@@ -306,7 +307,7 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     """All that load_generator does there, but for CUDA's own calls."""
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 32, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
     # a budget of three of the longest prompts, in which the pool of the trial holds one
     settings = {"max_batch_size": 7, "token_budget": 93, "decoder_batch_sizes": "7,3,1"}
     settings |= {"block_size": 4, "dtype": "float32", "weights": "random", "tokenizer": "bytes"}

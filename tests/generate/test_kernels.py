@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from config import ConfigError, build, resolve
+from config import ConfigError
+from config.settings import PARTS
 from generate import kernels
+from generate.auto import build, warnings
 from tests.servers import ROOT
 
 MAPPED = """
@@ -64,11 +66,11 @@ def test_without_kernels_pytorch_serves_and_a_warning_says_why(
         monkeypatch.setattr(kernels, "_openmp", lambda: ["/nowhere/libgomp.so.1"])
         reason = "cannot be loaded beside torch's OpenMP (/nowhere/libgomp.so.1"
     config = build("dynamic", {"model": "demo"}, {})
-    parts = [getattr(config, name) for name in resolve.OPERATIONS]
+    parts = [config.attention, config.linear, config.norms, config.sampler]
     assert parts == ["plain", "onednn", "plain", "plain"]
-    assert any(reason in warning for warning in config.warnings())
-    assert not build("dynamic", {"model": "fake"}, {}).warnings()
-    for name in resolve.OPERATIONS:
+    assert any(reason in warning for warning in warnings(config))
+    assert not warnings(build("dynamic", {"model": "fake"}, {}))
+    for name in PARTS:
         with pytest.raises(ConfigError, match=f"{name} kernel cannot be used here: ") as caught:
             build("dynamic", {"model": "demo", name: "kernel"}, {})
         assert reason in str(caught.value)
@@ -127,7 +129,7 @@ def test_an_openmp_is_found_in_a_folder_with_a_space(program: str, tmp_path: Pat
 
 def test_the_launcher_imports_no_torch_and_the_kernels_share_its_openmp() -> None:
     printed = run(
-        "import sys, config; c = config.build('dynamic', {'model': 'demo'}, {}); "
+        "import sys; from generate.auto import build; c = build('dynamic', {'model': 'demo'}, {}); "
         "print(c.attention, 'torch' in sys.modules); "
         "import torch; from generate.linear import KernelLinear; torch.set_num_threads(2); "
         "KernelLinear(torch.ones(256, 768), None)(torch.ones(64, 256) @ torch.ones(256, 256)); "

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from config import build
 from config.shapes import SHAPES, Shape
 from generate.attention import KernelAttention
+from generate.auto import build
 from generate.checkpoint import load_model
 from generate.linear import Int8Linear, KernelLinear, OneDNNLinear, pack
 from generate.norms import KernelAddNorm, fuse_norms

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-import config
 from config.shapes import SHAPES, Shape
+from generate import auto
 from generate.attention import KernelAttention, TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
@@ -198,7 +198,7 @@ def test_adapters_of_the_settings_can_be_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path / "mine", random_adapter("", 8, 1, SHAPES["demo"]))
     given = {"model": "demo", "lora": f"mine={folder}", "lora_random": "2:4", "max_loras": 2}
     settings = {**given, "draft": "acceptance:0.5", "speculate": 4}
-    server = config.build("dynamic", settings, {})
+    server = auto.build("dynamic", settings, {})
     generator = load_generator(server, locate(server), 257)
     asked = [Inference([5], 9, adapter=name) for name in ("mine", "lora-1", "")]
     batch = [Row(each, 0, 1, [], samples=True, idle=False) for each in asked]

@@ -21,7 +21,7 @@ from client.outcomes import Answer, Outcome
 from client.traces import Request
 from client.workloads import Workload
 from compare.report import tables
-from config import build
+from generate.auto import build
 from simulate import PS
 from simulate.costs import FAKE, Costs
 from simulate.server import SimulatedServer

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from client.traces import Request
-from config import Config, ConfigError, build
+from config import Config, ConfigError
+from generate.auto import build
 from lab.benchmarks import costs as program
 from lab.benchmarks.costs import Segment, Traffic, at_once, turns
 from lab.benchmarks.fitting import Observed, Served, fit, observe, residuals

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from config import build
 from config.shapes import SHAPES, Shape, shape_of
+from generate.auto import build
 from generate.checkpoint import load_model
 from generate.weights import DEMO, locate
 from lab.training import HELD_OUT, evaluate

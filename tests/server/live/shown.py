@@ -26,7 +26,7 @@ def case(mode: str, *has: str, **flags: Any) -> RowCase:
 
 
 FEW: dict[str, Any] = {"kv_reservation": "demand", "kv_cache": "8blocks", "max_model_len": 128}
-PADDED: dict[str, Any] = {"batch_size_limit": 3, "decoder_batch_sizes": "4"}
+PADDED: dict[str, Any] = {"batch_size_target": 3, "decoder_batch_sizes": "4"}
 CASES = {
     "static": case("static", "idle"),
     "windowed, padding": case("windowed", "idle", "padding", **PADDED),

@@ -116,9 +116,7 @@ def test_the_rows_of_a_page_are_those_of_stats(
 HOSTILE = "<script>alert(1)</script> \u202egnol " + "x" * 200
 
 
-@pytest.mark.parametrize(
-    ("settings", "prompt"), [({}, None), ({"live_prompts": True}, HOSTILE[:80])]
-)
+@pytest.mark.parametrize(("settings", "prompt"), [({}, None), ({"live": "prompts"}, HOSTILE[:80])])
 def test_requests_are_shown_with_their_users_and_with_their_prompts_if_the_server_may(
     settings: dict[str, Any], prompt: str | None, client_of: ClientOf
 ) -> None:

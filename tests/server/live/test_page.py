@@ -16,7 +16,7 @@ import pytest
 from client.calls import ServerError, get, get_text, post
 from client.workloads import Workload
 from compare import servers
-from config import build
+from generate.auto import build
 from server.live import page as live_page
 from simulate.costs import FAKE
 from simulate.saved_page import serve_again
@@ -158,7 +158,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</scri
 
 
 def test_a_prompt_of_a_megabyte_is_refused_and_none_is_shown(opened: Callable[..., Any]) -> None:
-    with started("--loop-interval-ms", "5", "--log-level", "debug") as (url, process):
+    with started("--loop-interval-ms", "5") as (url, process):
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
         for n_bytes, message in (
@@ -190,7 +190,7 @@ def test_a_prompt_of_a_megabyte_is_refused_and_none_is_shown(opened: Callable[..
 
 
 def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) -> None:
-    with server("dynamic", SLOW | {"live_prompts": True}) as url:
+    with server("dynamic", SLOW | {"live": "prompts"}) as url:
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
         post(f"{url}/inference", {"prompt": HOSTILE, "num_tokens": 30, "user": "<b>\u202eeve</b>"})
