@@ -15,6 +15,7 @@ import ast
 import os
 from pathlib import Path
 
+from config import environment  # noqa: F401 - where a package is missing
 from scheduling import user_policies
 
 PROPOSALS = Path(__file__).resolve().parent / "proposals"

@@ -90,20 +90,21 @@ def test_the_scheduler_knows_no_clock_no_thread_and_no_command_line() -> None:
     heart = [file for file in FILES if room_of(file) == "scheduling"]
     names = {name.partition(".")[0] for file in heart for name in imported(file)}
     assert not names - {"scheduling", "sortedcontainers"} - sys.stdlib_module_names
-    assert not names & {"ctypes", "os", "sys", "threading", "time"}
+    assert not names & {"ctypes", "os", "threading", "time"}
+    assert [file for file in heart if "sys.argv" in (ROOT / file).read_text()] == []
 
 
 HEAVY = "torch flask gunicorn safetensors app"
 ABSENT = {  # modules, and what they load without
     "scheduling.scheduler, scheduling.policies, simulate.costs": "torch flask pydantic numpy",
     "batching, stats, generate.fake": "torch flask aiohttp matplotlib pydantic numpy",
-    "simulate.playground.run": "client numpy pydantic rich aiohttp torch",
+    "simulate.playground.worker": "client numpy pydantic rich aiohttp torch",
     "client.client, compare.comparison": f"{HEAVY} matplotlib scipy tiktoken "
-    "sortedcontainers ray fastapi server.replicas.serve",
-    "simulate.simulation, simulate.run": f"{HEAVY} matplotlib scipy server.serving batching",
+    "ray fastapi server.replicas.serve",
+    "simulate.simulation, simulate.server": f"{HEAVY} matplotlib scipy server.serving batching",
     "server.serving": "flask gunicorn",
     "server.replicas.replica, server.replicas.serve": "flask ray torch",
-    "server.api.own, server.api.refusals": "flask werkzeug torch",
+    "server.api.about, server.api.door, server.api.pending": "flask werkzeug torch",
     "app": "torch aiohttp matplotlib",
     "server.launch": "torch aiohttp matplotlib flask app server.serving numpy",
     "model": "pydantic",

@@ -21,7 +21,7 @@ from lab.studies.study import Case, Cases, Study, figure, tables
 
 CODE = (
     "batching.py", "model.py", "stats.py", "client", "compare", "config", "generate", "scheduling",
-    "server",
+    "server", "lab/studies/engines.py", "lab/studies/virtual.py",
 )  # fmt: skip
 SUFFIXES = (".py", ".cpp", ".h")
 NUMBERS = (
