@@ -13,8 +13,9 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from config import BOOT_ERROR, HANDOFF, MAX_BODY_BYTES, Config
-from generate import OutOfMemory, load_generator
 from generate.kernels import KernelUnavailable
+from generate.loading import load_generator
+from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from server.api import about
@@ -49,7 +50,7 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     handlers |= about.of_server(server, [os.getpid(), os.getppid()])
     handlers |= Adapters(server).rows()
     handlers |= Completions(server, reader).rows()
-    if config.live == "on":
+    if config.live != "off":
         handlers |= Panel(server).rows()
 
     @app.before_request
@@ -113,9 +114,7 @@ def serve(load: Load = load_generator) -> Flask:
     gunicorn's entry point, in the worker.
     """
     config = Config.model_validate_json(os.environ[HANDOFF])
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-    )
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     # The engine's thread waits this long for another thread to release the GIL: the default, 5 ms,
     # is longer than a whole iteration. With 0.1 ms waiting threads wake each other up, and many
     # streams cost 1.7 times the CPU.

@@ -14,7 +14,6 @@ from client.machine import ROOT
 from client.measure import Target, openai_model
 from client.quoting import named
 from client.wire import wire
-from compare.variants import base_url
 from config import ConfigError, read_key
 
 
@@ -30,6 +29,18 @@ def server_url(given: str | None) -> str:
     if parts.port is None and parts.scheme == "http" and not parts.path:
         address += ":8500"
     return address
+
+
+def base_url(url: str, flag: str) -> str:
+    """Return the address before a server's routes; OpenAI's clients write /v1 after it. Raises
+    ConfigError.
+    """
+    try:
+        urlsplit(url).port  # noqa: B018
+    except ValueError as error:
+        fix = "write http://HOST:PORT, with an IPv6 address in brackets"
+        raise ConfigError(f"{flag} {url}: {error}; {fix}") from None
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _setting(name: str) -> str | None:

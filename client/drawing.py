@@ -1,26 +1,43 @@
-"""Style of all figures: a colour, line and marker for each variant; and how they are written."""
+"""How figures look and how they are written; and the figure that client.py and reports share."""
 
 from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from client.summary import line_text
 from config import MODES
 
-# colours that colour-blind readers can distinguish; with two line styles, twelve looks
+# colours that colour-blind readers can distinguish; with two line styles, twelve variants
 PALETTE = ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77", "#1f3a70", "#e7298a")
 LINES = (("-", "o"), ("--", "s"))  # and markers
+COLOURS = 128  # of a PNG
+INK = "#444444"  # in a legend, for the colour of any variant
+MANY = 5_000  # points, which as shapes would make a page of megabytes
+OF_ALL: dict[Any, Any] = {
+    "font.size": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "figure.dpi": 130,
+    "legend.frameon": False,
+    "svg.hashsalt": "effective-batching",
+    "text.parse_math": False,  # a dollar in a model's name is a dollar
+}
+styled = matplotlib.rc_context(OF_ALL)  # decorator of functions that draw
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """Colour, line and marker of a variant."""
 
     colour: str
@@ -28,23 +45,14 @@ class Look(NamedTuple):
     marker: str
 
 
-LOOKS = [Look(colour, *line) for line in LINES for colour in PALETTE]
-COLOURS = 128  # of a PNG
-INK = "#444444"  # in a legend, for the colour of any variant
-STYLE: dict[Any, Any] = {
-    "font.size": 12, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titleweight": "bold", "axes.titlelocation": "left", "figure.dpi": 130,
-    "legend.frameon": False, "svg.hashsalt": "effective-batching",
-    "text.parse_math": False,  # a dollar in a model's name is a dollar
-}  # fmt: skip
-styled = matplotlib.rc_context(STYLE)  # decorator of functions that draw
+STYLES = [Style(colour, *line) for line in LINES for colour in PALETTE]
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: a mode has the same one in all figures, others get what remains."""
-    fixed, names = dict(zip(MODES, LOOKS)), list(names)
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """A style for each name: a mode has the same one in all figures, others get what remains."""
+    fixed, names = dict(zip(MODES, STYLES)), list(names)
     taken = [fixed[name] for name in names if name in fixed]
-    free = itertools.cycle([look for look in LOOKS if look not in taken])
+    free = itertools.cycle([style for style in STYLES if style not in taken])
     return {name: fixed.get(name) or next(free) for name in names}
 
 
@@ -56,9 +64,9 @@ def new_figure(size: tuple[float, float], caption: str) -> Figure:
     return figure
 
 
-def legend_below(figure: Figure, handles: Any, labels: Any, ncols: int, **style: Any) -> None:
+def legend_below(figure: Figure, handles: Any, labels: Any, ncols: int, **how: Any) -> None:
     """A legend below all panels."""
-    figure.legend(list(handles), list(labels), loc="outside lower center", ncols=ncols, **style)
+    figure.legend(list(handles), list(labels), loc="outside lower center", ncols=ncols, **how)
 
 
 def patches(colours: Iterable[str]) -> list[Any]:
@@ -80,7 +88,7 @@ def plain_log(axis: Any) -> None:
 
 def save(figure: Figure, *paths: Path) -> None:
     """Write a figure in the formats of the suffixes, reproducibly; a PNG in few colours."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(OF_ALL):
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
             figure.set_layout_engine("none")  # computed once: it costs as much as drawing
@@ -88,3 +96,36 @@ def save(figure: Figure, *paths: Path) -> None:
                 with Image.open(path) as image:
                     flat = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
                 flat.save(path, optimize=True)
+
+
+@styled
+def latency_vs_tokens(
+    runs: Mapping[str, tuple[Sequence[int], Sequence[float], Mapping[str, float] | None]],
+    caption: str,
+) -> Figure:
+    """Latency against completion tokens, a point a request, with each variant's least-squares line.
+
+    runs: {variant: (completion tokens, latencies in seconds, latency_line)}. The left panel shares
+    one linear scale, so that slopes and intercepts compare; the right one has a logarithmic scale,
+    so that no variant hides another.
+    """
+    figure = new_figure((12, 4.8), caption)
+    many = sum(len(tokens) for tokens, _, _ in runs.values()) > MANY
+    for axis, scale in zip(axes := figure.subplots(1, 2), ("linear", "log")):
+        for name, (colour, dashes, marker) in styles(runs).items():
+            tokens, seconds, line = runs[name]
+            how: dict[str, Any] = {"color": colour, "marker": marker, "rasterized": many}
+            label = f"{name}:  {line_text(line)}"
+            axis.scatter(tokens, seconds, s=14, alpha=0.45, linewidths=0, label=label, **how)
+            if line:
+                x = np.linspace(0, max(tokens), 100)
+                y = line["intercept_s"] + line["slope_s_per_token"] * x
+                axis.plot(x[y > 0], y[y > 0], color=colour, ls=dashes, lw=2)
+        axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)")
+        axis.set(yscale=scale, xlim=(0, None))
+        axis.grid(alpha=0.25)
+    plain_log(axes[1].yaxis)
+    axes[0].set(ylim=(0, None), title="Latency by completion tokens")
+    handles, labels = axes[1].get_legend_handles_labels()
+    legend_below(figure, handles, labels, 2, markerscale=2, fontsize=11)
+    return figure

@@ -21,11 +21,11 @@ ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, clo
 # of token ids: every tokenizer here has them, so servers with other tokenizers compute the same
 # prompts (GPT-2's first ids are the bytes too, in another order)
 IDS = 256
-COUNTING = [
-    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
-    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
-TENS = ["twenty", "thirty", "forty", "fifty", "sixty"]
+COUNTING = (
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+TENS = "twenty thirty forty fifty sixty"
 # how often an adapter is named, against the next one (Punica: Chen et al., MLSys 2024, section 7)
 POPULARITIES = {"distinct": 1.0, "uniform": 1.0, "skewed": 1.5, "identical": math.inf}
 MOST = 10**9  # of tokens, users and other counts, and of seconds
@@ -189,9 +189,10 @@ def count(words: int) -> str:
 
 
 def _in_words(i: int) -> str:
+    below_20 = COUNTING.split()
     if i < 20:
-        return COUNTING[i - 1]
-    return TENS[i // 10 - 2] + (f"-{COUNTING[i % 10 - 1]}" if i % 10 else "")
+        return below_20[i - 1]
+    return TENS.split()[i // 10 - 2] + (f"-{below_20[i % 10 - 1]}" if i % 10 else "")
 
 
 class TokenIds(Sequence[list[int]]):

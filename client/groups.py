@@ -79,6 +79,8 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
     span = float(at[-1] - at[0])
     rate = (len(at) - 1) / span if span else None
     pauses = trace.think_s[trace.after >= 0]
+    mean_think_s = float(np.mean(pauses)) if len(pauses) else None
+    talks = {"number": len(at), "rate": rate, "mean_think_s": mean_think_s}
     users = {
         name: {
             "requests": len(numbers),
@@ -96,10 +98,8 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
         "by_user": users,
         "by_priority": {level: len(numbers) for level, numbers in groups["by_priority"].items()},
         "by_class": {name: len(numbers) for name, numbers in groups["by_class"].items()},
-        "conversations": {
-            "number": len(at), "rate": rate, "mean_think_s": float(np.mean(pauses)),
-        } if len(pauses) else None,
-    }  # fmt: skip
+        "conversations": talks if len(pauses) else None,
+    }
 
 
 def _index_of_dispersion(at: np.ndarray) -> float | None:

@@ -42,14 +42,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Watch:
-    """Notified of a replay's events; a progress display overrides those that it shows."""
+    """Notified of a replay's events: counts requests in flight, which a display may show."""
 
-    def sent(self) -> None: ...
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.counts: list[int] = []  # of requests in flight, at each tick
 
-    def ended(self, outcome: Outcome) -> None: ...
+    def sent(self) -> None:
+        self.in_flight += 1
+
+    def ended(self, outcome: Outcome) -> None:
+        self.in_flight -= 1
 
     def tick(self) -> None:
         """Called twenty times a second on average, at random instants, from first send to end."""
+        self.counts.append(self.in_flight)
 
 
 def replay(
@@ -134,7 +141,8 @@ class _Replay:
                 outcome = Outcome(following, at, at, at, error=UNSENT, sent=False)
                 self._end(outcome)
             else:
-                body = self._encoded(following.continuing(conversation))
+                prompt = conversation + (following.prompt or "")
+                body = self._encoded(following.model_copy(update={"prompt": prompt}))
                 await self._until(due)
                 outcome = await self._send(following, due, body)
             request = following

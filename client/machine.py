@@ -15,9 +15,11 @@ from typing import Any
 
 import psutil
 
+from config.reading import read_json
 from scheduling.user_policies import SOURCES, file_of
 
 ROOT = Path(__file__).resolve().parents[1]
+LIMIT = "client.json"  # in the user's `cache`
 
 
 def stamp() -> dict[str, Any]:
@@ -33,15 +35,16 @@ def hardware() -> dict[str, Any]:
     """Return the machine, its software, and how busy it is."""
     return {
         "cpu": cpu(),
-        "gpu": _first_line("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
-                           "--format=csv,noheader"),
+        "gpu": _first_line(
+            "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+        ),
         "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": _version("torch"),
         "busy_before_percent": psutil.cpu_percent(interval=0.5),
-    }  # fmt: skip
+    }
 
 
 def cpu() -> str:
@@ -95,6 +98,22 @@ def cache() -> Path:
     """Return the user's folder for files that are made once on a machine."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "effective-batching"
+
+
+def limit_key() -> str:
+    """Return the facts on which `send_limit` depends, as far as they are known before a run."""
+    return f"{platform.node()} {cpu()} {platform.python_version()}"
+
+
+def send_limit() -> dict[str, Any] | None:
+    """Return how fast this client can send, if `python -m compare.calibrate` has measured it on
+    this machine.
+    """
+    try:
+        saved = read_json(cache() / LIMIT)
+    except (OSError, ValueError):
+        return None
+    return saved if isinstance(saved, dict) and saved.get("key") == limit_key() else None
 
 
 def save_json(path: Path, value: Any) -> None:

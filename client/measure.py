@@ -10,20 +10,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError, create_model
 
+from client import analysis
 from client.calls import ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
-from client.results import ENGINE, OURS
+from client.results import ENGINE, OF_STATS, OURS
 from client.summary import summarise
 from client.traces import Request, Trace
 from client.wire import Wire, utf8
-from compare import analysis
 from config import Config
 from scheduling.policies import MODES, chosen
-from server.api.answers import Stats
 from stats import DEFINITIONS
 
 LEAST_BURST = 16
@@ -31,6 +30,11 @@ BINS = 400  # of rows over time
 ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 # /stats, rows over time, and config
 ServerReport = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+Row = tuple[float, float, int, int, int, int, int]  # of an iteration: its start, seconds, and kinds
+READ: dict[str, Any] = dict.fromkeys((*ENGINE, *OF_STATS), (int | float, ...))
+READ |= {"iterations": (list[Row], ...), "next_iteration": (int | None, ...)}
+# what is read of /stats; the rest is kept as it is
+Statistics = create_model("Statistics", __config__=ConfigDict(strict=True), **READ)
 
 
 class Measurable(Protocol):
@@ -110,27 +114,6 @@ def warm_up(target: Target, by_ids: bool = False) -> None:
                 raise ServerError(f"{target.name} at {url} failed its first request: {why}")
 
 
-class _Counting(Watch):
-    """Counts requests in flight at every tick, and notifies another watch of all events."""
-
-    def __init__(self, other: Watch):
-        self._other = other
-        self._now = 0
-        self.counts: list[int] = []
-
-    def sent(self) -> None:
-        self._now += 1
-        self._other.sent()
-
-    def ended(self, outcome: Outcome) -> None:
-        self._now -= 1
-        self._other.ended(outcome)
-
-    def tick(self) -> None:
-        self.counts.append(self._now)
-        self._other.tick()
-
-
 def measure(
     target: Measurable,
     requests: Sequence[Request],
@@ -146,16 +129,16 @@ def measure(
     """
     if target.ours:
         target.begin()
-    interrupted, counting = False, _Counting(watch)
+    interrupted = False
     try:
-        outcomes = target.replay(requests, timeout_s, counting)
+        outcomes = target.replay(requests, timeout_s, watch)
     except Interrupted as stopped:
         interrupted, outcomes = True, stopped.outcomes
     trace = Trace.of(requests)
     ended = Outcomes.of(trace, outcomes)
     result = {"variant": target.name} | judged(trace, ended, goodput) | {"partial": interrupted}
-    if counting.counts:
-        result["mean_in_flight"] = float(np.mean(counting.counts))
+    if watch.counts:
+        result["mean_in_flight"] = float(np.mean(watch.counts))
     if target.are_several:
         result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
     if target.ours:
@@ -194,34 +177,38 @@ def judged(
     tokens, busy_s = analysis.always_waiting(answers)
     other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
     return result | {
-        "partial": False, "sample": outcomes.sample, "mean_in_flight": None,
+        "partial": False,
+        "sample": outcomes.sample,
+        "mean_in_flight": None,
         **dict.fromkeys(OURS),
-        "requested_rate": rate, "mean_num_tokens": mean, "offered_throughput": rate and rate * mean,
+        "requested_rate": rate,
+        "mean_num_tokens": mean,
+        "offered_throughput": rate and rate * mean,
         "growth": analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
         "slowest_row_s": fill_s,
         "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
-        "busy_s": busy_s, "busy_throughput": tokens / busy_s if busy_s else None,
+        "busy_s": busy_s,
+        "busy_throughput": tokens / busy_s if busy_s else None,
         **by_groups(trace, outcomes, result["wall_clock_s"], goodput),
         "other_length": int((other_length & outcomes.rows["answered"]).sum()),
         "errors": dict(outcomes.errors.most_common()),
-    }  # fmt: skip
+    }
 
 
 def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:
     """/stats of a server of ours, and a row for each of its iterations. Raises ServerError."""
-    engine = _stats_page(url, 0, key)
-    iterations, following = engine.pop("iterations"), engine.pop("next_iteration")
-    while following is not None:
-        page = _stats_page(url, following, key)
-        iterations, following = iterations + page["iterations"], page["next_iteration"]
-    return engine, iterations
+    pages = [_stats_page(url, 0, key)]
+    while (following := pages[-1].pop("next_iteration")) is not None:
+        pages.append(_stats_page(url, following, key))
+    iterations = [row for page in pages for row in page.pop("iterations")]
+    return pages[0], iterations
 
 
 def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
     page = get(f"{url}/stats?iterations=1&since={since}", 120, key)
     try:
         # as JSON, whose arrays are tuples though it is strict
-        Stats.model_validate_json(json.dumps(page), strict=True, extra="ignore")
+        Statistics.model_validate_json(json.dumps(page))
     except ValidationError as error:
         first = error.errors()[0]
         raise ServerError(

@@ -6,9 +6,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -22,6 +22,7 @@ from client.traces import Request
 
 PLAIN_EVERY_S = 10.0
 BAR, LEAST_BAR = 24, 8  # columns
+Shown = TypeVar("Shown", bound=RenderableType)
 
 
 class Progress:
@@ -84,25 +85,21 @@ class Progress:
         """Show a table above the lines from now on, or none, in a terminal."""
         self._table = table
 
-    @contextmanager
-    def step(self, text: str) -> Iterator[Step]:
+    def step(self, text: str) -> AbstractContextManager[Step]:
         """Show what is done, and for how long, while the context lasts."""
-        step = Step(text)
-        self.lines[step] = step
-        try:
-            yield step
-        finally:
-            del self.lines[step]
+        return self._shown(Step(text))
+
+    def replay(self, name: str, requests: Sequence[Request]) -> AbstractContextManager[Replayed]:
+        """Watch one replay, and show it while the context lasts."""
+        return self._shown(Replayed(name, requests))
 
     @contextmanager
-    def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:
-        """Watch one replay, and show it while the context lasts."""
-        replayed = Replayed(name, requests)
-        self.lines[replayed] = replayed
+    def _shown(self, line: Shown) -> Iterator[Shown]:
+        self.lines[line] = line
         try:
-            yield replayed
+            yield line
         finally:
-            del self.lines[replayed]
+            del self.lines[line]
 
 
 @dataclass(eq=False)
@@ -144,17 +141,14 @@ class Replayed(Watch):
     """One replay's counts, and the time left on this clock."""
 
     def __init__(self, name: str, requests: Sequence[Request]):
-        self._name = name
-        self._total = len(requests)
+        super().__init__()
+        self._name, self._total = name, len(requests)
         self._started = self._last_ended = time.monotonic()
-        self._in_flight = self._ended = self._failed = 0
+        self._ended = self._failed = 0
         self.show: Callable[[Outcome], None] = lambda outcome: None  # called with each outcome
 
-    def sent(self) -> None:
-        self._in_flight += 1
-
     def ended(self, outcome: Outcome) -> None:
-        self._in_flight -= 1
+        super().ended(outcome)
         self._ended += 1
         self._last_ended = time.monotonic()
         self._failed += bool(outcome.error)
@@ -169,7 +163,7 @@ class Replayed(Watch):
         rate = self._ended / elapsed if elapsed else 0.0
         left = f"{(self._total - self._ended) / rate:.0f} s left" if rate else f"{elapsed:.0f} s"
         failed = f" · {self._failed} failed" if self._failed else ""
-        return f"{counts} · {rate:.1f}/s · {self._in_flight} in flight{failed} · {left}"
+        return f"{counts} · {rate:.1f}/s · {self.in_flight} in flight{failed} · {left}"
 
     def __rich__(self) -> Line:
         return Line(str(self), self._ended, self._total)

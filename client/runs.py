@@ -11,16 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from client.groups import describe
-from client.machine import commit, hardware, save_json
+from client.machine import commit, hardware, save_json, send_limit
 from client.results import of_summary
 from client.traces import Request
 from client.users import NAME
-from compare import calibrate
-from compare.analysis import identical_outputs
-from compare.sweep import outcome
 from config import ConfigError, has_effect, reading
 from stats import DEFINITIONS
 
@@ -37,7 +35,7 @@ FIGURES = {  # {file name without its ending: title}
     "latency",
 }
 # settings that always differ between servers, or have no effect on measures
-NOT_SHOWN = ("mode", "port", "host", "log_level")
+NOT_SHOWN = ("mode", "port", "host")
 LIVE = "live.html"  # the page of its rows, which `python -m simulate.saved_page` makes
 REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
 
@@ -167,7 +165,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def facts() -> dict[str, Any]:
     """Return the facts of a run that are known before it: machine and code."""
-    return {"hardware": hardware(), "calibration": calibrate.known(), "commit": commit()}
+    return {"hardware": hardware(), "calibration": send_limit(), "commit": commit()}
 
 
 def save(
@@ -176,28 +174,23 @@ def save(
     results: Mapping[str, Mapping[str, Any]],
     workload: Mapping[str, Any],
     facts: Mapping[str, Any],
-    points: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    swept: Sequence[str] = (),
+    swept: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Write the measurements of one seed, summary.json and each NAME.json, beside its trace.
 
-    facts: seed, asked, stopped, and the facts that all seeds share. points: of each server's sweep,
-    by rate. swept: servers whose sweep is complete.
+    facts: of this seed and of all, as summary.json has them. swept: outcomes of complete sweeps, by
+    server.
     """
     for name, result in results.items():
         save_json(folder / f"{name}.json", result)
-    variants = {name: of_summary(result) for name, result in results.items()}
-    for name in swept:
-        swept_to = outcome((points or {})[name])
-        variants[name] |= {key: swept_to[key] for key in ("capacity", "goodput_rate")}
-    compared = {name: result for name, result in results.items() if name not in facts["also"]}
     summary = {
-        "variants": variants,  # simulated ones have no texts
-        "identical_outputs": identical_outputs({} if facts.get("simulated") else compared),
-        "config": _config(results), "workload": describe(requests) | dict(workload),
-        "partial": facts["stopped"] is not None, "sweep": points, "swept": list(swept),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "definitions": DEFINITIONS,
-    }  # fmt: skip
+        "variants": {n: of_summary(r, swept.get(n, {})) for n, r in results.items()},
+        "config": _config(results),
+        "workload": describe(requests) | dict(workload),
+        "partial": facts["stopped"] is not None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "definitions": DEFINITIONS,
+    }
     save_json(folder / "summary.json", {**summary, **facts})
 
 

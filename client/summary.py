@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,3 +81,13 @@ def latency_line(
     slope, intercept = np.polyfit(x, y, 1)
     r = float(np.corrcoef(x, y)[0, 1]) if y.std() > 0 else 0.0
     return {"intercept_s": float(intercept), "slope_s_per_token": float(slope), "r": r}
+
+
+def line_text(line: Mapping[str, float] | None) -> str:
+    """A least-squares line in words: "0.03 s + 7.8 ms per token, r = 0.92"."""
+    if line is None:
+        return "no line"
+    slope = line["slope_s_per_token"] * 1e3
+    sign, size = "−" if round(slope, 1) < 0 else "+", abs(slope)
+    text = f"{line['intercept_s']:.2f} s {sign} {size:.1f} ms per token, r = {line['r']:.2f}"
+    return text.replace("-", "−").replace("−0.00", "0.00")

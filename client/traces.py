@@ -73,10 +73,6 @@ class Request(BaseModel):
         """Ids of the prompt; of a text by `--tokenizer bytes`; of a later turn its own words."""
         return self.prompt_ids or list((self.prompt or "").encode())
 
-    def continuing(self, conversation: str) -> Request:
-        """Return the turn as it is sent: its own words after the conversation so far."""
-        return self.model_copy(update={"prompt": conversation + (self.prompt or "")})
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace(Sequence[Request]):
@@ -307,11 +303,14 @@ def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:
     start = min(mooncake.timestamp for mooncake in parsed)
     return [
         Request(
-            id=i, at=round((mooncake.timestamp - start) / 1e3, 6), prompt_ids=prompt(mooncake),
-            num_tokens=_scaled(mooncake.output_length, scale), seed=i,
+            id=i,
+            at=round((mooncake.timestamp - start) / 1e3, 6),
+            prompt_ids=prompt(mooncake),
+            num_tokens=_scaled(mooncake.output_length, scale),
+            seed=i,
         )
         for i, mooncake in enumerate(parsed)
-    ]  # fmt: skip
+    ]
 
 
 def _scaled(tokens: int, scale: int) -> int:

@@ -64,10 +64,11 @@ class Reply:
         return b"".join(data for _, data in self.pieces)
 
 
-class Plain:
-    """POST /inference, answered as a whole: tokens came as the server's `timings` say."""
+class Wire:
+    """One API. path: of its route. form: what is wrong with an answer of another form."""
 
     path = "/inference"
+    form = "an answer in another form than /inference gives; is --api openai meant?"
 
     def body(self, request: Request) -> dict[str, Any]:
         return request.body()
@@ -75,88 +76,88 @@ class Plain:
     def read(self, reply: Reply) -> tuple[Answer, str]:
         """Return the answer and its text. Raises Unreadable."""
         try:
-            body = parse(reply.body)
-            if is_error(body):
-                raise Unreadable(f"200, and an error: {message(body)}")
-            timings = _checked(body["timings"])
-            times = times_from(timings).ending_at(reply.answered_at)
-            first, last = times.first_token_at, times.last_token_at
-            if first - reply.sent_at < EARLIEST_S:
-                raise ValueError
-            answer = _answer(reply, body["usage"], first, last, timings["itl_s"], timings)
-            return answer, str(body["completion"])
+            return self._read(reply)
         except Unreadable:
             raise
-        except (ValueError, KeyError, TypeError):
-            raise Unreadable(
-                "an answer in another form than /inference gives; is --api openai meant?"
-            ) from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise Unreadable(self.form) from None
+
+    def _read(self, reply: Reply) -> tuple[Answer, str]:
+        raise NotImplementedError
 
 
-class Streaming(Plain):
+class Plain(Wire):
+    """POST /inference, answered as a whole: tokens came as the server's `timings` say."""
+
+    def _read(self, reply: Reply) -> tuple[Answer, str]:
+        body = parse(reply.body)
+        if is_error(body):
+            raise Unreadable(f"200, and an error: {message(body)}")
+        timings = _checked(body["timings"])
+        times = times_from(timings).ending_at(reply.answered_at)
+        first, last = times.first_token_at, times.last_token_at
+        if first - reply.sent_at < EARLIEST_S:
+            raise ValueError
+        answer = _answer(reply, body["usage"], first, last, timings["itl_s"], timings)
+        return answer, str(body["completion"])
+
+
+class Streaming(Wire):
     """POST /inference as a stream: tokens come when this client reads them."""
+
+    form = "events in another form than /inference gives; is --api openai meant?"
 
     def body(self, request: Request) -> dict[str, Any]:
         return request.body() | {"stream": True}
 
-    def read(self, reply: Reply) -> tuple[Answer, str]:
+    def _read(self, reply: Reply) -> tuple[Answer, str]:
         *pieces, (_, end) = events(reply)
-        try:
-            times, timings = [at for at, _ in pieces], _checked(end["timings"])
-            answer = _answer(reply, end["usage"], times[0], times[-1], _gaps(times), timings)
-            return answer, "".join(event["text"] for _, event in pieces)
-        except (ValueError, KeyError, TypeError, IndexError):
-            raise Unreadable(
-                "events in another form than /inference gives; is --api openai meant?"
-            ) from None
+        times, timings = [at for at, _ in pieces], _checked(end["timings"])
+        answer = _answer(reply, end["usage"], times[0], times[-1], _gaps(times), timings)
+        return answer, "".join(event["text"] for _, event in pieces)
 
 
-class OpenAI:
+class OpenAI(Wire):
     """POST /v1/completions as a stream that goes on beyond an end-of-text, so that every server
     computes as much.
     """
 
     path = "/v1/completions"
+    form = "chunks in another form than OpenAI's completions; is --api inference meant?"
 
     def __init__(self, model: str):
         self._model = model
 
     def body(self, request: Request) -> dict[str, Any]:
         body = request.body()
-        prompt = body.pop("prompt") if "prompt" in body else body.pop("prompt_ids")
         return {
-            "model": self._model, "prompt": prompt, "max_tokens": body.pop("num_tokens"), **body,
-            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
+            "model": self._model,
+            "prompt": body.pop("prompt", None) or body.pop("prompt_ids"),
+            "max_tokens": body.pop("num_tokens"),
+            **body,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
-    def read(self, reply: Reply) -> tuple[Answer, str]:
+    def _read(self, reply: Reply) -> tuple[Answer, str]:
         times, texts, usage = [], [], None
-        try:
-            for at, event in (arrived := events(reply)):
-                usage = event.get("usage") or usage
-                for choice in event["choices"]:
-                    # an empty last chunk brings no token
-                    if choice["text"] or choice.get("finish_reason") is None:
-                        times.append(at)
-                        texts.append(choice["text"] or "")
-            if usage is None:
-                raise Unreadable(
-                    "a stream without usage; stream_options.include_usage must be honoured"
-                )
-            if usage["completion_tokens"] == 0:
-                raise Unreadable("an answer without a token")
-            # its tokens decode to nothing; they are tokens all the same
-            times = times or [arrived[0][0]]
-            return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
-        except Unreadable:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError):
+        for at, event in (arrived := events(reply)):
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                # an empty last chunk brings no token
+                if choice["text"] or choice.get("finish_reason") is None:
+                    times.append(at)
+                    texts.append(choice["text"] or "")
+        if usage is None:
             raise Unreadable(
-                "chunks in another form than OpenAI's completions; is --api inference meant?"
-            ) from None
-
-
-Wire = Plain | OpenAI
+                "a stream without usage; stream_options.include_usage must be honoured"
+            )
+        if usage["completion_tokens"] == 0:
+            raise Unreadable("an answer without a token")
+        # its tokens decode to nothing; they are tokens all the same
+        times = times or [arrived[0][0]]
+        return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
 
 
 def wire(api: str, model: str = "", stream: bool = False) -> Wire:

@@ -1,24 +1,21 @@
-"""Workloads: requests drawn once from a seed, and the flags that name them. `Workload.requests`
-makes a trace, which every mode replays.
+"""Workloads: requests drawn once from a seed. `Workload.requests` makes a trace, which every mode
+replays.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from client import draws
 from client.draws import Arrivals, Prefixes, Sessions, TokenIds, WorkloadError, folded_normal
-from client.traces import ANONYMOUS, BLOCK, LIMITED, SCALES, Request, Trace, openings
+from client.traces import ANONYMOUS, LIMITED, Request, Trace, openings
 from client.users import Drawn, Users, read_priorities, read_slo_mix
-from config import flag
 from scheduling.inference import Slo
 
 SELECTIONS = ("random", "descend")
@@ -198,83 +195,3 @@ class Workload:
             if abs(missing - change) < abs(missing):
                 tokens[i] = drawn
                 missing -= change
-
-
-OF_WORKLOAD = (  # of a workload's options
-    "lengths", "selection", "prompts", "prefixes", "sessions", "users", "priorities", "slo_mix",
-    "adapters",
-)  # fmt: skip
-DRAWN = ("numsamples", *OF_WORKLOAD)
-OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
-
-
-FLAGS: dict[str, dict[str, Any]] = {
-    "--lengths": {"help": f"completion lengths: {draws.LENGTHS} (default: normal)"},
-    "--selection": {"choices": SELECTIONS, "help":
-        "order of the lengths: random or descend (longest first; default: random)"},
-    "--prompts": {"choices": PROMPTS, "help":
-        "text: counting words; ids: as many random token ids below 256, which every tokenizer has "
-        "(default: text)"},
-    "--prefixes": {"metavar": "K:TOKENS:ZIPF", "help":
-        "put one of K shared prefixes of TOKENS ids before each prompt, the r-th in proportion to "
-        "r^-ZIPF (0: all alike); implies --prompts ids"},
-    "--sessions": {"metavar": "TURNS:THINK_S", "help":
-        "make conversations of TURNS requests: --arrival says when they begin, and each later turn "
-        "repeats the conversation so far, THINK_S seconds on average (exponential) after the "
-        "answer"},
-    "--users": {"nargs": "+", "metavar": "NAME,RATE,LENGTHS[,FROM-TO]", "help":
-        "instead of --arrival and --lengths: two users or more, each with Poisson arrivals of RATE "
-        "requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
-        "trace ends with the last TO; name a user twice to let it come back"},
-    "--priorities": {"nargs": "+", "metavar": "SHARE:LEVEL", "help":
-        "give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1"},
-    "--slo-mix": {"nargs": "+", "metavar": "SHARE:CLASS=ttft:MS,tpot:MS", "help":
-        "put a SHARE of the requests into a class with limits on their time to first token and per "
-        "output token, or one of the two; shares sum to 1; reports show goodput by class"},
-    "--adapters": {"metavar": "N:DISTRIBUTION", "help":
-        "name one of the LoRA adapters lora-0, lora-1, … in each request, as popular as in "
-        f"Punica's experiments: {', '.join(draws.POPULARITIES)} (skewed: each 1.5 times as often "
-        "as the next)"},
-    "--trace": {"type": Path, "help":
-        "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
-        "is given"},
-    "--scale": {"type": int, "choices": SCALES, "metavar": "TOKENS", "help":
-        f"tokens that each block of {BLOCK} becomes in a trace in Mooncake's format; prompts and "
-        f"completions shrink by the same factor (a power of two; default: {BLOCK}, unchanged)"},
-}  # fmt: skip
-
-
-def add_workload(parser: argparse._ActionsContainer) -> None:
-    """Add the flags of a workload, which compare.sh and client.py share."""
-    for name, options in FLAGS.items():
-        parser.add_argument(name, **options)
-
-
-def given_workload(known: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a Workload that flags give; None for those left out."""
-    return {name: getattr(known, name) for name in OF_WORKLOAD}
-
-
-def contradiction(known: argparse.Namespace) -> str | None:
-    """Return the contradiction of these flags, in a sentence; None if they agree."""
-
-    def given(names: Sequence[str]) -> str:
-        return ", ".join(flag(name) for name in names if getattr(known, name, None) is not None)
-
-    if known.trace is not None:
-        drawn = given(DRAWN)
-        return f"--trace holds the requests; leave out {drawn}" if drawn else None
-    if known.scale is not None:
-        return "--scale applies to a trace; add --trace FILE"
-    if not known.users:
-        return None
-    if of_users := given(OF_USERS):
-        return f"--users have arrivals and lengths of their own; leave out {of_users}"
-    if known.numsamples is not None and seconds_say_how_many(known):
-        return "the seconds of --users end the trace; leave out these seconds or --numsamples"
-    return None
-
-
-def seconds_say_how_many(known: argparse.Namespace) -> bool:
-    """Return whether users send in stated seconds alone. Raises WorkloadError."""
-    return bool(known.users) and Users(known.users).until is not None

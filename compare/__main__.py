@@ -1,6 +1,6 @@
 """`python -m compare`, which `./compare.sh` runs."""
 
-from compare.comparison import main
+from compare.program import main
 
 if __name__ == "__main__":
     main()

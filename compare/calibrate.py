@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import platform
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -19,34 +18,18 @@ from typing import Any
 from rich.console import Console
 
 from client.calls import ServerError
-from client.machine import cache, commit, cpu, save_json
+from client.machine import LIMIT, cache, commit, limit_key, save_json
 from client.measure import Target, judged, warm_up
 from client.progress import Progress
 from client.summary import CLIENT_LIMITED_MS
 from client.wire import wire
 from client.workloads import Workload
 from compare.servers import server
-from config.reading import read_json
 
 TOKENS = 16
 SECONDS = 4.0  # of sending at each rate
 RATES = [100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000]
 SERVER = {"model": "fake", "max_batch_size": 256}
-FILE = "client.json"
-
-
-def key() -> str:
-    """Return the facts on which the limit depends, as far as they are known before a run."""
-    return f"{platform.node()} {cpu()} {platform.python_version()}"
-
-
-def known() -> dict[str, Any] | None:
-    """Return an earlier measurement on this machine, if there is one."""
-    try:
-        saved = read_json(cache() / FILE)
-    except (OSError, ValueError):
-        return None
-    return saved if isinstance(saved, dict) and saved.get("key") == key() else None
 
 
 def calibrate(progress: Progress) -> dict[str, Any]:
@@ -70,11 +53,15 @@ def calibrate(progress: Progress) -> dict[str, Any]:
             f"when it is idle"
         )
     result = {
-        "rate": best, "tokens": TOKENS, "answered": answered, "key": key(), "commit": commit(),
+        "rate": best,
+        "tokens": TOKENS,
+        "answered": answered,
+        "key": limit_key(),
+        "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }
     cache().mkdir(parents=True, exist_ok=True)
-    save_json(cache() / FILE, result)
+    save_json(cache() / LIMIT, result)
     return result
 
 

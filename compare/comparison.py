@@ -1,26 +1,18 @@
-"""Every variant, the same trace: start a server a variant, replay, measure, stop; then tables and
-figures.
-
-./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep]
-             [--repeats R] [workload] [--out DIR] [any server setting]
-"""
+"""Every variant, the same trace: start a server a variant, replay, measure, stop; then save."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from client import runs, traces
 from client.calls import ServerError
-from client.draws import WorkloadError
 from client.groups import describe, described
 from client.machine import command_line
 from client.measure import (
@@ -38,12 +30,14 @@ from client.progress import Progress
 from client.traces import Request, replayed, save_trace
 from client.wire import wire
 from client.workloads import Workload
-from compare import calibrate, sweep
+from compare import sweep
+from compare.analysis import identical_outputs
 from compare.deployments import Deployed, names_of
-from compare.options import LOAD, Options, parse, parse_runs
+from compare.options import LOAD, Options
 from compare.report import sentences, tables
 from compare.servers import ALONE, server
-from config import ConfigError
+
+TIMEOUT_S = 3600.0  # of an answer
 
 
 @dataclass
@@ -60,6 +54,7 @@ class Comparison:
     """One comparison, its settings and facts; `run` measures a seed into a folder of its own."""
 
     program = "./compare.sh"
+    has_texts = True  # of answers
 
     def __init__(self, options: Options, progress: Progress):
         self.options, self.progress, self.arrival = options, progress, options.arrival
@@ -67,9 +62,8 @@ class Comparison:
         self.trace: Sequence[Request] | None = None
         # an invalid workload, of any seed, is an error before any server starts
         if options.trace:
-            self.trace, self.workload = replayed(
-                options.trace, options.scale, arrival, options.seed
-            )
+            trace = replayed(options.trace, options.scale, arrival, options.seed)
+            self.trace, self.workload = trace
             first = self.trace[0]
         else:
             for seed in reversed(self.seeds):
@@ -86,12 +80,16 @@ class Comparison:
         """Return the facts that are the same in every seed's summary."""
         options = self.options
         return self.machine | {
-            "goodput": options.goodput, "stream": options.stream, "also": options.also,
+            "goodput": options.goodput,
+            "stream": options.stream,
+            "also": options.also,
             "deployment": asdict(options.deployment) if options.deployment else None,
-            "capacity": self.capacity, "baseline": options.baseline,
-            "asked": {"seeds": self.seeds, "servers": options.names}, "started_here": True,
+            "capacity": self.capacity,
+            "baseline": options.baseline,
+            "asked": {"seeds": self.seeds, "servers": options.names},
+            "started_here": True,
             "command": command_line(self.program, sys.argv[1:]),
-        }  # fmt: skip
+        }
 
     @property
     def seeds(self) -> list[int]:
@@ -139,13 +137,6 @@ class Comparison:
             return Target(name, url, by, key=key)
         return Deployed(name, url, by, key=key, replicas=names_of(url, key))
 
-    def calibrate(self) -> None:
-        """Measure this client's own limit; a machine too busy for that can still compare."""
-        self.progress.say("measuring first, once on this machine, how fast this client can send")
-        with contextlib.suppress(ServerError):
-            self.machine["calibration"] = calibrate.calibrate(self.progress)
-        self.progress.say(calibrate.sentence(self.machine["calibration"]))
-
     def prepare(self) -> None:
         """Measure what the workload depends on: for `auto` the capacity of the reference."""
         if self.arrival != "auto" or self.trace or self.options.workload["users"]:
@@ -158,7 +149,7 @@ class Comparison:
             self.alone(reference) as target,
             self.progress.replay(f"capacity of {reference}", burst) as watch,
         ):
-            capacity = measure_capacity(target, burst, self.options.timeout, watch)
+            capacity = measure_capacity(target, burst, TIMEOUT_S, watch)
         self.capacity = capacity | {"load": LOAD, "of": reference}
         mean = float(np.mean(data.requests(self.options.numsamples).num_tokens))
         rate = LOAD * self.alike * capacity["output_throughput"] / mean
@@ -193,29 +184,44 @@ class Comparison:
         _, requests = self._traffic(seed)
         if not self.stopped:
             self.progress.say(f"seed {seed}: {described(describe(requests))}")
-        self.points, done = {}, dict[str, Measured]()
+        self.points, by_name = {}, dict[str, Measured]()
         for _, name in (task for task in self.tasks if task[0] == seed):
-            done[name] = next(results, Measured(stopped=self.stopped))
-            self.stopped = self.stopped or done[name].stopped
-        measured = {name: r for name in self.options.names if (r := done[name].result)}
-        if not measured:
-            return False
-        with self.progress.step("saving the results"):
-            if seed == self.options.seed:
-                runs.clear(self.options.out)
-            folder.mkdir(parents=True, exist_ok=True)
-            # a large trace is drawn again where it is needed
-            if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
-                save_trace(folder / "trace.jsonl", requests)
-            points = {name: done[name].points for name in measured if done[name].points}
-            stopped = next((each.stopped for each in done.values() if each.stopped), None)
-            by = stopped and (str(stopped) or "interrupted before its end")
-            swept = [name for name, each in done.items() if each.swept]
-            workload = {"arrival": self.arrival, "saved": saved} | self.workload
-            facts = self.facts() | {"seed": seed, "stopped": by}
-            sweep_points = points if self.options.sweep else None
-            runs.save(folder, requests, measured, workload, facts, sweep_points, swept)
-        return True
+            by_name[name] = next(results, Measured(stopped=self.stopped))
+            self.stopped = self.stopped or by_name[name].stopped
+        done = {name: by_name[name] for name in self.options.names}
+        measured = {name: each.result for name, each in done.items() if each.result}
+        if measured:
+            with self.progress.step("saving the results"):
+                self._save(seed, folder, requests, done, measured)
+        return bool(measured)
+
+    def _save(
+        self,
+        seed: int,
+        folder: Path,
+        requests: Sequence[Request],
+        done: Mapping[str, Measured],
+        measured: Mapping[str, dict[str, Any]],
+    ) -> None:
+        if seed == self.options.seed:
+            runs.clear(self.options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        # a large trace is drawn again where it is needed
+        if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
+            save_trace(folder / "trace.jsonl", requests)
+        workload = {"arrival": self.arrival, "saved": saved} | self.workload
+        points = {name: done[name].points for name in measured if done[name].points}
+        swept = {name: sweep.outcome(each.points) for name, each in done.items() if each.swept}
+        stopped = next((each.stopped for each in done.values() if each.stopped), None)
+        comparable = {name: r for name, r in measured.items() if name not in self.options.also}
+        facts = self.facts() | {
+            "seed": seed,
+            "stopped": stopped and (str(stopped) or "interrupted before its end"),
+            "identical_outputs": identical_outputs(comparable if self.has_texts else {}),
+            "sweep": points if self.options.sweep else None,
+            "swept": list(swept),
+        }
+        runs.save(folder, requests, measured, workload, facts, swept)
 
     def measured(self, seed: int, name: str) -> Measured:
         """Measure one server with one seed's trace."""
@@ -226,7 +232,7 @@ class Comparison:
             with self.target(name) as target:
                 result, outcomes = self._replay(target, name, requests)
                 done.result = with_requests(result, outcomes)
-                self.progress.say(tables.result_line(name, result))
+                self.progress.say(sentences.result_line(name, result))
                 if result["partial"]:
                     raise KeyboardInterrupt
                 if self.options.sweep:
@@ -247,9 +253,8 @@ class Comparison:
     def _replay(
         self, target: Measurable, title: str, requests: Sequence[Request]
     ) -> tuple[dict[str, Any], list[Outcome]]:
-        options = self.options
         with self.progress.replay(title, requests) as watch:
-            return measure(target, requests, options.goodput, options.timeout, watch)
+            return measure(target, requests, self.options.goodput, TIMEOUT_S, watch)
 
     def _sweep(self, target: Measurable, data: Workload, points: list[sweep.Point]) -> None:
         """Measure the points of a server's sweep into `points`. Raises KeyboardInterrupt."""
@@ -263,102 +268,9 @@ class Comparison:
         def measured(point: sweep.Point) -> None:
             points.append(point)
             points.sort(key=lambda p: p["rate"])
-            self.progress.say(tables.point_line(target.name, point))
+            self.progress.say(sentences.point_line(target.name, point))
             self.show_sweep()
 
         name = target.name if target.ours else self.options.reference
         burst = self.replicas * burst_size(self.options.config(name))
         sweep.sweep(replay, data, self.arrival, burst, self.options.seconds, measured)
-
-
-def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
-    """Run the comparison and write its folder, but for the report; return the run, if anything was
-    measured, and what stopped it, if anything did.
-
-    Raises WorkloadError.
-    """
-    options, progress = comparison.options, comparison.progress
-    if busy := sentences.busy(comparison.facts()):
-        progress.say(busy)
-    runs.refuse_overwriting(runs.files(options.out, options.names), options.overwrite)
-    progress.say(
-        f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
-        f"{options.out}"
-    )
-    try:
-        for url in options.also.values():  # a missing server is an error now, not after the others
-            openai_model(url)
-        if options.calibration and not comparison.machine["calibration"]:
-            comparison.calibrate()
-        comparison.prepare()
-    except (KeyboardInterrupt, ServerError) as stopped:
-        return None, stopped
-    measured = False
-    with contextlib.closing(comparison.results()) as results:
-        for seed in comparison.seeds:
-            folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
-            measured |= comparison.run(seed, folder, results)
-    with progress.step("reading the results"):
-        return runs.load(options.out) if measured else None, comparison.stopped
-
-
-def sigterm_is_ctrl_c() -> None:
-    """Stop servers on SIGTERM, too.
-
-    By a SIGINT of our own, with which asyncio ends what is in flight, and not by an exception: one
-    that is raised while an object is being deleted is lost. A script's background job is started
-    with SIGINT ignored.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-
-
-def main() -> None:
-    argv = sys.argv[1:]
-    if not any(word.partition("=")[0] == "--runs" for word in argv):
-        run_and_exit(lambda progress: Comparison(parse(argv), progress))
-        return
-    from compare.report import side_by_side
-
-    try:
-        paths, out = parse_runs(argv)
-        side_by_side.show(side_by_side.beside(paths, out), out, Console())
-    except (ConfigError, runs.RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def run_and_exit(
-    comparison_of: Callable[[Progress], Comparison],
-    kept: str = "the servers are stopped and what was measured is kept",
-    lost: str = "the servers are stopped",
-) -> None:
-    """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
-    console, run = Console(), None
-    sigterm_is_ctrl_c()
-    try:
-        with Progress(console) as progress:
-            run, stopped = compare(comparison_of(progress))
-            if run:
-                progress.table(None)
-                with progress.step("drawing figures"):
-                    from compare.report import report  # matplotlib takes 0.6 s to load
-
-                    report.show(run, console)
-                    report.write(run)
-                progress.say(f"report.html, report.md, figures and every request: {run.folder}")
-    except (ConfigError, WorkloadError, runs.RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt as interrupt:
-        stopped = interrupt
-    for sentence in sentences.failures(run) if run else []:
-        print(f"error: {sentences.plain(sentence)}", file=sys.stderr)
-    if isinstance(stopped, ServerError):
-        sys.exit(f"error: {stopped}")
-    if stopped:
-        print(f"interrupted; {kept if run else lost}", file=sys.stderr)
-        sys.exit(130)
-    if run and any(result["failed"] for results in run.variants.values() for result in results):
-        sys.exit(1)

@@ -13,23 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from client.analysis import occupancy_over_time
 from client.calls import ServerError, get
 from client.measure import BINS, ServerReport, Target, stats_of
-from compare.analysis import occupancy_over_time
+from client.results import Key, keys
 from config import ConfigError
 from scheduling.routers import ON_RAY
 from stats import ROW_KINDS
 
-OF_EACH = {  # of each replica: heading in a report, form, and what it is multiplied with
-    "completed": ("answered", "{:,}", 1),
-    "failed": ("failed", "{:,}", 1),
-    "total_output_tokens": ("tokens", "{:,}", 1),
-    "useful_fraction": ("useful rows, %", "{:.0f}", 100),
-    "occupancy": ("occupancy, %", "{:.0f}", 100),
-    "largest_batch": ("largest batch, rows", "{:,}", 1),
-    "kv_blocks": ("KV blocks", "{:,}", 1),
-    "busy_s": ("busy, s", "{:.2f}", 1),
-}
+OF_EACH = [  # numbers of each replica
+    Key("completed", "answered"),
+    Key("failed", "failed"),
+    Key("total_output_tokens", "tokens"),
+    *keys("useful_fraction occupancy largest_batch"),
+    Key("kv_blocks", "KV blocks"),
+    Key("busy_s", "busy, s", form="{:.2f}"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,8 @@ class Deployed(Target):
             raise ServerError("a replica was replaced, and what it had counted went with it")
         each = {name: stats_of(url, self.key) for name, url in zip(self.replicas, self.servers)}
         engine["by_replica"] = {
-            name: {key: stats[key] for key in OF_EACH} for name, (stats, _) in each.items()
+            name: {key.name: stats[key.name] for key in OF_EACH}
+            for name, (stats, _) in each.items()
         }
         over_time = added_over_time(iterations for _, iterations in each.values())
         return engine, over_time, get(self.url, key=self.key)["config"]

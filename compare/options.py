@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -11,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from client import arguments
 from client.draws import ARRIVALS
 from client.runs import files, refuse_overwriting
-from client.workloads import add_workload, contradiction, given_workload, seconds_say_how_many
 from compare import variants
 from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.servers import ROOT
@@ -23,26 +22,65 @@ from config import (
     ConfigError,
     Parser,
     add_settings,
-    build,
     flag,
     from_environment,
     meaningful,
     refuse_unknown,
 )
-from stats import LIMITED
+from generate.auto import build
 
 LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
 REQUESTS = 300
-MEANINGLESS = (  # with this client and servers that start here
-    "host", "port", "api_keys", "allowed_hosts", "header_timeout_s", "body_timeout_s",
-    "drain_timeout_s", "live_prompts", "log_level",
-)  # fmt: skip
-MOST_USED = (
-    "--modes", "--variant", "--numsamples", "--arrival", "--lengths", "--trace", "--sweep",
-    "--repeats", "--goodput", "--out",
-)  # fmt: skip
 MOST = 12  # variants that can be distinguished in a figure
+MEANINGLESS = (  # settings, with this client and servers that start here
+    *("host", "port", "api_keys", "allowed_hosts"),
+    *("header_timeout_s", "body_timeout_s", "drain_timeout_s"),
+)
+MOST_USED = (
+    "--modes --variant --numsamples --arrival --lengths --trace --sweep --repeats --goodput --out"
+)
+WHAT: arguments.Flags = {
+    "--modes": {"help":
+        f"modes to compare, separated by commas (default: {','.join(BASIC)})"},
+    "--variant": {"action": "append", "default": [], "metavar": "NAME='MODE --setting …'", "help":
+        "compare a mode with settings of its own, instead of --modes; repeat it for each"},
+    "--baseline": {"metavar": "NAME", "help":
+        "variant with which each other one is compared (default: the first)"},
+    "--numsamples": {"type": int, "help": f"number of requests (default: {REQUESTS})"},
+    "--arrival": {"help":
+        f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the baseline "
+        "where no plain dynamic is compared (default: auto)"},
+}  # fmt: skip
+HOW: arguments.Flags = {
+    "--seed": {"type": int, "default": 0, "help": "seed of the trace (default: 0)"},
+    "--sweep": {"action": "store_true", "help":
+        "then run every variant at rates from light to beyond its capacity"},
+    "--seconds": {"type": float, "help":
+        "seconds of sending at each rate of a sweep (default: as long as 200 requests need, and "
+        "slow rows need to fill twice, from 10 to 300)"},
+    "--repeats": {"type": int, "default": 1, "metavar": "R", "help":
+        "run R seeds, and give intervals over them (default: 1)"},
+    "--goodput": {"nargs": "+", "metavar": "NAME:MS", "help":
+        f"limits on ttft, tpot, e2el (default: none; in a sweep without --slo-mix "
+        f"{' '.join(SWEEP_GOODPUT)})"},
+    "--stream": {"action": "store_true", "help":
+        "ask for streamed answers; others come when their batch is done"},
+    "--out": {"type": arguments.folder, "help":
+        "folder for the results (default: runs/DATE-TIME)"},
+    "--overwrite": {"action": "store_true", "help":
+        "replace an earlier run in --out (else it is refused)"},
+}  # fmt: skip
+OF_SERVERS: arguments.Flags = {  # without a meaning in virtual time
+    "--also": {"action": "append", "default": [], "metavar": "NAME=URL", "help":
+        "compare with this server too: one that runs already and speaks OpenAI's API; implies "
+        "--stream"},
+    "--skip-calibration": {"action": "store_true", "help":
+        "do not measure first how fast this client can send (else once on each machine)"},
+    "--runs": {"type": Path, "nargs": "+", "metavar": "RUN", "help":
+        "start nothing, and compare saved runs: folders of compare.sh, JSON files of guidellm, "
+        "aiperf and vllm bench serve; only --out and --overwrite go with it"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +105,6 @@ class Options:
     flags: dict[str, Any]  # server settings of all variants, as given
     also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
     deployment: Deployment | None = None  # of each variant; None: a server alone
-    timeout: float = 3600.0
     calibration: bool = False
 
     @property
@@ -106,64 +143,27 @@ def parser_of(program: str, description: str, *most_used: str) -> Parser:
         prog=program,
         usage="%(prog)s [--flag X …]",
         description=description,
-        most_used=[*MOST_USED, *most_used],
+        most_used=[*MOST_USED.split(), *most_used],
         examples=[
             f"{program} --modes static,dynamic --sweep",
             f"{program} --variant a=dynamic --variant b='dynamic --order sjf'",
         ],
     )
-    add = parser.add_argument
-    # fmt: off
-    add("--modes", help=f"modes to compare, separated by commas (default: {','.join(BASIC)})")
-    add("--variant", action="append", default=[], metavar="NAME='MODE --setting …'",
-        help="compare a mode with settings of its own, instead of --modes; repeat it for each")
-    add("--baseline", metavar="NAME",
-        help="variant with which each other one is compared (default: the first)")
-    add("--numsamples", type=int, help=f"number of requests (default: {REQUESTS})")
-    add("--arrival",
-        help=f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the "
-        "baseline where no plain dynamic is compared (default: auto)")
-    add_workload(parser)
-    add("--seed", type=int, default=0, help="seed of the trace (default: 0)")
-    add("--sweep", action="store_true",
-        help="then run every variant at rates from light to beyond its capacity")
-    add("--seconds", type=float,
-        help="seconds of sending at each rate of a sweep (default: as long as 200 requests need, "
-        "and slow rows need to fill twice, from 10 to 300)")
-    add("--repeats", type=int, default=1, metavar="R",
-        help="run R seeds, and give intervals over them (default: 1)")
-    add("--goodput", nargs="+", metavar="NAME:MS",
-        help=f"limits on ttft, tpot, e2el (default: none; in a sweep without "
-        f"--slo-mix {' '.join(SWEEP_GOODPUT)})")
-    add("--stream", action="store_true",
-        help="ask for streamed answers; others come when their batch is done")
-    add("--out", type=folder, help="folder for the results (default: runs/DATE-TIME)")
-    add("--overwrite", **OVERWRITE)
-    # fmt: on
+    arguments.add(parser, WHAT | arguments.WORKLOAD | HOW)
     return parser
 
 
-OVERWRITE: dict[str, Any] = {
-    "action": "store_true",
-    "help": "replace an earlier run in --out (else it is refused)",
-}
-RUNS: dict[str, Any] = {
-    "type": Path,
-    "nargs": "+",
-    "metavar": "RUN",
-    "help": "start nothing, and compare saved runs: folders of compare.sh, JSON files of "
-    "guidellm, aiperf and vllm bench serve; only --out and --overwrite go with it",
-}
+def new_folder() -> Path:
+    """Return the folder of a run that begins now."""
+    return ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     """Return the runs of --runs, and the folder of --out. Raises ConfigError, also where it holds a
     report.
     """
-    parser = Parser(prog="./compare.sh", add_help=False)
-    parser.add_argument("--runs", **RUNS)
-    parser.add_argument("--out", type=folder, default=new_folder())
-    parser.add_argument("--overwrite", **OVERWRITE)
+    parser, flags = Parser(prog="./compare.sh", add_help=False), HOW | OF_SERVERS
+    arguments.add(parser, {name: flags[name] for name in ("--runs", "--out", "--overwrite")})
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         raise ConfigError(
@@ -172,54 +172,16 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
         )
     if len(known.runs) < 2:
         raise ConfigError("--runs compares two runs or more; name another one")
-    refuse_overwriting(files(known.out), known.overwrite)
-    return known.runs, known.out
-
-
-def folder(text: str) -> Path:
-    """Return the path of a folder that is there, or can be made. Raises ArgumentTypeError."""
-    path = Path(text).absolute()
-    try:
-        there = next(each for each in (path, *path.parents) if each.exists())
-        if there.is_dir() and os.access(there, os.W_OK):
-            return Path(text)
-    except OSError as error:  # the name is too long, say
-        raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}; name another") from None
-    raise argparse.ArgumentTypeError(f"{there} is no folder with write access; name another")
-
-
-def file(text: str) -> Path:
-    """Return the path of a file that can be written. Raises ArgumentTypeError."""
-    path = Path(text)
-    with contextlib.suppress(OSError):  # the name is too long, say
-        written = path if path.exists() else path.parent
-        if path.parent.is_dir() and not path.is_dir() and os.access(written, os.W_OK):
-            return path
-    raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder with write access")
-
-
-def new_folder() -> Path:
-    """Return the folder of a run that begins now."""
-    return ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
+    out = known.out or new_folder()
+    refuse_overwriting(files(out), known.overwrite)
+    return known.runs, out
 
 
 def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
-    parser = parser_of(
-        "./compare.sh", "Replay one trace against every batching mode.", "--also", "--runs",
-        "--model",
-    )  # fmt: skip
-    add = parser.add_argument
-    # fmt: off
-    add("--also", action="append", default=[], metavar="NAME=URL",
-        help="compare with this server too: one that runs already and speaks OpenAI's API; implies "
-        "--stream")
-    add("--timeout", type=float, default=3600,
-        help="seconds that an answer may take (default: 3600)")
-    add("--skip-calibration", action="store_true",
-        help="do not measure first how fast this client can send (else once on each machine)")
-    # fmt: on
-    add("--runs", **RUNS)
+    what = "Replay one trace against every batching mode."
+    parser = parser_of("./compare.sh", what, "--also", "--runs", "--model")
+    arguments.add(parser, OF_SERVERS)
     add_deployment(parser)
     add_settings(parser, hidden=MEANINGLESS)
     known = read(parser, argv)
@@ -235,7 +197,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; exits 0 after --help. Raises ConfigError for unfit flags."""
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
-    check_numbers(known)
+    arguments.check_numbers(known)
     repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
     sweep, sessions = known.sweep, known.sessions
     # fmt: off
@@ -243,7 +205,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         (known.modes and known.variant,
          "--modes and --variant both say what is compared; name the modes as variants, "
          "--variant base=dynamic"),
-        (wrong := contradiction(known), wrong),
+        (wrong := arguments.contradiction(known), wrong),
         (known.trace and (sweep or repeats),
          "--sweep and --repeats draw traces of their own; leave out --trace"),
         (sessions and sweep,
@@ -267,19 +229,20 @@ def chosen(known: argparse.Namespace) -> dict[str, Any]:
     compared = variants.parse_modes(known.modes)
     if known.variant:
         compared = variants.parse_variants(known.variant)
-    default = SWEEP_GOODPUT if known.sweep and not known.slo_mix else []
-    goodput = default if known.goodput is None else known.goodput
+    goodput = known.goodput
+    if goodput is None:
+        goodput = SWEEP_GOODPUT if known.sweep and not known.slo_mix else []
     numsamples = known.numsamples
-    if numsamples is None and not seconds_say_how_many(known):
+    if numsamples is None and not arguments.seconds_say_how_many(known):
         numsamples = REQUESTS
     as_given = {f.name: getattr(known, f.name) for f in fields(Options) if f.name in known}
     return as_given | {
         "variants": compared,
-        "workload": given_workload(known),
+        "workload": arguments.given_workload(known),
         "baseline": known.baseline or next(iter(compared)),
         "numsamples": numsamples,
         "arrival": known.arrival or "auto",
-        "goodput": parse_goodput(goodput),
+        "goodput": arguments.parse_goodput(goodput),
         "out": known.out or new_folder(),
         "flags": variants.settings(known),
     }
@@ -314,29 +277,3 @@ def check(options: Options) -> None:
             f"--baseline {options.baseline!r} is not compared; name one of "
             f"{', '.join(options.names)}"
         )
-
-
-def check_numbers(options: Any) -> None:
-    """Raise ConfigError for a number out of its range; one that is None, or missing, is fine."""
-    if options.seed < 0:
-        raise ConfigError("--seed must be 0 or more")
-    for name in ("numsamples", "repeats"):
-        if (number := getattr(options, name, None)) is not None and number < 1:
-            raise ConfigError(f"{flag(name)} must be at least 1")
-    for name in ("seconds", "timeout"):
-        if (number := getattr(options, name, None)) is not None and not 0 < number <= 1e9:
-            raise ConfigError(f"{flag(name)} must be a number of seconds above 0, at most 1e9")
-
-
-def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:
-    """Return {"ttft": 200.0} for ["ttft:200"]. Raises ConfigError."""
-    limits = {}
-    for text in texts:
-        name, _, value = text.partition(":")
-        try:
-            if name not in LIMITED or not 0 < float(value) < float("inf"):
-                raise ValueError
-            limits[name] = float(value)
-        except ValueError:
-            raise ConfigError(f"{name_of} {text!r}: give ttft:MS, tpot:MS or e2el:MS") from None
-    return limits

@@ -16,8 +16,7 @@ from typing import IO, Any, NamedTuple
 import psutil
 
 from client.calls import ServerError, get
-from config import flag, meaningful
-from config.ports import free_port
+from config import flag, free_port, meaningful
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from client.analysis import queue_grows
 from client.draws import at_rate
 from client.results import of_point
 from client.summary import CLIENT_LIMITED_MS
 from client.traces import Request
 from client.workloads import Workload
-from compare.analysis import ATTAINMENT, queue_grows
+from compare.analysis import ATTAINMENT
 
 OCTAVE = 8  # steps of the lattice in which the rate doubles; neighbours are 9% apart
 STEP = 2 ** (1 / OCTAVE) - 1  # by which a rate of the lattice is below the next
@@ -165,6 +166,9 @@ def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     bad = min((p["rate"] for p in points if misses(p) and p["rate"] > good), default=None)
     return {
         "capacity": capacity_of([p for p in beyond if p.get("busy_throughput")]),
-        "sustained_rate": best and best["rate"], "saturated_rate": lowest if beyond else None,
-        "point": best, "goodput_rate": good or None, "missed_rate": bad,
-    }  # fmt: skip
+        "sustained_rate": best and best["rate"],
+        "saturated_rate": lowest if beyond else None,
+        "point": best,
+        "goodput_rate": good or None,
+        "missed_rate": bad,
+    }

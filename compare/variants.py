@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
+from client.addresses import base_url
 from client.users import NAME
-from config import MODES, Config, ConfigError, Parser, add_settings, build, flag, refuse_unknown
+from config import MODES, Config, ConfigError, Parser, add_settings, flag, refuse_unknown
+from generate.auto import build
 
 BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
 
@@ -91,15 +92,3 @@ def parse_also(texts: Sequence[str], variants: Collection[str] = ()) -> dict[str
             raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
         also[name] = base_url(url, "--also")
     return also
-
-
-def base_url(url: str, flag: str) -> str:
-    """Return the address before a server's routes; OpenAI's clients write /v1 after it. Raises
-    ConfigError.
-    """
-    try:
-        urlsplit(url).port  # noqa: B018
-    except ValueError as error:
-        fix = "write http://HOST:PORT, with an IPv6 address in brackets"
-        raise ConfigError(f"{flag} {url}: {error}; {fix}") from None
-    return url.rstrip("/").removesuffix("/v1")

@@ -1,43 +1,37 @@
-"""One validated Config, and how it comes about, from the first that is read to the last:
+"""Settings: which there are, and whether they fit together.
 
-left       flags and settings that left, and what to use in their place
-tables     settings that are fields of modes and orders
-keys       API keys and their users
-adapters   LoRA adapters in folders, or random ones
-pool       the size of the KV cache, with its unit
-settings   every setting, with its meaning and its limits
-features   which of them go together
-resolve    what `auto` means on this machine
-config     Config: settings that fit together, and what follows from them
-orders     what each order of the waiting requests needs
-groups     settings by what a user wants to do
-help       parsers of command lines, and what --help shows
-flags      command line, environment and .env
-ports      whether the address is free
+environment  the command that works, where a package is missing
+reading      JSON, and texts of settings
+shapes       how large a model is
+left         settings that left, and what to use instead
+settings     every setting, with its meaning and its limits
+config       Config: all settings of a server, and what follows from them
+checks       which settings do not go together
+flags        command line, environment and .env, and what --help shows
+
+What `auto` means on this machine is in generate/auto.py; `build` and `parse` are handed it.
 """
 
-from config import environment  # noqa: F401 - where a package is missing
-from config.config import Config
-from config.flags import add_settings, build, from_environment, parse, refuse_unknown
-from config.help import Parser
-from config.keys import read_key
-from config.settings import (
-    BOOT_ERROR,
-    DOOMED_FILES,
-    END_S,
-    HANDOFF,
-    MAX_BODY_BYTES,
-    NOT_SIMULATED,
-    ONLY_OVER_HTTP,
-    SPARE_FILES,
-    ConfigError,
-)
-from config.tables import ONLY_IN, flag, has_effect, meaningful
-from scheduling.policies import MODES
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "BOOT_ERROR", "DOOMED_FILES", "END_S", "HANDOFF", "MAX_BODY_BYTES", "MODES", "NOT_SIMULATED",
-    "ONLY_IN",
-    "ONLY_OVER_HTTP", "SPARE_FILES", "Config", "ConfigError", "Parser", "add_settings", "build",
-    "flag", "from_environment", "has_effect", "meaningful", "parse", "read_key", "refuse_unknown",
-]  # fmt: skip
+from config import environment  # noqa: F401 - where a package is missing
+
+if TYPE_CHECKING:
+    from config.config import *  # noqa: F403
+    from config.flags import *  # noqa: F403
+    from config.left import in_todays_names as in_todays_names
+    from config.reading import read_key as read_key
+    from config.settings import *  # noqa: F403
+    from scheduling.policies import MODES as MODES
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return a name of these modules, with the first of which pydantic is loaded: model.py and
+        what a browser runs need `shapes` and `reading` alone.
+        """
+        modules = "settings", "config", "flags", "left", "reading", "checks", "shapes"
+        for module in modules if name not in modules and name[0] != "_" else ():
+            if name in (known := vars(import_module(f"config.{module}"))):
+                return known[name]
+        raise AttributeError(f"module 'config' has no attribute {name!r}")

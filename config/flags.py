@@ -1,9 +1,9 @@
 """From flags, EB_* in the environment and .env to a Config, in this order; the launcher does it
-once.
+once. And parsers of command lines: errors are sentences, and --help is as wide as the terminal.
 
-`build` resolves `auto` and what was left out. Flags are strict: one that has no meaning in the
-chosen mode is refused. The environment and a .env file may be shared between modes, so there only
-unknown names are.
+`build` is handed what `auto` means on this machine (generate/auto.py). Flags are strict: one that
+has no meaning in the chosen mode is refused. The environment and a .env file may be shared between
+modes, so there only unknown names are.
 """
 
 from __future__ import annotations
@@ -12,41 +12,149 @@ import argparse
 import difflib
 import itertools
 import os
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
-from config import orders
+from config.checks import refusals
 from config.config import Config
-from config.groups import GROUPS, meaning
-from config.help import Parser
 from config.left import LEFT
-from config.pool import EARLIER, as_size, in_todays_names
-from config.resolve import OPERATIONS, resolve
-from config.settings import ConfigError
-from config.tables import NEEDS, ONLY_IN, bounds_skipping, flag, meaningful
+from config.settings import KINDS, ConfigError, flag, meaning
 from scheduling.policies import MODES, ORDERS
 from scheduling.user_policies import PROBLEMS
 
-# settings without a meaning with engines but the cached one, and with none at all
-UNUSED = {
-    ("generator", "naive"): ("kernels", *OPERATIONS),
-    ("generator", "padded"): ("attention",),
-    ("model", "fake"): ("kernels", *OPERATIONS, "kv_dtype"),
-}
-FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]
+FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]  # resolves `auto`, and what was left out
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
-
-
 MOST_USED = (
-    "--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching",
-    "--max-model-len", "--model", "--weights", "--device", "--speculate", "--port", "--api-key",
-)  # fmt: skip
+    *("--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching"),
+    *("--max-model-len", "--model", "--weights", "--device", "--speculate", "--port", "--api-key"),
+)
+# settings by what a user wants to do: the order of --help and of docs/settings.md
+GROUPS = {
+    title: tuple(names.split())
+    for title, names in {
+        "How batches form": "mode max_batch_size token_budget budget_counts prefill "
+        "compact_batches max_batch_delay_ms batch_size_target preferred_batch_sizes bins "
+        "loop_interval_ms ahead",
+        "Order of the waiting requests": "order max_wait_s priority_levels default_priority_level "
+        "queue_policy length_predictor prefill_weight aging user_weights mlfq_quantum slo_classes "
+        "shed preserve_ordering",
+        "Memory": "kv_cache kv_dtype kv_reservation victim watermark prefix_caching max_model_len "
+        "block_size",
+        "Model and engine": "model weights tokenizer device dtype threads kernels generator "
+        "padded_prefill fake_slowdown",
+        "Speculative decoding": "speculate draft",
+        "LoRA adapters": "lora lora_random max_loras lora_policy",
+        "HTTP and limits": "host port api_key api_keys allowed_hosts max_waiting "
+        "user_requests_per_minute user_tokens_per_minute request_timeout_s header_timeout_s "
+        "body_timeout_s drain_timeout_s",
+        "Observing": "live request_log record",
+        "For experts: parts of the engine, each before --kernels": "attention linear "
+        "decoder_batch_sizes batch_invariant",
+    }.items()
+}
+_GROUPED = {name for names in GROUPS.values() for name in names}
+# of policies and orders that a user added
+GROUPS["How batches form"] += tuple(
+    dict.fromkeys(each.name for kind in KINDS for each in fields(kind) if each.name not in _GROUPED)
+)
+
+# ---- a Config of flags and of the environment
+
+
+def parse(
+    argv: Sequence[str],
+    fill_in: FillIn,
+    environ: Mapping[str, str] = os.environ,
+    dotenv: Path | None = DOTENV,
+) -> Config:
+    """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
+    parser = Parser(
+        prog="./server.sh",
+        usage="%(prog)s MODE [--setting X …]",
+        description="Serve GPT-2 in one batching mode; with --replicas N [--router NAME] "
+        "[--autoscale NAME=VALUE …] as N replicas on Ray Serve.",
+        most_used=MOST_USED,
+        examples=["./server.sh dynamic --max-batch-size 16"],
+    )
+    parser.add_argument("mode", nargs="?", metavar="MODE", help=meaning("mode")[0])
+    add_settings(parser)
+    known, unknown = parser.parse_known_args(argv)
+    refuse_unknown(parser, unknown)
+    flags = vars(known)
+    return build(flags.pop("mode"), flags, from_environment(environ, dotenv), fill_in)
+
+
+def build(
+    mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str], fill_in: FillIn
+) -> Config:
+    """Return a mode's Config. values: settings of the environment. Raises ConfigError."""
+    mode = mode or values.get("mode")
+    order = flags.get("order", values.get("order"))
+    for name in (mode, order):
+        if name in PROBLEMS:
+            raise ConfigError(PROBLEMS[name])
+    if mode in ORDERS:
+        raise ConfigError(f"{mode} is an order, not a mode; write dynamic --order {mode}")
+    if order in MODES:
+        raise ConfigError(f"{order} is a mode, not an order; write it without --order")
+    if mode not in MODES:
+        what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
+        more = "" if mode else "; --help explains them"
+        raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}{more}")
+    chosen = {**values, **flags, "mode": mode}
+    for name, what in ("api_key", "a key"), ("api_keys", "a file of keys"):
+        if chosen.get(name) == "":  # left out it would be open to everyone
+            raise ConfigError(f"{flag(name)} is empty; give {what}, or none")
+    try:
+        config = Config(**fill_in(chosen))
+        for sentence in refusals(config, flags):
+            raise ConfigError(sentence)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if first["loc"]:
+            name = str(first["loc"][0])
+            given = "" if name == "api_key" else f" {first['input']!r}"
+            message = f"{flag(name)}{given}: {message[0].lower()}{message[1:]}"
+        raise ConfigError(message) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return config
+
+
+def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
+    """Return the settings of EB_* variables over .env. Raises ConfigError for unknown ones."""
+    values: dict[str, str] = {}
+    try:
+        in_file = dotenv_values(dotenv) if dotenv and dotenv.is_file() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{dotenv} cannot be read ({error}); it must be a text file of NAME=value lines"
+        ) from None
+    for source in (in_file, environ):
+        for key, value in source.items():
+            if not key.startswith("EB_") or value is None:
+                continue
+            name = key[3:].lower()
+            if name in LEFT:
+                raise ConfigError(f"{key} is no longer a setting: {LEFT[name]}")
+            if name not in Config.model_fields or key != key.upper():
+                known = [f"EB_{field.upper()}" for field in Config.model_fields]
+                raise ConfigError(
+                    f"unknown variable {key}{_suggest(key, known)}; valid ones are "
+                    f"{', '.join(known)}"
+                )
+            values[name] = value
+    return values
+
+
+# ---- parsers of command lines
 
 
 def add_settings(
@@ -72,159 +180,6 @@ def add_settings(
             if name in hidden:
                 help = argparse.SUPPRESS
             group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=help, **kind)
-    unseen: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for name in EARLIER if "kv_cache" not in unused else ():
-        parser.add_argument(flag(name), dest="kv_cache", type=partial(_as_size, name), **unseen)
-
-
-def _as_size(earlier: str, value: str) -> str:
-    """Return the value of an earlier setting as one of kv_cache, with a warning."""
-    size = as_size(earlier, value)
-    print(f"warning: {flag(earlier)} is now --kv-cache {size}", file=sys.stderr)
-    return size
-
-
-def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -> dict[str, str]:
-    """Return the settings of EB_* variables over .env. Raises ConfigError for unknown ones."""
-    values: dict[str, str] = {}
-    try:
-        in_file = dotenv_values(dotenv) if dotenv and dotenv.is_file() else {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{dotenv} cannot be read ({error}); it must be a text file of NAME=value lines"
-        ) from None
-    for source in (in_file, environ):
-        for key, value in source.items():
-            if not key.startswith("EB_") or value is None:
-                continue
-            name = key[3:].lower()
-            if name in LEFT:
-                raise ConfigError(f"{key} is no longer a setting: {LEFT[name]}")
-            if name not in {*Config.model_fields, *EARLIER} or key != key.upper():
-                known = [f"EB_{field.upper()}" for field in Config.model_fields]
-                raise ConfigError(
-                    f"unknown variable {key}{_suggest(key, known)}; valid ones are "
-                    f"{', '.join(known)}"
-                )
-            if name in EARLIER:
-                name, value = "kv_cache", _as_size(name, value)
-            values[name] = value
-    return values
-
-
-def build(
-    mode: str | None, flags: Mapping[str, Any], values: Mapping[str, str], fill_in: FillIn = resolve
-) -> Config:
-    """Return a mode's Config; fill_in resolves what is `auto`. Raises ConfigError."""
-    mode = mode or values.get("mode")
-    order = flags.get("order", values.get("order"))
-    for name in (mode, order):
-        if name in PROBLEMS:
-            raise ConfigError(PROBLEMS[name])
-    if mode in ORDERS:
-        raise ConfigError(f"{mode} is an order, not a mode; write dynamic --order {mode}")
-    if order in MODES:
-        raise ConfigError(f"{order} is a mode, not an order; write it without --order")
-    if mode not in MODES:
-        what = f"unknown mode {mode!r}{_suggest(mode, MODES)}" if mode else "no mode given"
-        more = "" if mode else "; --help explains them"
-        raise ConfigError(f"{what}; valid modes are {', '.join(MODES)}{more}")
-    flags = in_todays_names(flags)
-    chosen = in_todays_names(values) | flags
-    try:
-        for reason in _meaningless(mode, flags, chosen):
-            raise ValueError(reason)
-        config = Config(**fill_in({**chosen, "mode": mode}))
-        for reason in itertools.chain(
-            _meaningless_here(config, flags), orders.contradictions(config, flags)
-        ):
-            raise ValueError(reason)
-        return config
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        if first["loc"]:
-            name = str(first["loc"][0])
-            given = "" if name == "api_key" else f" {first['input']!r}"
-            message = f"{flag(name)}{given}: {message[0].lower()}{message[1:]}"
-        raise ConfigError(message) from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _meaningless(mode: str, flags: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each flag that has no meaning beside the other settings."""
-    for name in flags:
-        if not meaningful(name, mode):
-            modes = " and ".join(ONLY_IN[name])
-            yield f"{flag(name)} has no meaning in mode {mode}; it belongs to {modes}"
-    for name in flags.keys() & NEEDS.keys():
-        other, values = NEEDS[name]
-        if chosen.get(other) not in values and not bounds_skipping(name, chosen):
-            yield (
-                f"{flag(name)} has no meaning without {flag(other)} {' or '.join(values)}; add "
-                "that, or leave it out"
-            )
-    for (other, value), names in UNUSED.items():
-        for name in names:
-            if name in flags and chosen.get(other) == value:
-                yield (
-                    f"{flag(name)} has no meaning with {flag(other)} {value}; leave one of them out"
-                )
-    for name in flags.keys() & {"max_loras", "lora_policy"}:
-        if not (chosen.get("lora") or chosen.get("lora_random")):
-            yield (
-                f"{flag(name)} has no meaning without --lora or --lora-random; add one of them, or "
-                "leave it out"
-            )
-    for name, what in (("api_key", "a key"), ("api_keys", "a file of keys")):
-        if chosen.get(name) == "":  # left out it would be open to everyone
-            yield f"{flag(name)} is empty; give {what}, or none"
-
-
-def _meaningless_here(config: Config, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each flag that has no meaning on this machine."""
-    if config.device == "cpu":
-        if "enforce_eager" in flags:
-            yield "--enforce-eager has no meaning on a CPU; leave it out"
-        if "batch_invariant" in flags:
-            yield (
-                "--batch-invariant has no meaning on a CPU, where our kernels add in one order "
-                "already; leave it out"
-            )
-        if str(flags.get("kv_cache")).endswith("%"):
-            yield (
-                f"--kv-cache {flags['kv_cache']} is a share of a GPU's memory; on a CPU give a "
-                "size such as 4GB or 2048blocks"
-            )
-    elif flags.get("enforce_eager") and (
-        config.attention != "triton" or config.generator != "cached"
-    ):
-        yield (
-            "--enforce-eager has no meaning without attention triton, which alone is captured; "
-            "leave it out"
-        )
-
-
-def parse(
-    argv: Sequence[str],
-    environ: Mapping[str, str] = os.environ,
-    dotenv: Path | None = DOTENV,
-    fill_in: FillIn = resolve,
-) -> Config:
-    """Parse a server's command line. Raises ConfigError; exits 0 after --help."""
-    parser = Parser(
-        prog="./server.sh", usage="%(prog)s MODE [--setting X …]",
-        description="Serve GPT-2 in one batching mode; with --replicas N [--router NAME] "
-        "[--autoscale NAME=VALUE …] as N replicas on Ray Serve.", most_used=MOST_USED,
-        examples=["./server.sh dynamic --max-batch-size 16"],
-    )  # fmt: skip
-    parser.add_argument("mode", nargs="?", metavar="MODE", help=meaning("mode")[0])
-    add_settings(parser)
-    known, unknown = parser.parse_known_args(argv)
-    refuse_unknown(parser, unknown)
-    flags = vars(known)
-    return build(flags.pop("mode"), flags, from_environment(environ, dotenv), fill_in)
 
 
 def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
@@ -248,3 +203,85 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
 def _suggest(word: str | None, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(word or "", valid, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+class Formatter(argparse.HelpFormatter):
+    """Breaks lines between words alone; indented lines, such as commands, stay lines."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30)
+
+    def start_section(self, heading: str | None) -> None:
+        margin = " " * self._current_indent
+        super().start_section(heading and _wrapped(heading, self._width - 1, "", margin))
+
+    def _format_usage(self, *arguments: Any) -> str:
+        usage = super()._format_usage(*arguments)
+        return self._fill_text(usage.strip(), self._width, "") + "\n\n"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for stays, lines in itertools.groupby(text.splitlines(), lambda line: line[:1] in " "):
+            for line in lines if stays else [" ".join(lines)]:
+                margin = indent + " " * (len(line) - len(line.lstrip()))
+                filled.append(_wrapped(line.strip(), width, margin, margin + "  " * stays))
+        return "\n".join(filled)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        invocation, margin = super()._format_action_invocation(action), self._current_indent
+        return _wrapped(invocation, self._width - margin, "", " " * (margin + 2))
+
+
+def _wrapped(text: str, width: int, first: str, others: str) -> str:
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+    )
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError. most_used: the flags that --help shows, with `examples`, if not all."""
+
+    def __init__(
+        self, *, most_used: Sequence[str] = (), examples: Sequence[str] = (),
+        add_help: bool = True, **settings: Any,
+    ):  # fmt: skip
+        self._most_used, self._examples = most_used, examples
+        super().__init__(
+            formatter_class=Formatter, allow_abbrev=False, add_help=add_help and not most_used,
+            **settings,
+        )  # fmt: skip
+        self.help_flag = "--help all" if most_used else "--help"
+        if most_used:
+            text = "show the flags most used, or all of them"
+            self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="all", help=text)
+
+    def error(self, message: str) -> NoReturn:
+        if ";" not in message:  # a sentence of ours says what to do after it
+            message += f"; {self.help_flag} explains each flag"
+        raise ConfigError(message)
+
+    def format_most_used(self) -> str:
+        flags = [each for each in self._actions if each.option_strings]
+        n_flags = sum(each.help != argparse.SUPPRESS for each in flags)
+        shown = [self._option_string_actions[name] for name in ("--help", *self._most_used)]
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.start_section("flags most used")
+        formatter.add_arguments(self._get_positional_actions() + shown)
+        formatter.end_section()
+        if self._examples:
+            formatter.add_text("\n  ".join(["examples:", *self._examples]))
+        formatter.add_text(f"{self.help_flag} shows all {n_flags} flags")
+        return formatter.format_help()
+
+
+class _Help(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        assert isinstance(parser, Parser)
+        _, words, _ = arguments
+        print(parser.format_help() if words == "all" else parser.format_most_used(), end="")
+        parser.exit()

@@ -1,25 +1,31 @@
-"""Every setting of a server with its meaning and its limits."""
+"""Every setting of a server with its meaning and its limits. A policy's fields are settings of the
+modes and orders that have it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
     ValidationInfo,
+    create_model,
     field_validator,
-    model_validator,
-)  # fmt: skip
+)
 
-from config.adapters import read_lora, read_lora_random
-from config.keys import read_key, read_keys
-from config.pool import in_todays_names, read_size
+from config.reading import read_key, read_keys, read_lora, read_lora_random, read_size, read_sizes
 from config.shapes import SHAPES
-from config.tables import of_tables, setting
+from scheduling import user_policies
+from scheduling.policies import MODES, ORDERS, Order, Policy
 from scheduling.policies.deadlines import EXAMPLE, read_slo_classes
 from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
@@ -28,221 +34,292 @@ from scheduling.policies.priority import read_queue_policies
 from scheduling.speculation import read_draft
 
 ONLY_OVER_HTTP = (
-    "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log",
-    "record", "live", "live_prompts", "host", "port", "api_key", "api_keys", "allowed_hosts",
-    "log_level",
-)  # fmt: skip
-NOT_SIMULATED = {*ONLY_OVER_HTTP, "weights_seed"} - {"request_timeout_s"}  # in virtual time
-MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
-SPARE_FILES = 128  # open files of a server beside its connections
-DOOMED_FILES = 4096  # connections that may wait to be closed, where the system allows as many files
-# how long Ctrl-C waits for clients; gunicorn kills the worker 2 s after a second signal
-END_S = 1.5
-BOOT_ERROR = 3  # exit code that gunicorn takes for a worker that is not to be started again
-HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # the variable that hands the Config to gunicorn's worker
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-
-
-READERS: dict[str, Callable[[str], object]] = {  # of settings that stay texts
-    "length_predictor": predictor, "prefill": read_prefill, "queue_policy": read_queue_policies,
-    "user_weights": read_user_weights, "slo_classes": read_slo_classes,
-    "draft": read_draft, "lora_random": read_lora_random,
-}  # fmt: skip
+    *("request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log"),
+    *("record", "live", "host", "port", "api_key", "api_keys", "allowed_hosts"),
+)
+NOT_SIMULATED = {*ONLY_OVER_HTTP} - {"request_timeout_s"}  # in virtual time
+VOCABULARIES = {"r50k_base": 50257, "bytes": 257}  # ids of each tokenizer
+PARTS = ("attention", "linear")  # of the engine, each before --kernels
 
 
 class ConfigError(Exception):
     """A setting that cannot be used; the message is one sentence that names the fix."""
 
 
+# ---- settings of the tables of modes and orders
+
+# before the tables are read: fields of users' policies are settings, too
+user_policies.load(user_policies.words(sys.argv[1:], os.environ), os.environ)
+KINDS: list[type[Policy] | type[Order]] = [*MODES.values(), *ORDERS.values()]
+
+
+def _having(table: Mapping[str, type[Policy] | type[Order]]) -> dict[str, tuple[str, ...]]:
+    """Return for each field of a table's classes the names of the rows that have it."""
+    names = {each.name for kind in table.values() for each in fields(kind)}
+    return {
+        name: tuple(row for row, kind in table.items() if name in kind.__dataclass_fields__)
+        for name in names
+    }
+
+
+# the modes that have each setting that is a field of policies
+ONLY_IN = _having(MODES)
+# of each setting that has a meaning only with some values of another one, that one and the values
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    **{
+        each.name: (each.metadata["needs"][0], (each.metadata["needs"][1],))
+        for kind in KINDS
+        for each in fields(kind)
+        if each.metadata["needs"]
+    },
+    "fake_slowdown": ("model", ("fake",)),
+    "padded_prefill": ("generator", ("padded",)),
+    **{name: ("order", orders) for name, orders in _having(ORDERS).items()},
+}
+
+
+def flag(name: str) -> str:
+    """Return a setting's name on a command line."""
+    return "--" + name.replace("_", "-")
+
+
+def setting(default: Any, shown: str, meaning: str | None = None, **limits: Any) -> Any:
+    """Return a field of Config. shown: the default in words. meaning: if no text below it says."""
+    about: dict[str, Any] = {"shown": shown}
+    return Field(default, description=meaning, json_schema_extra=about, **limits)
+
+
+def of_tables() -> type[BaseModel]:
+    """Return a model of the settings in the tables: a mode, an order, and the fields of all."""
+    *most, last = MODES
+    found: dict[str, Any] = {
+        "mode": (
+            Literal[tuple(MODES)],
+            Field(description=f"batching mode: {', '.join(most)} or {last}"),
+        ),
+        "order": (
+            Literal[tuple(ORDERS)],
+            setting("fcfs", "fcfs", f"order of the waiting requests: {', '.join(ORDERS)}"),
+        ),
+    }
+    for kind in KINDS:
+        types = get_type_hints(kind)
+        for each in fields(kind):
+            about, modes = each.metadata, ONLY_IN.get(each.name, tuple(MODES))
+            scope = f"{', '.join(modes)}: " if len(modes) < len(MODES) else ""
+            if (needs := NEEDS.get(each.name)) and needs[0] == "order":
+                scope = f"with --order {' or '.join(needs[1])}: "
+            meaning = scope + about["meaning"]
+            field = setting(each.default, about["shown"], meaning, **about["limits"])
+            type_ = types[each.name]
+            found[each.name] = (Sizes if type_ == tuple[int, ...] else type_, field)
+    return create_model("OfTables", **found)
+
+
+def meaningful(name: str, mode: str) -> bool:
+    """Return whether a setting has a meaning in a mode."""
+    return name not in ONLY_IN or mode in ONLY_IN[name]
+
+
+def has_effect(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a setting has a meaning beside the others of a config."""
+    other, values = NEEDS.get(name, ("mode", (config["mode"],)))
+    needed = config.get(other, values[0]) in values
+    # in every order it limits how long a request is overtaken
+    skips = name == "max_wait_s" and config.get("lora_policy") in ("skip", "drain")
+    return (needed or skips) and meaningful(name, config["mode"])
+
+
+# ---- types
+
+
+def of_text(read: Callable[[str], Any]) -> BeforeValidator:
+    """Return a validator that reads what a command line gives; other values stay."""
+    return BeforeValidator(lambda value: read(value) if isinstance(value, str) else value)
+
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Sizes = Annotated[tuple[int, ...], of_text(read_sizes)]
+FileName = Annotated[str, Field(min_length=1)]
+READERS: dict[str, Callable[[str], object]] = {  # of settings that stay texts
+    "length_predictor": predictor,
+    "prefill": read_prefill,
+    "queue_policy": read_queue_policies,
+    "user_weights": read_user_weights,
+    "slo_classes": read_slo_classes,
+    "draft": read_draft,
+    "lora_random": read_lora_random,
+}
+
+
+def _draft_tokens(value: Any) -> Any:
+    if not str(value).isdecimal():
+        raise ValueError(
+            "must be a number of draft tokens, such as 4, or 0 for none; auto and numbers by rows "
+            "have left, so compare --speculate 2 and 4 at your load"
+        )
+    return value
+
+
+def _with_whole_paths(text: str) -> str:
+    """The server runs in a folder of its own."""
+    return ",".join(f"{name}={source.folder}" for name, source in read_lora(text).items())
+
+
 class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are known when it runs
-    """Every setting, valid by itself; `Config` refuses those that do not fit together."""
+    """Every setting, valid by itself; `checks` has those that do not fit together."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+        frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
-    # fmt: off
-    max_batch_size: Count = setting(32, "rows in a batch at most", "32 on a CPU, 256 on a GPU",
-        le=100_000)
-    token_budget: Count = setting(256, "prefill tokens and draft tokens in an iteration at most",
-        "256 on a CPU, 2048 on a GPU")
-    loop_interval_ms: NotNegative = setting(0.0,
-        "sleep between iterations; 10 reproduces the original experiment's loop")
+    max_batch_size: Annotated[Count, Field(le=100_000)] = setting(32, "32 on a CPU, 256 on a GPU")
+    """rows in a batch at most"""
+    token_budget: Count = setting(256, "256 on a CPU, 2048 on a GPU")
+    """prefill tokens and draft tokens in an iteration at most"""
+    loop_interval_ms: NotNegative = 0.0
+    """sleep between iterations; 10 reproduces the original experiment's loop"""
 
-    ahead: bool = setting(False,
-        "plan an iteration while the engine computes the one before; for a GPU, since on a CPU "
-        "both share the cores", "off")
-    speculate: int = setting(0, "draft tokens that a row verifies in an iteration; 0: none")
-    draft: str = setting("ngram",
-        "draft tokens come from: ngram (what followed the same words before), model:FOLDER (a "
-        "small GPT-2 of the same vocabulary, with KV blocks of its own beside kv_cache; for demo "
-        "model:demo-draft), or acceptance:0.7 (anywhere, and so many are accepted: texts mean "
-        "nothing, speed is real)")
-    length_predictor: str = setting("exact",
-        "lengths by which orders and bins sort: exact (the completion tokens that requests state), "
-        "noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)")
-    slo_classes: str = setting("",
+    ahead: bool = False
+    """plan an iteration while the engine computes the one before; for a GPU, since on a CPU both
+    share the cores"""
+    speculate: Annotated[int, BeforeValidator(_draft_tokens)] = 0
+    """draft tokens that a row verifies in an iteration; 0: none"""
+    draft: str = "ngram"
+    """draft tokens come from: ngram (what followed the same words before), model:FOLDER (a small
+    GPT-2 of the same vocabulary, with KV blocks of its own beside kv_cache; for demo
+    model:demo-draft), or acceptance:0.7 (anywhere, and so many are accepted: texts mean nothing,
+    speed is real)"""
+    length_predictor: str = "exact"
+    """lengths by which orders and bins sort: exact (the completion tokens that requests state),
+    noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)"""
+    slo_classes: str = setting(
+        "",
+        "none",
         "classes with limits on time to first token and per output token, in ms, which requests "
-        f"name as slo_class: {EXAMPLE}", "none")
-    shed: bool = setting(False,
-        "dynamic with --order fcfs, priority or edf: refuse requests that cannot meet their limit "
-        "on time to first token any more (429), and end those that wait beyond it (504)", "off")
-    preserve_ordering: bool = setting(False,
-        "plain answers leave in the order in which their requests came", "off")
+        f"name as slo_class: {EXAMPLE}",
+    )
+    shed: bool = False
+    """dynamic with --order fcfs, priority or edf: refuse requests that cannot meet their limit on
+    time to first token any more (429), and end those that wait beyond it (504)"""
+    preserve_ordering: bool = False
+    """plain answers leave in the order in which their requests came"""
 
-    kv_cache: str = setting("90%",
-        "memory for keys and values: 4GB (of 10^9 bytes), 2048blocks, or 90% (of a GPU's memory, "
-        "which weights and CUDA graphs fill, too)", "4GB on a CPU, 90% on a GPU")
-    kv_dtype: Literal["auto", "int8"] = setting("auto",
-        "CPU: type of keys and values, auto (as --dtype) or int8 with a scale for each token and "
-        "head: half of bfloat16's memory")
-    block_size: Count = setting(16,
-        "tokens in a KV block; if as many as max_model_len, each request has one block")
-    max_model_len: int = setting(1024, "prompt + completion tokens of a request at most", ge=2)
-    prefix_caching: bool = setting(False,
-        "keep computed KV blocks, and share them among requests that begin alike", "off")
+    kv_cache: Annotated[str, AfterValidator(lambda text: str(read_size(text)))] = setting(
+        "90%", "4GB on a CPU, 90% on a GPU"
+    )
+    """memory for keys and values: 4GB (of 10^9 bytes), 2048blocks, or 90% (of a GPU's memory, which
+    weights and CUDA graphs fill, too)"""
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    """CPU: type of keys and values, auto (as --dtype) or int8 with a scale for each token and head:
+    half of bfloat16's memory"""
+    block_size: Count = 16
+    """tokens in a KV block; if as many as max_model_len, each request has one block"""
+    max_model_len: Annotated[Count, Field(ge=2)] = 1024
+    """prompt + completion tokens of a request at most"""
+    prefix_caching: bool = False
+    """keep computed KV blocks, and share them among requests that begin alike"""
 
-    model: str = setting("", f"{', '.join(SHAPES)}, or the folder of a Hugging Face GPT-2",
-        "auto: gpt2-medium on a GPU, demo on a CPU")
-    weights: Literal["pretrained", "random"] = setting("pretrained",
-        "pretrained, or random: seeded, no download of weights, the same speed")
-    weights_seed: Seed = setting(0, "seed of random weights")
-    tokenizer: Literal["r50k_base", "bytes"] = setting("bytes", "r50k_base (GPT-2's BPE) or bytes",
-        "auto: the one whose ids are the vocabulary, 50,257 or 257")
-    device: Literal["cpu", "cuda"] = setting("cpu", "cpu or cuda", "auto: cuda if there is a GPU")
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "float32 or bfloat16",
-        "auto: bfloat16 where the processor computes it natively, float32 for demo")
-    threads: Count = setting(1, "torch threads", "auto: physical cores, 1 for demo")
-    kernels: Literal["auto", "plain"] = setting("auto",
-        "auto (the fastest parts that run here) or plain (PyTorch's own operations)")
-    generator: Literal["cached", "padded", "naive"] = setting("cached",
-        "cached; padded: rows as long as the longest, in PyTorch's own attention (BATON); or "
-        "naive: recompute everything, no KV cache")
-    padded_prefill: Literal["apart", "together"] = setting("apart",
-        "with --generator padded: prompts are a rectangle of their own (apart, BATON), or one with "
-        "the rows that decode, each as wide as the longest chunk (together)")
-    padded_compact: float = setting(0.5,
-        "with --generator padded: keys and values are copied to a tight rectangle as soon as more "
-        "than this share of theirs would be saved", ge=0, le=1)
-    fake_slowdown: Positive = setting(1.0,
-        "with --model fake: factor by which its iterations take longer")
-    lora: str = setting("",
-        "LoRA adapters in PEFT's form, which requests name as their model: "
-        "NAME=FOLDER,NAME=FOLDER", "none")
-    lora_random: str = setting("",
-        "random LoRA adapters, for measurements: N:RANK makes lora-0, lora-1, … of that rank",
-        "none")
-    max_loras: Count = setting(8,
-        "adapters that the engine holds at once; the others are loaded when requests need them")
-    lora_policy: Literal["mixed", "grouped", "skip", "drain"] = setting("mixed",
-        "adapters of a batch: mixed (as many as the engine holds), grouped (one), skip (a request "
-        "whose adapter must wait is overtaken) or drain (a running adapter gives way)")
-    attention: Literal["kernel", "triton", "plain"] = setting("plain",
-        "attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)",
-        "auto: kernel on a CPU with a C++ compiler, triton on a GPU")
-    linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting("plain",
-        "linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits), "
-        "onednn (weights packed once), triton (ours for GPUs up to 32 tokens, with norms, gelu and "
-        "additions inside) or plain (PyTorch's)",
+    model: str = setting(
+        "",
+        "auto: gpt2-medium on a GPU, demo on a CPU",
+        f"{', '.join(SHAPES)}, or the folder of a Hugging Face GPT-2",
+    )
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """pretrained, or random: seeded, no download of weights, the same speed"""
+    tokenizer: Literal["r50k_base", "bytes"] = setting(
+        "bytes", "auto: the one whose ids are the vocabulary, 50,257 or 257"
+    )
+    """r50k_base (GPT-2's BPE) or bytes"""
+    device: Literal["cpu", "cuda"] = setting("cpu", "auto: cuda if there is a GPU")
+    """cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "auto: bfloat16 where the processor computes it natively, float32 for demo"
+    )
+    """float32 or bfloat16"""
+    threads: Count = setting(1, "auto: physical cores, 1 for demo")
+    """torch threads"""
+    kernels: Literal["auto", "plain"] = "auto"
+    """auto (the fastest parts that run here) or plain (PyTorch's own operations)"""
+    generator: Literal["cached", "padded", "naive"] = "cached"
+    """cached; padded: rows as long as the longest, in PyTorch's own attention (BATON); or naive:
+    recompute everything, no KV cache"""
+    padded_prefill: Literal["apart", "together"] = "apart"
+    """with --generator padded: prompts are a rectangle of their own (apart, BATON), or one with the
+    rows that decode, each as wide as the longest chunk (together)"""
+    fake_slowdown: Positive = 1.0
+    """with --model fake: factor by which its iterations take longer"""
+    lora: Annotated[str, AfterValidator(_with_whole_paths)] = ""
+    """LoRA adapters in PEFT's form, which requests name as their model: NAME=FOLDER,NAME=FOLDER"""
+    lora_random: str = ""
+    """random LoRA adapters, for measurements: N:RANK makes lora-0, lora-1, … of that rank"""
+    max_loras: Count = 8
+    """adapters that the engine holds at once; the others are loaded when requests need them"""
+    lora_policy: Literal["mixed", "grouped", "skip", "drain"] = "mixed"
+    """adapters of a batch: mixed (as many as the engine holds), grouped (one), skip (a request
+    whose adapter must wait is overtaken) or drain (a running adapter gives way)"""
+    attention: Literal["kernel", "triton", "plain"] = setting(
+        "plain", "auto: kernel on a CPU with a C++ compiler, triton on a GPU"
+    )
+    """attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)"""
+    linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting(
+        "plain",
         "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; triton "
-        "on a GPU, without adapters")
-    sampler: Literal["kernel", "plain"] = setting("plain",
-        "sampling: kernel (our C++) or plain (PyTorch's)",
-        "auto: kernel on a CPU with a C++ compiler")
-    norms: Literal["kernel", "triton", "plain"] = setting("plain",
-        "additions and norms: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's)",
-        "auto: kernel on a CPU with a C++ compiler, triton on a GPU")
-    decoder_batch_sizes: tuple[int, ...] = setting((),
-        "decode iterations are filled up with padding rows to the smallest that holds them: "
-        "32,8,4,1, or none",
-        "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph")
-    enforce_eager: bool = setting(False, "GPU: no CUDA graphs; slower, for comparison", "off")
-    batch_invariant: bool = setting(False,
-        "GPU: linear triton for any number of tokens, so that a request's text does not depend on "
-        "what is computed beside it; slower for many tokens", "off")
+        "on a GPU, without adapters",
+    )
+    """linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits),
+    onednn (weights packed once), triton (ours for GPUs up to 32 tokens, with norms, gelu and
+    additions inside) or plain (PyTorch's)"""
+    decoder_batch_sizes: Sizes = setting(
+        (), "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph"
+    )
+    """decode iterations are filled up with padding rows to the smallest that holds them: 32,8,4,1,
+    or none, which makes no CUDA graphs either"""
+    batch_invariant: bool = False
+    """GPU: linear triton for any number of tokens, so that a request's text does not depend on what
+    is computed beside it; slower for many tokens"""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 listens to other machines too")
-    port: int = setting(8500, "port to listen on", ge=1, le=65535)
+    host: str = "127.0.0.1"
+    """address to listen on; 0.0.0.0 listens to other machines too"""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8500
+    """port to listen on"""
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
-    api_key: SecretStr | None = setting(None,
-        "clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps", "none",
-        exclude=True, repr=False)
+    api_key: Annotated[SecretStr | None, of_text(read_key)] = setting(
+        None, "none", exclude=True, repr=False
+    )
+    """clients must send it: Authorization: Bearer KEY; EB_API_KEY hides it from ps"""
     # the user of each key, by its digest
-    api_keys: dict[str, str] | None = setting(None,
-        "a key for each user: a file of lines NAME KEY; limits, fairness and logs go by that name",
-        "none", exclude=True, repr=False)
-    allowed_hosts: str = setting("",
-        "without a key: names beside localhost by which clients may reach this server, separated "
-        "by commas; *: any", "addresses and localhost")
-    max_waiting: int = setting(1024,
-        "requests that may wait beside max_batch_size running ones; beyond it 429", ge=0)
-    user_requests_per_minute: Count | None = setting(None,
-        "requests that each user may send in a minute; beyond it 429", "none")
-    user_tokens_per_minute: Count | None = setting(None,
-        "prompt and completion tokens that each user may ask for in a minute", "none")
-    request_timeout_s: Positive | None = setting(None,
-        "answer 504 after this long; a request may set its own", "none")
-    header_timeout_s: Positive = setting(10.0,
-        "answer 408 if a request's headers are not whole after this long")
-    body_timeout_s: Positive = setting(30.0,
-        "answer 408 if a request's body is not whole this long after its headers")
-    drain_timeout_s: NotNegative = setting(3600.0,
-        "SIGTERM finishes requests in flight; after this long they get an error")
+    api_keys: Annotated[dict[str, str] | None, of_text(read_keys)] = setting(
+        None, "none", exclude=True, repr=False
+    )
+    """a key for each user: a file of lines NAME KEY; limits, fairness and logs go by that name"""
+    allowed_hosts: str = setting("", "addresses and localhost")
+    """without a key: names beside localhost by which clients may reach this server, separated by
+    commas; *: any"""
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    """requests that may wait beside max_batch_size running ones; beyond it 429"""
+    user_requests_per_minute: Count | None = None
+    """requests that each user may send in a minute; beyond it 429"""
+    user_tokens_per_minute: Count | None = None
+    """prompt and completion tokens that each user may ask for in a minute"""
+    request_timeout_s: Positive | None = None
+    """answer 504 after this long; a request may set its own"""
+    header_timeout_s: Positive = 10.0
+    """answer 408 if a request's headers are not whole after this long"""
+    body_timeout_s: Positive = 30.0
+    """answer 408 if a request's body is not whole this long after its headers"""
+    drain_timeout_s: NotNegative = 3600.0
+    """SIGTERM finishes requests in flight; after this long they get an error"""
 
-    live: Literal["on", "off"] = setting("on",
-        "GET /live shows the rows of the batch while a page is open: on or off")
-    live_prompts: bool = setting(False,
-        "show there the beginning of each prompt, which is its sender's data", "off")
-    request_log: str | None = setting(None,
-        "append a JSON line for every request that ended to this file", "none", min_length=1)
-    record: str | None = setting(None,
-        "append every call that changes the scheduler to this file, for ./simulate.sh --replay",
-        "none", min_length=1)
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info",
-        "debug, info, warning or error")
-    # fmt: on
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename(cls, settings: Any) -> Any:
-        """Take the settings of an older run, too."""
-        return in_todays_names(settings) if isinstance(settings, dict) else settings
-
-    @field_validator("speculate", mode="before")
-    @classmethod
-    def _check_speculate(cls, value: Any) -> Any:
-        if not str(value).isdecimal():
-            raise ValueError(
-                "must be a number of draft tokens, such as 4, or 0 for none; auto and numbers by "
-                "rows have left, so compare --speculate 2 and 4 at your load"
-            )
-        return value
-
-    @field_validator("kv_cache")
-    @classmethod
-    def _read_size(cls, text: str) -> str:
-        return str(read_size(text))
-
-    @field_validator("decoder_batch_sizes", "preferred_batch_sizes", mode="before")
-    @classmethod
-    def _read_sizes(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return () if value == "none" else tuple(int(size) for size in value.split(","))
-        except ValueError:
-            raise ValueError(
-                "must be numbers separated by commas, such as 32,8,4,1, or none"
-            ) from None
-
-    @field_validator("api_key", "api_keys", mode="before")
-    @classmethod
-    def _read_keys(cls, value: Any, info: ValidationInfo) -> Any:
-        read = read_key if info.field_name == "api_key" else read_keys
-        return read(value) if isinstance(value, str) else value
+    live: Literal["on", "off", "prompts"] = "on"
+    """GET /live shows the rows of the batch while a page is open: on, off, or prompts (with the
+    beginning of each prompt, which is its sender's data)"""
+    request_log: FileName | None = None
+    """append a JSON line for every request that ended to this file"""
+    record: FileName | None = None
+    """append every call that changes the scheduler to this file, for ./simulate.sh --replay"""
 
     @field_validator("decoder_batch_sizes")
     @classmethod
@@ -267,8 +344,11 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         READERS[str(info.field_name)](text)
         return text
 
-    @field_validator("lora")
-    @classmethod
-    def _with_whole_paths(cls, text: str) -> str:
-        """The server runs in a folder of its own."""
-        return ",".join(f"{name}={source.folder}" for name, source in read_lora(text).items())
+
+def meaning(name: str) -> tuple[str, str]:
+    """Return what a setting means, and its default in words."""
+    field = Settings.model_fields[name]
+    known = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    default = str(known.get("shown", field.default))
+    names = {"False": "off", "None": "none", "": "none", "PydanticUndefined": ""}
+    return " ".join(str(field.description).split()), names.get(default, default)

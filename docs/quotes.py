@@ -15,7 +15,7 @@ numbers named, else all), `capacity`, `identity` and `made`. A part of a JSON fi
 number and its format: keys, indices, KEY=VALUE of the items of a list, and * for each of them, one
 a seed, of which a mean and its interval are shown. Two such ways with ÷ or − between them are
 compared seed by seed. A part of a page is `table N`, of which `columns model;rows` shows those
-columns and `rows TEXT` the rows that hold this text.
+columns and `rows TEXT;TEXT` the rows that hold one of these texts.
 """
 
 from __future__ import annotations
@@ -37,14 +37,21 @@ from compare.servers import ROOT
 from docs import reference
 
 QUOTE = re.compile(r"<!-- (code|results/\S+?)#(.+?) -->(.*?)<!-- end -->", re.DOTALL)
-PAGES = ("README.md", "*/README.md", "docs/**/*.md")
+PAGES = (
+    "README.md",
+    "results/README.md",
+    "generate/demo/README.md",
+    "lab/*/README.md",
+    "docs/**/*.md",
+)
 
 
 def headlines(run: Run, *names: str) -> str:
     """Return the headline table, or its columns of these names."""
-    if names:
-        return tables.markdown(tables.rows_of(run.variants, keys(*names)))
-    return tables.headlines(run.variants)
+    if not names:
+        return tables.headlines(run.variants)
+    cases = tables.of_variants(run.variants)
+    return tables.markdown(tables.rows_of(["variant"], keys(" ".join(names)), cases))
 
 
 def capacity(run: Run) -> str:
@@ -86,12 +93,12 @@ def _table(page: str, part: str) -> str:
     """Return a page's N-th table, or some of its columns and rows."""
     wanted = re.fullmatch(r"table (\d+)(?: columns (.+?))?(?: rows (.+))?", part)
     if not wanted:
-        raise ValueError("a part of a page is table N [columns A;B] [rows TEXT]")
-    number, columns, text = wanted.groups()
+        raise ValueError("a part of a page is table N [columns A;B] [rows TEXT;TEXT]")
+    number, columns, texts = wanted.groups(default="")
     blocks = [block for block in page.split("\n\n") if block.startswith("|")]
     head, line, *rows = blocks[int(number) - 1].strip().splitlines()
-    lines = [head, line, *(row for row in rows if text is None or text in row)]
-    if columns is None:
+    lines = [head, line, *(row for row in rows if any(text in row for text in texts.split(";")))]
+    if not columns:
         return "\n".join(lines)
     names = [cell.strip() for cell in head.strip("|").split("|")]
     places = [names.index(name) for name in columns.split(";")]

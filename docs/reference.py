@@ -12,20 +12,25 @@ from typing import Any
 from client.results import KEYS
 from client.traces import Request
 from compare.report.tables import markdown
-from config import features, groups
-from config.tables import flag
+from config import flag
+from config.checks import APART, ENGINES, FEATURES
+from config.flags import GROUPS
+from config.settings import meaning
 from scheduling.errors import Cancelled, ServingError
-from server.api import answers, bodies, lora
+from server.api import answers, bodies
 from server.api.openapi import DESCRIBED, PROBLEMS
 from server.api.refusals import STATUSES, Refused, kind_of
 from server.observers import metrics
 from stats import DEFINITIONS, IN_RESULTS, MEASURES
 
 LIMITS = {
-    "minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}",
-    "minLength": "≥ {} characters", "maxLength": "≤ {} characters", "minItems": "≥ {} items",
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "exclusiveMaximum": "< {}",
+    "maxLength": "≤ {} characters",
     "maxItems": "≤ {} items",
-}  # fmt: skip
+}
 Schema = dict[str, Any]
 
 
@@ -36,11 +41,22 @@ def table(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 def settings() -> str:
     parts = []
-    for title, names in groups.GROUPS.items():
+    for title, names in GROUPS.items():
         flags = ["MODE" if name == "mode" else flag(name) for name in names]
-        rows = [(f"`{each}`", *groups.meaning(name)[::-1]) for each, name in zip(flags, names)]
+        rows = [(f"`{each}`", *meaning(name)[::-1]) for each, name in zip(flags, names)]
         parts.append(f"### {title}\n\n{table('flag | default | meaning', rows)}")
     return "\n\n".join(parts)
+
+
+def features() -> str:
+    """Return which features go together."""
+    n = len(FEATURES) - 1
+    lines = [f"| | {' | '.join(each.name for each in FEATURES[:-1])} |", "|---|" + "---|" * n]
+    for i, row in enumerate(FEATURES[1:], 1):
+        apart = [(column, row) in APART or (column, row) == ENGINES for column in FEATURES[:i]]
+        cells = ["no" if no else "yes" for no in apart] + [""] * (n - i)
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def routes() -> str:
@@ -58,10 +74,11 @@ def errors() -> str:
     errors = [kind("") for kind in kinds if kind not in (Refused, Cancelled)]
     codes = {(error.code, kind_of(error).status): None for error in errors}
     codes |= dict.fromkeys(STATUSES.items())
-    return table("status | `code` | when", [
+    rows = [
         (str(status), ", ".join(f"`{code}`" for code, of in codes if of == status), when)
         for status, when in PROBLEMS.items()
-    ])  # fmt: skip
+    ]
+    return table("status | `code` | when", rows)
 
 
 def fields(head: str, **of: Any) -> str:
@@ -100,24 +117,10 @@ def _kind(field: Schema) -> str:
         return " or ".join(f"`{json.dumps(each)}`" for each in values)
     kind = field.get("type", "object").replace("array", "list")
     kind += f"[{_kind(field['items'])}]" if "items" in field else ""
+    if field.get("minLength") or field.get("minItems"):
+        kind = f"non-empty {kind}"
     limits = [form.format(field[k]) for k, form in LIMITS.items() if abs(field.get(k, 1e18)) < 1e18]
-    if "minItems" in field and field["minItems"] == field.get("maxItems"):
-        limits = [f"{field['minItems']} items"]
     return f"{kind} {', '.join(limits)}".strip()
-
-
-def neutral() -> str:
-    of: dict[tuple[str, str], list[str]] = {}  # routes, by field and its only values
-    for word, model in (("completions", bodies.CompletionRequest), ("chat", bodies.ChatRequest)):
-        for name, outer in model.model_json_schema()["properties"].items():
-            field = outer.get("anyOf", [outer])[0]  # what it is where null stands for it
-            if "enum" in field and "description" not in outer:
-                of.setdefault((f"`{name}`", _kind(field)), []).append(word)
-    names: dict[tuple[str, str], list[str]] = {}
-    for (name, values), words in of.items():
-        names.setdefault((values, ", ".join(words)), []).append(name)
-    rows = [(*key, ", ".join(names)) for key, names in names.items()]
-    return table("only value | of | fields", rows)
 
 
 def numbers() -> str:
@@ -125,10 +128,11 @@ def numbers() -> str:
     of_stats |= {measure.key for measure in IN_RESULTS}
     headings = {name: key.heading for name, key in KEYS.items()}
     headings |= {measure.key: measure.heading for measure in MEASURES.values()}
-    return table("number | in `/stats` | heading in reports | meaning", [
+    rows = [
         (f"`{name}`", "yes" if name in of_stats else "", headings.get(name, ""), meaning)
         for name, meaning in DEFINITIONS.items()
-    ])  # fmt: skip
+    ]
+    return table("number | in `/stats` | heading in reports | meaning", rows)
 
 
 def all_metrics() -> str:
@@ -145,28 +149,35 @@ def all_metrics() -> str:
     return table("metric | type | labels | meaning", [(f"`{n}`", *rest) for n, *rest in rows])
 
 
-BODY, ANSWER = "field | of | type | default | meaning", "field | of | type | meaning"
-TABLES: dict[str, Callable[[], str]] = {
-    "features": features.table, "settings": settings, "routes": routes, "errors": errors,
-    "neutral": neutral, "numbers": numbers, "metrics": all_metrics,
-    "bodies": lambda: fields(
-        BODY, inference=bodies.InferenceRequest, completions=bodies.CompletionRequest,
+def request_bodies() -> str:
+    """Return the fields of the completion routes' bodies; `OpenAI` stands for completions, chat."""
+    table = fields(
+        "field | of | type | default | meaning",
+        inference=bodies.InferenceRequest,
+        completions=bodies.CompletionRequest,
         chat=bodies.ChatRequest,
-    ),
-    "other-bodies": lambda: fields(
-        BODY, tokenize=bodies.TokenizeRequest, load=bodies.LoadRequest,
-        load_lora_adapter=lora.LoadAdapterRequest,
-        unload_lora_adapter=lora.UnloadAdapterRequest,
-    ),
-    "answers": lambda: fields(
-        ANSWER, answer=answers.InferenceAnswer, event=answers.InferencePiece,
+    )
+    return table.replace("| completions, chat |", "| OpenAI |")
+
+
+def inference_answers() -> str:
+    return fields(
+        "field | of | type | meaning",
+        answer=answers.InferenceAnswer,
+        event=answers.InferencePiece,
         last_event=answers.InferenceEnd,
-    ),
-    "openai-answers": lambda: fields(
-        ANSWER, completion=answers.Completion, chat=answers.ChatCompletion,
-        event_of_a_chat=answers.ChatCompletionChunk,
-    ),
-    "other-answers": lambda: fields(ANSWER, models=answers.Models, tokenize=answers.Tokens),
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "features": features,
+    "settings": settings,
+    "routes": routes,
+    "errors": errors,
+    "numbers": numbers,
+    "metrics": all_metrics,
+    "bodies": request_bodies,
+    "answers": inference_answers,
     "trace": lambda: fields("field | type | default | meaning", trace=Request),
     "error": lambda: fields("field | type | meaning", error=answers.Error),
-}  # fmt: skip
+}

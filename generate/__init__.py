@@ -1,61 +1,29 @@
-"""The engines behind one interface, `inference.Generator`: generate(iteration) returns one id per
-row that samples.
+"""The engines: how an iteration is computed. Each is an `inference.Generator`.
+
+    loading       the engine that the settings name; imports torch for no other than that needs it
+    assembly      model, parts, KV cache and CUDA graphs put together; the warm-up
+    auto          what `auto` means for the settings on this machine
+
+Engines:
+
+    cached        one forward pass over the tokens of all rows, on the KV cache
+    naive         no KV cache: what all others are compared with
+    padded        rows as rectangles (BATON)
+    lora          the cached engine with LoRA adapters
+    fake          no model: letters at a stated cost
+
+Parts of the cached engine:
+
+    attention, linear, norms    of a layer, by PyTorch or by kernels
+    forward, fused, graphs      a pass as few calls: on a CPU, on a GPU, and recorded
+    sampling, scoring           from logits to ids, and to log-probabilities
+    ngram, draft_model, forced  where draft tokens come from
+    buffers, memory             numbers on their way to the device, and too little room there
+    kernels/                    C++ and Triton
+
+Files of a model:
+
+    weights, checkpoint         found and checked, without torch; then read
+    tokenizer                   text to ids and back
+    demo/                       the shipped model
 """
-
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from generate.forced import ForcedAcceptance
-from scheduling.inference import Generator
-
-if TYPE_CHECKING:
-    from config import Config
-
-FEW = 32  # tokens of a pass, up to which a product on a GPU takes as long as reading its weights
-
-
-class OutOfMemory(Exception):
-    """A GPU's memory is too small; the message names the settings to lower."""
-
-
-@contextlib.contextmanager
-def memory_for(what: str) -> Iterator[None]:
-    """Raise OutOfMemory, with a sentence, where the GPU's memory does not hold `what`."""
-    import torch
-
-    try:
-        yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
-        if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
-            raise
-        raise OutOfMemory(
-            f"this GPU's memory does not hold {what}; lower --token-budget, --max-batch-size or "
-            "--kv-cache, or end what else runs on the GPU"
-        ) from None
-
-
-def load_generator(config: Config, path: Path | None, n_vocab: int) -> Generator:
-    """Return the generator of a Config, loaded and warm. Raises OutOfMemory.
-
-    `path`: the checkpoint, as `weights.locate` returned it. `n_vocab`: ids that the tokenizer can
-    decode. torch is imported here, in the thread that will use it, and not at all for the fake.
-    """
-    generator: Generator
-    if config.model == "fake":
-        from generate.fake import FakeGenerator
-        from generate.ngram import Ngram
-
-        generator = FakeGenerator(slowdown=config.fake_slowdown, drafter=Ngram())
-    else:
-        from generate.loading import load
-
-        generator = load(config, path, n_vocab)
-    if config.forced_rates:
-        forced = ForcedAcceptance(generator.generate, config.forced_rates, generator.n_blocks)
-        forced.adapters = generator.adapters
-        return forced
-    return generator

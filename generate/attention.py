@@ -146,10 +146,9 @@ class KernelAttend:
         qkv = qkv.contiguous()  # the kernel takes an address and no strides
         n_tokens, _, n_head, head_size = qkv.shape
         y = qkv.new_empty(n_tokens, n_head, head_size)  # [T, H, D]
-        self._attention.kernels[qkv.dtype](
-            qkv.data_ptr(), y.data_ptr(), *self._attention.addresses[layer], *self.addresses,
-            n_tokens, n_head, self._attention.cache.block_size, head_size, torch.get_num_threads(),
-        )  # fmt: skip
+        given = qkv.data_ptr(), y.data_ptr(), *self._attention.addresses[layer], *self.addresses
+        sizes = n_tokens, n_head, self._attention.cache.block_size, head_size
+        self._attention.kernels[qkv.dtype](*given, *sizes, torch.get_num_threads())
         return y
 
 

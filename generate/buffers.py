@@ -33,6 +33,23 @@ class Buffer:
         return self._tensor
 
 
+class SampledIds:
+    """Memory on the device for the ids of an iteration, `size` at most: the next one reads them
+    there before the host knows them (scheduling/asynchronous.py).
+    """
+
+    def __init__(self, size: int, device: str):
+        self._ids = torch.zeros(size, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def keep(self, ids: Tensor) -> None:
+        self._ids[: len(ids)] = ids
+
+    def into(self, ids: Tensor) -> Tensor:
+        """Return ids, int64 [T], with the kept ones in the places of -1, -2, …"""
+        return torch.where(ids < 0, self._ids[(-1 - ids).clamp(min=0)], ids)
+
+
 def reader(values: Tensor) -> Callable[[], list[Any]]:
     """Begin to copy a tensor to the host; return a call that waits for the copy alone, and not for
     what the device is given to do after it.

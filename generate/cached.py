@@ -16,16 +16,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from generate import memory_for
 from generate.attention import Attention
-from generate.buffers import Buffer
+from generate.buffers import Buffer, SampledIds, reader
+from generate.memory import memory_for
 from generate.sampling import Sample
 from generate.scoring import ids_after
 from model import GPT2
-from scheduling.inference import Drafter, Generator, Inference, Iteration, Row
+from scheduling.inference import Generator, Inference, Iteration, Row
 from scheduling.sampling import Sampling
 
-Known = Callable[[Tensor], Tensor]  # from ids to ids; see CachedGenerator
 Pass = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
 # a row without a request: it has no blocks and attends to itself alone
 PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
@@ -55,9 +54,9 @@ def flat(rows: Sequence[Row], every: bool = False) -> tuple[array[int], array[in
 class CachedGenerator(Generator):
     """The model with a KV cache.
 
-    `max_tokens`: of an iteration at most. `n_blocks`: see inference.Generator. `one_call` computes
-    the logits of rows instead of the model's modules. known: returns ids, [T], with known ones in
-    the places of those below 0.
+    `max_tokens`: of an iteration at most. `sampled`: of an engine that launches iterations before
+    the host knows the ids of the one before. `one_call` computes the logits of rows instead of the
+    model's modules.
     """
 
     def __init__(
@@ -67,20 +66,15 @@ class CachedGenerator(Generator):
         attention: Attention,
         sample: Sample,
         max_tokens: int,
-        n_blocks: int | None = None,
-        one_call: Callable[[list[Row], bool], Tensor] | None = None,
-        drafter: Drafter | None = None,
-        known: Known | None = None,
+        sampled: SampledIds | None = None,
     ):
         self.model = model
-        self.one_call = one_call
+        self.one_call: Callable[[list[Row], bool], Tensor] | None = None
         self._n_vocab = n_vocab
         self.attention = attention
         self.sample = sample
-        self.n_blocks = n_blocks
-        self.drafter = drafter
         self._inputs = Buffer(3 * max_tokens, "q", model.wte.weight.device)
-        self._known = known or (lambda ids: ids)
+        self._sampled = sampled
         self._captured: dict[int, Pass] = {}
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
@@ -88,8 +82,18 @@ class CachedGenerator(Generator):
         """Return the ids of rows that sample. Raises OutOfMemory."""
         return self.ids(iteration).tolist()
 
+    def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
+        """Begin to compute an iteration; return a call that waits for its ids. Ids below 0 are
+        those that the last one sampled. Raises OutOfMemory.
+        """
+        assert self._sampled is not None, "an engine that launches has a place for its ids"
+        ids = self.ids(iteration)
+        with memory_for(f"an iteration of {len(iteration.rows)} rows"):
+            self._sampled.keep(ids)
+            return reader(ids)
+
     def ids(self, iteration: Iteration) -> Tensor:
-        """Return them on the device: int64 [N]."""
+        """Return the ids of rows that sample, on the device: int64 [N]. Raises OutOfMemory."""
         rows, padding = iteration.rows, iteration.padding
         with memory_for(f"an iteration of {len(rows)} rows"):
             return ids_after(
@@ -126,7 +130,8 @@ class CachedGenerator(Generator):
         inputs = self._inputs.load(ids + positions + samples)
         attend = self.attention.prepare(rows)
         tokens, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_samples]
-        return lambda: self.model(self._known(tokens), places, attend, sampled)
+        known = self._sampled.into if self._sampled is not None else lambda ids: ids
+        return lambda: self.model(known(tokens), places, attend, sampled)
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Callable[[Pass], Pass]) -> None:

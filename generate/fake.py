@@ -1,22 +1,18 @@
 """A generator without a model: deterministic ids at a stated cost. Needs no torch.
 
 It serves tests, virtual time and `--model fake`, where everything but the engine is real. Its cost
-is linear in rows and prompt tokens, fitted by eye to `demo` on two CPU cores. `FaultyGenerator`
-breaks it, or any other, in stated ways (lab/benchmarks/faulty.py).
+is linear in rows and prompt tokens, fitted by eye to `demo` on two CPU cores.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import threading
 import time
 import zlib
 from array import array
 from collections.abc import Callable
-from typing import NoReturn
 
-from generate import OutOfMemory
 from scheduling.inference import Drafter, Generator, Iteration
 
 ITERATION_S = 1e-3
@@ -86,32 +82,3 @@ class FakeGenerator(Generator):
             if row.samples
             for n in range(1 + len(row.drafts))
         ]
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-FAULTS: dict[str, Callable[[], object]] = {
-    "raise": lambda: _raise(RuntimeError("a fault that was asked for")),
-    "oom": lambda: _raise(OutOfMemory("this GPU's memory is full, as was asked for")),
-    "hang": lambda: threading.Event().wait(),
-}
-
-
-class FaultyGenerator(Generator):
-    """Another generator, with a fault in place of a result in every `every`-th iteration."""
-
-    def __init__(self, generator: Generator, fault: str, every: int):
-        self.n_blocks, self.drafter = generator.n_blocks, generator.drafter
-        self.adapters = generator.adapters
-        self._generator = generator
-        self._fault = FAULTS[fault]
-        self._every = every
-        self._n = 0
-
-    def generate(self, iteration: Iteration) -> list[int]:
-        self._n += 1
-        if self._n % self._every == 0:
-            self._fault()
-        return self._generator.generate(iteration)

@@ -15,7 +15,8 @@ from torch import Tensor
 from config import Config
 from generate import kernels
 from generate.attention import KernelAttention
-from generate.cached import Known, flat
+from generate.buffers import SampledIds
+from generate.cached import flat
 from generate.linear import INPUTS, PackedLinear
 from generate.norms import KernelAddNorm
 from model import GPT2
@@ -29,12 +30,12 @@ def in_one_call(config: Config) -> bool:
 
 
 class KernelForward:
-    """The logits of rows by a model of PackedLinear and KernelAddNorm, with `attention`. known: see
-    cached.CachedGenerator.
+    """The logits of rows by a model of PackedLinear and KernelAddNorm, with `attention`. sampled:
+    see cached.CachedGenerator.
     """
 
-    def __init__(self, model: GPT2, attention: KernelAttention, known: Known | None = None):
-        self._known = known
+    def __init__(self, model: GPT2, attention: KernelAttention, sampled: SampledIds | None = None):
+        self._sampled = sampled
         self._model, self._attention = model, attention  # whose memory the addresses are of
         self._wte = wte = model.wte.weight
         ln_f, head = model.ln_f, model.lm_head
@@ -68,16 +69,16 @@ class KernelForward:
         after every token: [N, V]. Raises IndexError for an id or a position that the model has not.
         """
         ids, _, samples = arrays = flat(rows, every)
-        if self._known is not None:
-            ids[:] = array("q", self._known(torch.frombuffer(ids, dtype=torch.int64)).tolist())
+        if self._sampled is not None:
+            known = self._sampled.into(torch.frombuffer(ids, dtype=torch.int64))
+            ids[:] = array("q", known.tolist())
         attend = self._attention.prepare(rows)
         logits = self._wte.new_empty(len(samples), self._wte.shape[0])
         at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)
         _, tables, blocks = attend.addresses
-        if not self._kernel(
-            ctypes.byref(self._struct), at_ids, at_positions, tables, blocks, at_samples,
-            len(ids), len(samples), logits.data_ptr(), torch.get_num_threads(),
-        ):  # fmt: skip
+        given = at_ids, at_positions, tables, blocks, at_samples, len(ids), len(samples)
+        model, threads = ctypes.byref(self._struct), torch.get_num_threads()
+        if not self._kernel(model, *given, logits.data_ptr(), threads):
             raise IndexError("an id or a position is out of the model's range")
         return logits
 

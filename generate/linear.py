@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate import kernels
-from model import GPT2, Block, Linear, Module
+from model import GPT2, Block, Module
 
 INPUTS = 32  # the kernel takes a multiple of them
 
@@ -113,11 +113,7 @@ class OneDNNLinear(Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, *self._after)
 
 
-KINDS: dict[str, type[KernelLinear] | type[Int8Linear] | type[OneDNNLinear]] = {
-    "kernel": KernelLinear,
-    "int8": Int8Linear,
-    "onednn": OneDNNLinear,
-}  # of the setting --linear
+KINDS = {"kernel": KernelLinear, "int8": Int8Linear, "onednn": OneDNNLinear}
 
 
 def pack(model: GPT2, linear: str, adapted: bool = False) -> None:
@@ -128,8 +124,7 @@ def pack(model: GPT2, linear: str, adapted: bool = False) -> None:
     """
     kind, fused = KINDS[linear], linear != "onednn" or not adapted
 
-    def packed(layer: nn.Module, gelu: bool = False) -> nn.Module:
-        assert isinstance(layer, Linear)
+    def packed(layer: Any, gelu: bool = False) -> Module:
         return kind(layer.weight.detach(), layer.bias.detach(), gelu)
 
     for block in model.h:

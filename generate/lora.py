@@ -27,11 +27,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from config.shapes import Shape
+from config.shapes import LARGEST_RANK, Shape
 from generate import kernels
 from generate.buffers import Buffer
 from generate.cached import CachedGenerator
-from generate.kernels import LARGEST_RANK
 from generate.linear import INPUTS, PackedLinear
 from generate.weights import LARGEST_WEIGHT, WeightsUnavailable, expected_tensors
 from model import GPT2, Module
@@ -245,8 +244,8 @@ class Adapters:
 class AdaptedGenerator(CachedGenerator):
     """The engine with adapters, which an iteration's `loads` put into slots."""
 
-    def __init__(self, adapters: Adapters, *settings: Any):
-        super().__init__(*settings)
+    def __init__(self, adapters: Adapters, *parts: Any):
+        super().__init__(*parts)
         self.adapters = adapters
 
     def ids(self, iteration: Iteration) -> Tensor:

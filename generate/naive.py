@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from generate import memory_for
+from generate.memory import memory_for
 from generate.sampling import sample
 from generate.scoring import choose, record
 from model import GPT2, causal_attention

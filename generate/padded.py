@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from generate import memory_for
 from generate.buffers import to_device
+from generate.memory import memory_for
 from generate.sampling import Sample
 from generate.scoring import ids_after
 from model import GPT2, Attend
@@ -28,6 +28,7 @@ from scheduling.iteration import rectangles
 from scheduling.sampling import Sampling
 
 ROOM = 64  # columns for the tokens to come, in a new rectangle
+COMPACT = 0.5
 
 
 @dataclass(slots=True)
@@ -143,11 +144,13 @@ def flat(
 
 
 class PaddedGenerator(Generator):
-    """The model with keys and values in rectangles. padded: see scheduling.iteration. compact: see
-    --padded-compact.
+    """The model with keys and values in rectangles. padded: see scheduling.iteration. compact: of
+    keys and values, the share that a copy to a tight rectangle must save.
     """
 
-    def __init__(self, model: GPT2, n_vocab: int, sample: Sample, padded: str, compact: float):
+    def __init__(
+        self, model: GPT2, n_vocab: int, sample: Sample, padded: str, compact: float = COMPACT
+    ):
         self._model, self._n_vocab, self._sample = model, n_vocab, sample
         self._padded, self._compact = padded, compact
         self._running = self._prompts = Rectangle(model, {}, 0)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FETCH_TIMEOUT_S = 5
 LARGEST_WEIGHT = 1e4  # beyond it sums overflow, and every text is token 0
 DEMO = Path(__file__).parent / "demo"
+Sizes = dict[str, tuple[int, ...]]  # of tensors, by their names
 
 
 class WeightsUnavailable(Exception):
@@ -71,25 +72,25 @@ def _fetch(model: str) -> Path:
         ) from None
 
 
-def expected_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+def expected_tensors(shape: Shape) -> Sizes:
     """Return names and sizes of a GPT-2's tensors, in the order of the computation. Linear weights
     are [in, out].
     """
     e = shape.n_embd
-    tensors: dict[str, tuple[int, ...]] = {
-        "wte.weight": (shape.vocab_size, e), "wpe.weight": (shape.n_ctx, e)
-    }  # fmt: skip
-    block: dict[str, tuple[int, ...]] = {
-        "ln_1.weight": (e,), "ln_1.bias": (e,),
-        "attn.c_attn.weight": (e, 3 * e), "attn.c_attn.bias": (3 * e,),
-        "attn.c_proj.weight": (e, e), "attn.c_proj.bias": (e,),
-        "ln_2.weight": (e,), "ln_2.bias": (e,),
-        "mlp.c_fc.weight": (e, 4 * e), "mlp.c_fc.bias": (4 * e,),
-        "mlp.c_proj.weight": (4 * e, e), "mlp.c_proj.bias": (e,),
-    }  # fmt: skip
-    for i in range(shape.n_layer):
-        tensors |= {f"h.{i}.{name}": size for name, size in block.items()}
-    return tensors | {"ln_f.weight": (e,), "ln_f.bias": (e,)}
+
+    def norm(name: str) -> Sizes:
+        return {f"{name}.weight": (e,), f"{name}.bias": (e,)}
+
+    def linear(name: str, n_in: int, n_out: int) -> Sizes:
+        return {f"{name}.weight": (n_in, n_out), f"{name}.bias": (n_out,)}
+
+    tensors: Sizes = {"wte.weight": (shape.vocab_size, e), "wpe.weight": (shape.n_ctx, e)}
+    for h in (f"h.{i}" for i in range(shape.n_layer)):
+        tensors |= norm(f"{h}.ln_1")
+        tensors |= linear(f"{h}.attn.c_attn", e, 3 * e) | linear(f"{h}.attn.c_proj", e, e)
+        tensors |= norm(f"{h}.ln_2")
+        tensors |= linear(f"{h}.mlp.c_fc", e, 4 * e) | linear(f"{h}.mlp.c_proj", 4 * e, e)
+    return tensors | norm("ln_f")
 
 
 def check(path: Path, shape: Shape) -> dict[str, str]:

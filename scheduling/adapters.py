@@ -61,10 +61,10 @@ class Adapters(Extension):
         return f"{n} adapters are more than {self._limit}" if n > self._most else ""
 
     def place(
-        self, admitted: Iterable[Inference], rows: list[Row], running: Iterable[Inference]
+        self, admit: list[tuple[Inference, int]], rows: list[Row], running: Iterable[Inference]
     ) -> Sequence[tuple[int, str]]:
         """Give slots to admitted adapters, and sort the rows by slot; return what to load."""
-        for inference in admitted:
+        for inference, _ in admit:
             if (name := inference.adapter) and name not in self.slots:
                 slot = self._free.pop(0) if self._free else self._evict(running)
                 self.slots[name] = slot

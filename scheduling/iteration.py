@@ -4,16 +4,16 @@ what runs; and tokens that an engine computes for no request.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, KeysView, Sequence
+from collections.abc import Container, KeysView, Sequence
 
-from scheduling.inference import Inference, Row
+from scheduling.inference import Row
 from scheduling.policies import Dynamic, Limits, Order, Plan, Policy, View
 from scheduling.speculation import Reservations, Speculation
 
 
 def rows_of(
     plan: Plan, view: View, policy: Policy, running: KeysView[int], waiting: Container[int]
-) -> tuple[list[Row], Collection[tuple[Inference, int]]]:
+) -> tuple[list[Row], Reservations]:
     """Return the rows of a plan, and for how many tokens inferences get KV blocks; running and
     waiting are ids. Changes nothing.
 
@@ -84,7 +84,7 @@ def rows_of(
         )
     if view.speculation is not None:
         view.speculation.add(rows, reserved, account, limits.token_budget - charged)
-    return rows, reserved.values()
+    return rows, reserved
 
 
 def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:

@@ -7,7 +7,7 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scheduling.adapters import Adapters
 from scheduling.admission import never_fitting, refuse_too_large
@@ -22,7 +22,7 @@ from scheduling.policies import Limits, Order, Plan, Policy, View
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
-from scheduling.speculation import Speculation, kept
+from scheduling.speculation import Reservations, Speculation, kept
 from scheduling.user_policies import check_plan
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
@@ -103,26 +103,23 @@ class Scheduler:
         for extension in self.extensions.that("before_plan"):
             extension.before_plan(now)
         view = self.view(now)
-        plan = Plan()
-        reserved: Collection[tuple[Inference, int]] = ()
+        plan, reserved = Plan(), Reservations()
         rows = same_rows(view) if self.plans_repeat else []
         if not rows:
             plan = self.policy.plan(view)
             check_plan(plan, self.policy)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
-        for inference, _ in reserved:  # first, before reservations evict the blocks found
+        for inference, _ in reserved.values():  # first, before reservations evict the blocks found
             if found := view.find(inference):
                 self.prompt_tokens += self.pool.share_found(inference, found)
         for inference in plan.preempt:
             self._preempt(inference, now)
-        for inference, tokens in reserved:
+        for inference, tokens in reserved.values():
             self.pool.reserve(inference, tokens)
         for inference, _ in plan.admit:
             self._admit(inference, now)
-        loads: Sequence[tuple[int, str]] = ()
-        if self.adapters is not None:
-            admitted = [inference for inference, _ in plan.admit]
-            loads = self.adapters.place(admitted, rows, self.running.values())
+        running, adapters = self.running.values(), self.adapters
+        loads = adapters.place(plan.admit, rows, running) if adapters is not None else ()
         for extension in self.extensions.that("planned"):
             extension.planned(rows, now)
         self._batches += bool(plan.admit)

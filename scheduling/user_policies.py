@@ -1,6 +1,6 @@
 """Policies and orders in users' files: FILE.py:NAME wherever a mode or an order is named.
 
-Their fields are settings, so `config.tables` loads them before it reads the tables of modes and
+Their fields are settings, so `config.settings` loads them before it reads the tables of modes and
 orders: the files that a command line, EB_MODE and EB_ORDER name, and in a process started by
 another one (a server's worker) those that the first has loaded.
 """

@@ -30,7 +30,7 @@ control_socket_disable = True
 # a client on this machine would be taken for a trusted proxy
 forwarded_allow_ips = ""
 forwarder_headers = ""
-loglevel = "warning" if resolved.log_level == "info" else resolved.log_level
+loglevel = "warning"
 # after the sentence that says why the server ends, gunicorn's own would hide it
 EXITED, END = "Worker (pid:%s) exited with code %s.", {"Shutting down: %s", "Reason: %s"}
 

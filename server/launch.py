@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, ConfigError, parse
-from config.ports import check_port
+from config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, ConfigError, check_port, parse
+from generate.auto import resolve, warnings
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
 from server.observers.line_writer import open_log
@@ -33,7 +33,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
     if starts_replicas(argv):
         os.execv(sys.executable, [sys.executable, "-m", "server.replicas.serve", *argv])
     try:
-        config = parse(argv)
+        config = parse(argv, resolve)
         load_tokenizer(config.tokenizer)
         locate(config)
         check_port(config)
@@ -41,7 +41,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
     except (ConfigError, TokenizerUnavailable, WeightsUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    for warning in config.warnings():
+    for warning in warnings(config):
         print(f"warning: {warning}", file=sys.stderr)
     print(_served(config), file=sys.stderr)
     if config.host == "127.0.0.1":

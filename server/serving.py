@@ -3,7 +3,7 @@ no HTTP.
 
 Everything that serves is composed here: app.py, the benchmarks and the tests build a `Server`. For
 one part alone there are `building.build_scheduler`, a scheduler without an engine, and
-`generate.load_generator`, an engine without a scheduler.
+`generate.loading.load_generator`, an engine without a scheduler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from batching import LONGEST_WAIT_S, BatchingManager
 from config import Config
-from generate import load_generator
+from generate.loading import load_generator
 from generate.tokenizer import StopRule, load_tokenizer
 from generate.weights import locate
 from scheduling.building import build_scheduler

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.reading import read_json
-from generate import FEW, fake
+from generate import fake
+from generate.memory import FEW
 from scheduling.inference import Iteration
 from simulate import roofline
 from simulate.loop import PS

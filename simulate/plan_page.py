@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from client import drawing
-from client.drawing import looks, new_figure, styled
+from client.drawing import new_figure, styled, styles
 from client.machine import save_json
 from compare.report.tables import markdown
 from simulate.plan import SURE, Judged, PlanAnswer, coverage
@@ -80,15 +80,15 @@ def figure(answers: Sequence[PlanAnswer], question: Question, caption: str) -> F
     """Draw the share within the limits against replicas, of every trace."""
     fig = new_figure((9, 5.2), caption)
     axes = fig.subplots()
-    look_of = looks(answer.name for answer in answers)
+    style_of = styles(answer.name for answer in answers)
     for answer in answers:
-        look = look_of[answer.name]
+        style = style_of[answer.name]
         means = [100 * share for share in answer.tried.values()]
-        style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": answer.name}
-        axes.plot([*answer.tried], means, look.line, **style)
+        how: dict[str, Any] = {"color": style.colour, "marker": style.marker, "label": answer.name}
+        axes.plot([*answer.tried], means, style.line, **how)
         for judged in answer.judged:
             low, high = (100 * share for share in judged.attainment_between)
-            axes.vlines(judged.replicas, low, high, color=look.colour, lw=6, alpha=0.25)
+            axes.vlines(judged.replicas, low, high, color=style.colour, lw=6, alpha=0.25)
     pairs = ((answer, n) for answer in answers for n, share in answer.grows.items() if share > 0.5)
     if growing := [(n, 100 * answer.tried[n]) for answer, n in pairs]:
         axes.plot(*zip(*growing), "x", color="#c00000", ms=14, label="the queue grows")

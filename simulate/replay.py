@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from config import Config
+from config import Config, in_todays_names
 from config.left import used
 from config.reading import parse
 from scheduling import user_policies
@@ -172,7 +172,7 @@ class _Server:
         self._written: list[Entry] = []
         # settings that did not exist yet are at their defaults, as if they did not
         whole = {k: f.default for k, f in Config.model_fields.items()}
-        whole |= {"lora_slots": 0} | settings
+        whole |= {"lora_slots": 0} | in_todays_names(settings)
         whole["speculate"] = int(whole["speculate"])  # a text in earlier recordings
         values = SimpleNamespace(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in whole.items()}

@@ -19,7 +19,7 @@ import math
 from typing import Any, NamedTuple
 
 from config.shapes import SHAPES
-from generate import FEW
+from generate.memory import FEW
 from simulate.loop import PS
 
 PREFIX = "roofline:"

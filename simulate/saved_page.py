@@ -23,7 +23,7 @@ from client.runs import LIVE, Run, RunError, load, refuse_overwriting
 from client.traces import Request, load_trace
 from compare.report import report
 from config import Config, ConfigError, Parser, refuse_unknown
-from config.left import used
+from config.left import in_todays_names, used
 from scheduling import user_policies
 from scheduling.scheduler import Scheduler
 from server.live import page
@@ -152,7 +152,7 @@ def again(run: Run, seed: str) -> dict[str, str]:
             raise RunError(f"{name} of {run.folder} cannot be served again: {sentence}")
     try:
         costs, requests = load_costs(first["simulated"]["costs"]), load_trace(trace)
-        configs = {name: Config(**each) for name, each in given.items()}
+        configs = {name: Config(**in_todays_names(each)) for name, each in given.items()}
     except CostsError as error:
         raise RunError(str(error)) from None
     except (TypeError, ValueError) as error:

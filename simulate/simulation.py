@@ -27,11 +27,20 @@ from client.machine import command_line, commit, stamp
 from client.measure import Measurable
 from client.progress import Progress
 from client.runs import refuse_overwriting
-from compare import comparison as compare
-from compare.comparison import Measured
+from compare.comparison import Comparison, Measured
 from compare.options import Options, check, chosen, parser_of, read
-from config import NOT_SIMULATED, Config, ConfigError, add_settings, build, flag, from_environment
-from config.resolve import physical_cores, resolve
+from compare.program import run_and_exit
+from config import (
+    NOT_SIMULATED,
+    Config,
+    ConfigError,
+    add_settings,
+    build,
+    flag,
+    from_environment,
+    in_todays_names,
+)
+from generate.auto import physical_cores, resolve
 from generate.tokenizer import TokenizerUnavailable
 from simulate import plan
 from simulate.costs import FAKE, Costs, CostsError, load
@@ -45,12 +54,11 @@ from simulate.trial import ATTAINMENT, SEEDS, Question, Traffic, Trial, question
 
 # settings of an engine, which belong to its costs
 MODEL = ("model", "weights", "tokenizer", "dtype", "kv_dtype")
-PARTS = ("generator", "attention", "linear", "sampler", "norms", "kernels")
-PADDED = ("padded_prefill", "padded_compact")
-MACHINE = ("device", "threads", "enforce_eager", "batch_invariant", "fake_slowdown")
-ENGINE = (*MODEL, *PARTS, *PADDED, *MACHINE)
+PARTS = ("generator", "attention", "linear", "kernels", "padded_prefill")
+MACHINE = ("device", "threads", "batch_invariant", "fake_slowdown")
+ENGINE = (*MODEL, *PARTS, *MACHINE)
 # settings of real servers
-OF_SERVERS = ("also", "timeout", "skip_calibration", "host", "port")
+OF_SERVERS = ("also", "skip_calibration", "host", "port")
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
 SHOWN = ("--costs", "--replicas", "--plan", "--slo")  # by --help first, besides those of all
 FLAGS = {  # with their values
@@ -103,7 +111,7 @@ class Simulation(Options):
 
         def fill_in(given: Mapping[str, Any]) -> dict[str, Any]:
             own = {name: value for name, value in given.items() if name not in engine}
-            whole = {name: value for name, value in measured.items() if name != "mode"}
+            whole = {k: v for k, v in in_todays_names(measured).items() if k != "mode"}
             return whole | own if costs.source else resolve(whole | own)
 
         mode = self.variants[name].mode
@@ -116,10 +124,11 @@ class Simulation(Options):
         return config
 
 
-class Simulating(compare.Comparison):
+class Simulating(Comparison):
     """A comparison in virtual time."""
 
     program = "./simulate.sh"
+    has_texts = False
     options: Simulation
 
     @contextlib.contextmanager
@@ -256,7 +265,7 @@ def main() -> None:
         if options.question:
             answer(options, options.question)
             return
-        compare.run_and_exit(
+        run_and_exit(
             lambda progress: Simulating(options, progress),
             "what was simulated is kept",
             "nothing was simulated",

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from client import draws
+from client.analysis import queue_grows
+from client.arguments import parse_goodput
 from client.draws import Sessions
 from client.measure import judged
 from client.summary import meet
 from client.traces import Request, Trace, load_trace
 from client.users import Users
 from client.workloads import Workload
-from compare.analysis import queue_grows
-from compare.options import parse_goodput
 from config import Config, ConfigError, flag
 from simulate.costs import Costs
 from simulate.fleet import Layout

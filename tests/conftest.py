@@ -25,9 +25,11 @@ from app import create_app
 from batching import BatchingManager
 from client import drawing
 from client.calls import post
-from config import build
-from generate import kernels, load_generator
+from generate import kernels
+from generate.auto import build
+from generate.loading import load_generator
 from server.serving import Server
+from tests.programs import output
 from tests.servers import ClientOf, Serve, server, wait_until_free
 
 # on a busy machine drawing an example may take long, which says nothing of what is tested
@@ -139,6 +141,7 @@ def client_of() -> Iterator[ClientOf]:
 def undraw(patch: pytest.MonkeyPatch) -> None:
     """Reports have empty figures, whose drawing takes longer than all else."""
     patch.setattr(drawing, "save", lambda figure, *paths: [path.touch() for path in paths])
+    patch.setattr("client.client.report", lambda run: output("compare.report", str(run.resolve())))
 
 
 @pytest.fixture

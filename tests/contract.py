@@ -21,7 +21,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from config import build
+from generate.auto import build
 from generate.fake import FakeGenerator
 from scheduling.adapters import Adapters
 from scheduling.errors import InvalidRequest, ServingError

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from config.shapes import Shape
-from generate.asynchronous import SampledIds
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
+from generate.buffers import SampledIds
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.forward import KernelForward
@@ -85,8 +85,7 @@ def engine(
         fuse_norms(model, KernelAddNorm)
     cache = KVCache(model.shape, n_blocks, block_size, model.wte.weight.dtype, "cpu")
     attention = attend(cache)
-    known = sampled.into if sampled else None
-    generator = CachedGenerator(model, N_VOCAB, attention, sampler, MAX_TOKENS, known=known)
+    generator = CachedGenerator(model, N_VOCAB, attention, sampler, MAX_TOKENS, sampled)
     if adapters:
         store = Adapters(model, slots, MAX_TOKENS, triton=isinstance(attention, TritonAttention))
         for adapter in adapters:
@@ -94,7 +93,7 @@ def engine(
         generator = AdaptedGenerator(store, model, N_VOCAB, attention, sampler, MAX_TOKENS)
     if path == "kernels in one call":
         assert isinstance(attention, KernelAttention)
-        generator.one_call = KernelForward(model, attention, known)
+        generator.one_call = KernelForward(model, attention, sampled)
     return generator
 
 

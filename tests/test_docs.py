@@ -60,11 +60,15 @@ def test_the_site_is_built_and_a_link_to_nothing_fails_it() -> None:
 # ---- docs/course: exercises fail with a sentence, our own policies make their schedules
 
 SOLUTIONS: dict[str, Policy | Order] = {
-    "nobatch": NoBatching(), "static": Static(),
-    "windowed": Windowed(batch_size_target=2, max_batch_delay_ms=2000), "dynamic": Dynamic(),
-    "chunked": Dynamic(), "preemption": Dynamic(kv_reservation="demand", watermark=0),
-    "sjf_aging": Sjf(aging=15), "fair": Fair(),
-}  # fmt: skip
+    "nobatch": NoBatching(),
+    "static": Static(),
+    "windowed": Windowed(batch_size_target=2, max_batch_delay_ms=2000),
+    "dynamic": Dynamic(),
+    "chunked": Dynamic(),
+    "preemption": Dynamic(kv_reservation="demand", watermark=0),
+    "sjf_aging": Sjf(aging=15),
+    "fair": Fair(),
+}
 SHOWN = [
     shown
     for page in PAGES
@@ -121,7 +125,7 @@ def examples() -> list[tuple[list[str], list[list[str]]]]:
     for program, *arguments in (shlex.split(line, comments=True) for line in lines):
         if program == "./simulate.sh" and "second" in arguments:
             result.append((arguments, []))
-        elif "simulate.saved_page" in arguments and result and result[-1][0][-1] in arguments:
+        elif result and "simulate.saved_page" in arguments and result[-1][0][-1] in arguments:
             result[-1][1].append(arguments[2:])
     return result
 

@@ -19,6 +19,7 @@ from compare.servers import wait_until_ready
 from config import NOT_SIMULATED, ConfigError, flag
 from config import parse as parse_server
 from config.config import Config
+from generate.auto import resolve
 from server import launch
 from server.replicas import serve
 from simulate.simulation import ENGINE
@@ -27,11 +28,11 @@ from tests.programs import output, ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
 
-PAGES = [
-    ROOT / "README.md", ROOT / "results" / "README.md", ROOT / "CONTRIBUTING.md",
-    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "site"),
-    ROOT / "lab" / "benchmarks" / "README.md",
-]  # fmt: skip
+FIRST = ROOT / "README.md"
+GUIDES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "site")
+OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "lab/benchmarks/README.md")]
+PAGES = [FIRST, ROOT / "results" / "README.md", *GUIDES, *OTHERS]
+LINKING = [*PAGES, ROOT / "lab" / "proposals" / "README.md", ROOT / "generate/demo/README.md"]
 TEXT = {page: page.read_text() for page in PAGES}
 BLOCKS = [
     block for text in TEXT.values() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
@@ -46,7 +47,8 @@ COMMANDS = [shlex.split(line) for line in LINES] + [
 SMALL = "--model fake --numsamples 4 --modes nobatch,windowed --skip-calibration --arrival burst"
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "./server.sh": lambda argv: (
-        "--help" in argv or (serve.read if launch.starts_replicas(argv) else parse_server)(argv)
+        "--help" in argv
+        or (serve.read(argv) if launch.starts_replicas(argv) else parse_server(argv, resolve))
     ),
     "client/client.py": parse_client,
     "./compare.sh": parse_comparison,
@@ -84,10 +86,13 @@ def test_the_report_command(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize(("program", "left_out"), [
-    ("compare", {*MEANINGLESS}),
-    ("simulate", {*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"}),
-])  # fmt: skip
+NO_MEANING = {
+    "compare": {*MEANINGLESS},
+    "simulate": {*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"},
+}
+
+
+@pytest.mark.parametrize(("program", "left_out"), NO_MEANING.items())
 def test_help_lists_the_settings_that_have_a_meaning(program: str, left_out: set[str]) -> None:
     """./compare.sh listed --host and --port, and ./simulate.sh dozens that it refuses."""
     listed = re.findall(r"^  (--[\w-]+)", ran(program, "--help", "all").stdout, re.MULTILINE)
@@ -97,7 +102,7 @@ def test_help_lists_the_settings_that_have_a_meaning(program: str, left_out: set
 
 def test_benchmark_commands() -> None:
     of_python = [command[2:] for command in COMMANDS if command[0] == "python"]
-    commands = [each for each in of_python if each[0].startswith(("lab.benchmarks", "lab.studies"))]
+    commands = [each for each in of_python if each[0].startswith("lab.")]
     assert commands
     for module, *arguments in commands:
         if module == "lab.benchmarks.faults":  # a package
@@ -114,8 +119,11 @@ ANSWERS = [  # parts of each curl command's answer, in the order of the pages
     ['"completion"', '"cached_tokens":0'],
     ['"index":0', "data: [DONE]", '"prompt_tokens_details":{"cached_tokens":0}'],
     ['"text_completion"', '"index":1'],
-    [f"vllm:{name}" for name in ("num_requests_running", "prefix_cache_queries_total",
-                                 "prefix_cache_hits_total")],
+    [
+        "vllm:num_requests_running",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+    ],
     ['"seed":[7,', '"prompt_tokens":11,', '"completion_tokens":60'],
     ['"text_completion"', '"cached_tokens":0'],
     ['"text_completion"', '"cached_tokens":16'],
@@ -126,7 +134,7 @@ ANSWERS = [  # parts of each curl command's answer, in the order of the pages
     ['"chat.completion"', '"top_logprobs":[{'],
     ['"completion"', '"paused_s":0.0'],
     ['"ann":{"completed":1,', '"prompt_tokens":11,"completion_tokens":20,', '"priorities":{"0":'],
-]  # fmt: skip
+]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
@@ -157,8 +165,9 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    for page, text in TEXT.items():
-        for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+    for page in LINKING:
+        links = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text())
+        for path, anchor in links:
             target = page.parent / path if path else page
             assert target.exists(), f"{page.name} links to {path}"
             assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
@@ -177,7 +186,7 @@ def test_results_are_few_and_each_figure_is_on_a_page() -> None:
 
 
 def test_the_first_page_and_the_marked_path_are_short_and_settings_exist() -> None:
-    first = TEXT[PAGES[0]].splitlines()
+    first = TEXT[FIRST].splitlines()
     assert len(first) <= 120
     assert all(len(line) <= 100 for line in first if not re.match(r"[|!<]|curl ", line))
     rows = [row.split() for row in TEXT[ROOT / "docs" / "reading.md"].split("```")[1].split("\n")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
@@ -10,55 +11,23 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from client.drawing import INK, Look, legend_below, looks, new_figure, patches, plain_log, styled
-from compare.report.tables import line_text
+from client.drawing import INK, legend_below, new_figure, patches, plain_log, styled, styles
+from compare.report.sections import Group, Groups
 from stats import LIMITED
 
 EMPTY = "#ececec"
 OTHERS = "#cfcfcf"  # replicas that are paid for, and take no requests
-MANY = 5_000  # points, which as shapes would make a page of megabytes
 KINDS = {  # of computed rows that serve no request
     "idle": ("#e6ab02", "idle: computed for a request that is done"),
     "padding": ("#8c6d4f", "padding: computed for no request"),
     "recomputed": ("#c51b1b", "recomputed: once more, after a preemption"),
     "rejected": ("#9a5cc6", "rejected: a draft token that was not the next one"),
 }
+WIDTH = 4  # panels of groups side by side
+LONGEST = 24  # letters of a name above a panel
 HOLLOW: dict[str, Any] = {"mfc": "white", "mew": 2, "ms": 8}  # a mark
 LIVE = (INK, "live (in the variant's colour)")
 Sweeps = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]  # {name: [points of a seed, by rate]}
-
-
-@styled
-def latency_vs_tokens(
-    runs: Mapping[str, tuple[Sequence[int], Sequence[float], Mapping[str, float] | None]],
-    caption: str,
-) -> Figure:
-    """Latency against completion tokens, a point a request, with each variant's least-squares line.
-
-    runs: {variant: (completion tokens, latencies in seconds, latency_line)}. The left panel shares
-    one linear scale, so that slopes and intercepts compare; the right one has a logarithmic scale,
-    so that no variant hides another.
-    """
-    figure = new_figure((12, 4.8), caption)
-    look = looks(runs)
-    many = sum(len(tokens) for tokens, _, _ in runs.values()) > MANY
-    for axis, scale in zip(axes := figure.subplots(1, 2), ("linear", "log")):
-        for name, (tokens, seconds, line) in runs.items():
-            style = {"color": look[name].colour, "marker": look[name].marker, "rasterized": many}
-            label = f"{name}:  {line_text(line)}"
-            axis.scatter(tokens, seconds, s=14, alpha=0.45, linewidths=0, label=label, **style)
-            if line:
-                x = np.linspace(0, max(tokens), 100)
-                y = line["intercept_s"] + line["slope_s_per_token"] * x
-                axis.plot(x[y > 0], y[y > 0], color=look[name].colour, ls=look[name].line, lw=2)
-        axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)")
-        axis.set(yscale=scale, xlim=(0, None))
-        axis.grid(alpha=0.25)
-    plain_log(axes[1].yaxis)
-    axes[0].set(ylim=(0, None), title="Latency by completion tokens")
-    handles, labels = axes[1].get_legend_handles_labels()
-    legend_below(figure, handles, labels, 2, markerscale=2, fontsize=11)
-    return figure
 
 
 @styled
@@ -79,12 +48,12 @@ def occupancy(
     finished = [span for name, span in spans.items() if whole[name]]
     window = 1.15 * min(finished, default=max(spans.values()))
     counted = "rows + draft tokens" if "rejected" in kinds else "rows"
-    figure, axes, look = _over_time(list(runs), caption, counted, "the first iteration")
+    figure, panels = _over_time(list(runs), caption, counted, "the first iteration")
     top: float = max_batch_size  # draft tokens may lie above
-    for axis, (name, run) in zip(axes, runs.items()):
+    for (axis, colour), (name, run) in zip(panels, runs.items()):
         axis.axhspan(0, max_batch_size, color=EMPTY, lw=0)
         edges = run["bin_s"] * np.arange(len(run["live"]) + 1)
-        layers = [(look[name].colour, run["live"]), *((KINDS[k][0], run.get(k, 0)) for k in kinds)]
+        layers = [(colour, run["live"]), *((KINDS[k][0], run.get(k, 0)) for k in kinds)]
         top = max(top, _stack(axis, edges, layers))
         note = f"done after {spans[name]:.1f} s" + (" →" if spans[name] > window else "")
         axis.set_title(note, loc="right", fontsize=11, fontweight="normal")
@@ -104,12 +73,12 @@ def replicas(
 
     changes: {variant: (seconds, replicas that take requests, other replicas), …}.
     """
-    figure, axes, look = _over_time(list(changes), caption, "replicas", "the first request")
-    for axis, (name, rows) in zip(axes, changes.items()):
+    figure, panels = _over_time(list(changes), caption, "replicas", "the first request")
+    for (axis, colour), (name, rows) in zip(panels, changes.items()):
         at, up, others = zip(*(row for row in rows if row[0] < ends_s[name]))
-        _stack(axis, [*at, ends_s[name]], [(look[name].colour, up), (OTHERS, others)])
+        _stack(axis, [*at, ends_s[name]], [(colour, up), (OTHERS, others)])
         axis.yaxis.get_major_locator().set_params(integer=True)
-    axes[-1].set(xlim=(0, max(ends_s[name] for name in changes)), ylim=(0, None))
+    axis.set(xlim=(0, max(ends_s[name] for name in changes)), ylim=(0, None))
     labels = ("take requests (in the variant's colour)", "start, or finish what they have")
     legend_below(figure, patches((INK, OTHERS)), labels, 2)
     return figure
@@ -117,15 +86,16 @@ def replicas(
 
 def _over_time(
     names: Sequence[str], caption: str, counted: str, since: str
-) -> tuple[Figure, list[Any], dict[str, Look]]:
+) -> tuple[Figure, list[tuple[Any, str]]]:
     """A figure with a panel below the other for each variant, under its name and in its colour."""
-    figure, look = new_figure((11, 1.75 * len(names) + 1.4), caption), looks(names)
-    axes = list(figure.subplots(len(names), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
-    for axis, name in zip(axes, names):
-        axis.set_title(name, color=look[name].colour, fontsize=12, loc="left")
-    axes[-1].set_xlabel(f"seconds since {since}")
+    figure = new_figure((11, 1.75 * len(names) + 1.4), caption)
+    axes = figure.subplots(len(names), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    panels = [(axis, style.colour) for axis, style in zip(axes, styles(names).values())]
+    for (axis, colour), name in zip(panels, names):
+        axis.set_title(name, color=colour, fontsize=12, loc="left")
+    axis.set_xlabel(f"seconds since {since}")
     figure.supylabel(counted)
-    return figure, axes, look
+    return figure, panels
 
 
 def _stack(
@@ -186,10 +156,8 @@ def _curves(sweeps: Sweeps, x: str, y: str, caption: str) -> tuple[Figure, Any]:
     """A figure of each server's points by rate, a curve a seed; hollow beyond the capacity."""
     figure = new_figure((9.5, 5.2), caption)
     axis: Any = figure.subplots()
-    look = looks(sweeps)
-    for name, seeds in sweeps.items():
-        colour, line, marker = look[name]
-        for i, points in enumerate(seeds):
+    for name, (colour, line, marker) in styles(sweeps).items():
+        for i, points in enumerate(sweeps[name]):
             known = [p for p in points if p[x] is not None and p[y] is not None]
             sustained = [p for p in known if not p["saturated"]]
             saturated = [p for p in known if p["saturated"]]
@@ -197,12 +165,12 @@ def _curves(sweeps: Sweeps, x: str, y: str, caption: str) -> tuple[Figure, Any]:
             below = [p for p in known if p["rate"] < first]
             joint = below[-1:] + known[len(below) :]
             label = name if not i else None
-            for shown, style in (
+            for shown, how in (
                 (sustained, {"marker": marker, "ms": 6, "lw": 2, "ls": line, "label": label}),
                 (joint, {"ls": ":", "lw": 1.4, "zorder": 1}),
                 (saturated, {"marker": marker, "ls": "", "mfc": "white", "ms": 6}),
             ):
-                axis.plot([p[x] for p in shown], [p[y] for p in shown], color=colour, **style)
+                axis.plot([p[x] for p in shown], [p[y] for p in shown], color=colour, **how)
     label = "beyond its capacity: the queue only grows"
     axis.plot([], [], "o:", color="#555555", mfc="white", label=label)
     return figure, axis
@@ -221,12 +189,12 @@ def computed_rows(
     kinds = _kinds(rows.values())
     figure = new_figure((9.5, 0.62 * len(rows) + 2.0), caption)
     axis = figure.subplots()
-    look = looks(rows)
-    for y, (name, counts) in enumerate(rows.items()):
+    for y, (name, style) in enumerate(styles(rows).items()):
+        counts = rows[name]
         computed = sum(counts.values())
         share = {kind: 100 * n / computed if computed else 0.0 for kind, n in counts.items()}
         end = 0.0
-        for kind, colour in (("live", look[name].colour), *((k, KINDS[k][0]) for k in kinds)):
+        for kind, colour in (("live", style.colour), *((k, KINDS[k][0]) for k in kinds)):
             axis.barh(y, share[kind], left=end, color=colour, height=0.62)
             end += share[kind]
         text = f"{share['live']:.0f}% of {computed:,}"
@@ -252,36 +220,36 @@ def computed_rows(
 def distributions(
     runs: Mapping[str, Mapping[str, Sequence[float] | np.ndarray]],
     caption: str,
-    styles: Mapping[str, tuple[str, str]] | None = None,
+    lines: Mapping[str, tuple[str, str]] | None = None,
     reported: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Figure:
     """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic
     scale.
 
-    runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. styles: {name: (the variant whose colour it
-    has, line style)}. reported: {name: results of which p50 and p99 are marked}.
+    runs: {name: {"ttft" | "tpot" | "e2el": seconds}}. lines: {name: (the variant whose colour it
+    has, line)}. reported: {name: results of which p50 and p99 are marked}.
     """
     figure = new_figure((13, 4.6), caption)
     axes = figure.subplots(1, len(LIMITED), sharey=True)
-    styles = styles or {name: (name, "") for name in runs}
-    variants = looks(dict.fromkeys(variant for variant, _ in styles.values()))
+    lines = lines or {name: (name, "") for name in runs}
+    of_variant = styles(dict.fromkeys(variant for variant, _ in lines.values()))
     for axis, measure in zip(axes, LIMITED.values()):
         for name, values in runs.items():
-            variant, line = styles[name]
-            look, seconds = variants[variant], np.array(values.get(measure.name, []), float)
+            variant, line = lines[name]
+            style, seconds = of_variant[variant], np.array(values.get(measure.name, []), float)
             sizes = np.sort(seconds[~np.isnan(seconds)]) * (1e3 if measure.unit == "ms" else 1)
             if name in reported:
                 ms = [reported[name][f"p{p}_{measure.name}_ms"] for p in (50, 99)]
                 at = np.array(ms, float) / (1 if measure.unit == "ms" else 1e3)
                 label = None if len(sizes) else name
-                axis.plot(at, (50, 99), "o", color=look.colour, **HOLLOW, zorder=3, label=label)
+                axis.plot(at, (50, 99), "o", color=style.colour, **HOLLOW, zorder=3, label=label)
             if not len(sizes):
                 continue
-            style: dict[str, Any] = {"color": look.colour, "ls": line or look.line, "lw": 2}
+            how: dict[str, Any] = {"color": style.colour, "ls": line or style.line, "lw": 2}
             if line:  # the line says which run, so the marker says which of two variants
-                style |= {"marker": look.marker, "markevery": 0.25, "ms": 5}
+                how |= {"marker": style.marker, "markevery": 0.25, "ms": 5}
             share = 100 * np.arange(1, len(sizes) + 1) / len(sizes)
-            axis.step(sizes, share, where="post", label=name, **style)
+            axis.step(sizes, share, where="post", label=name, **how)
         axis.set(xlabel=f"{measure.title}, {measure.unit}", ylim=(0, 101))
         drawn = np.concatenate([[], *(line.get_xdata() for line in axis.lines)])
         drawn = drawn[drawn > 0]
@@ -297,3 +265,86 @@ def distributions(
         labels.append("median and p99 as reported")
     legend_below(figure, handles, labels, 5 if reported else 4)
     return figure
+
+
+@styled
+def by_group(kinds: Iterable[Groups], caption: str) -> Figure:
+    """Mean and p99 of latency, a panel for each group and a row for each variant: quarters always,
+    users and levels if there are several. All panels share one logarithmic scale: a mark further to
+    the right is a longer wait in any of them.
+    """
+    drawn: list[tuple[str, Sequence[Group]]] = []
+    for kind in kinds:
+        by_length, groups = kind.kind == "by_length", kind.shown
+        title = "length of the completion" if by_length else kind.title
+        if by_length or len(groups) > 1:
+            rows = [groups[i : i + WIDTH] for i in range(0, len(groups), WIDTH)]
+            drawn += zip([f"Latency by {title}", *[""] * len(rows)], rows)
+    shown = [group for _, row in drawn for group in row]
+    seconds = [s for group in shown for both in _seconds(group).values() for s in both if s > 0]
+    height = (0.46 * len(shown[0].numbers) + 1.35) * len(drawn) + 0.8
+    whole = new_figure((13, height), caption)
+    parts = whole.subfigures(len(drawn), 1, squeeze=False)[:, 0]
+    for part, (title, row) in zip(parts, drawn):
+        part.suptitle(title, x=0.01, ha="left", fontweight="bold")
+        axes = part.subplots(1, WIDTH, sharey=True)
+        for axis, group in zip(axes, row):
+            _group(axis, group)
+            if seconds:  # with room for the numbers beside the outermost
+                axis.set(xscale="log", xlim=(min(seconds) / 2, max(seconds) * 3))
+                plain_log(axis.xaxis)
+        for axis in axes[len(row) :]:
+            axis.set_visible(False)
+        axes[0].set_xlabel("seconds (log scale)", loc="left")
+    handles = [
+        Line2D([], [], marker="o", ms=8, ls="", color=INK),
+        Line2D([], [], marker="|", ms=12, mew=2, lw=3, alpha=0.6, color=INK),
+    ]
+    labels = ["mean end-to-end latency", "up to p99: one request in a hundred takes longer"]
+    legend_below(whole, handles, labels, 2)
+    return whole
+
+
+def _seconds(group: Group) -> dict[str, list[float]]:
+    """Return mean and p99 of latency of each variant; empty where it answered no request."""
+    return {
+        variant: [
+            mean(values) / 1e3
+            for key in ("mean_e2el_ms", "p99_e2el_ms")
+            if (values := [n[key] for n in numbers if n.get(key) is not None])
+        ]
+        for variant, numbers in group.numbers.items()
+    }
+
+
+def _group(axis: Any, group: Group) -> None:
+    of_variant = styles(group.numbers)
+    for y, (variant, seconds) in enumerate(_seconds(group).items()):
+        colour, _, marker = of_variant[variant]
+        text: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9.5, "color": colour}
+        if not seconds:
+            at = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
+            axis.annotate("none answered", (0, y), (6, 0), **text, **at)
+            continue
+        average, slowest = seconds
+        axis.plot(seconds, [y, y], color=colour, lw=3, alpha=0.45, solid_capstyle="butt")
+        axis.plot(average, y, marker, color=colour, ms=8)
+        axis.plot(slowest, y, "|", color=colour, ms=12, mew=2)
+        above = {"ha": "center", "va": "bottom", "fontweight": "bold"}
+        axis.annotate(_two_digits(average), (average, y), (0, 6), **text, **above)
+        axis.annotate(_two_digits(slowest), (slowest, y), (7, 0), **text, va="center")
+    axis.set_yticks(range(len(group.numbers)), list(group.numbers))
+    for tick, style in zip(axis.get_yticklabels(), of_variant.values()):
+        tick.set_color(style.colour)
+    axis.set_ylim(len(group.numbers) - 0.5, -0.8)
+    name = group.name if len(group.name) <= LONGEST else f"{group.name[: LONGEST - 1]}…"
+    title = "\n".join(filter(None, (name, group.size)))
+    axis.set_title(title, fontsize=11.5, fontweight="normal")
+    axis.tick_params(axis="y", length=0)
+    axis.tick_params(axis="x", which="both", length=3, pad=3)
+    axis.grid(axis="x", alpha=0.25)
+
+
+def _two_digits(seconds: float) -> str:
+    """0.0053, 0.72, 7.0, 72."""
+    return f"{seconds:#.2g}" if seconds < 9.95 else f"{seconds:.0f}"

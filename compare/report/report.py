@@ -4,6 +4,9 @@ in one file.
 
 from __future__ import annotations
 
+import base64
+import html
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,40 +15,67 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from client import drawing
-from client.groups import described
 from client.machine import processor, save_json
-from client.quoting import code, escape
-from client.runs import FIGURES, LIVE, Run, differing
-from client.summary import latency_line
-from compare import calibrate, sweep
-from compare.analysis import ATTAINMENT, GROWTH, Estimate
-from compare.report import by_group, figures, replicas, sentences, tables
-from compare.report.page import as_page
-from config import NOT_SIMULATED
+from client.quoting import escape, unescape
+from client.runs import FIGURES, LIVE, Run
+from client.summary import latency_line, line_text
+from compare.analysis import Estimate
+from compare.report import figures, sections, sentences, tables
 from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 
 Drawing = Callable[[], Figure]
-# of a workload, where given
-SHOWN = (
-    "lengths", "prompts", "prefixes", "sessions", "priorities", "slo_mix", "adapters", "scale",
-)  # fmt: skip
-RATES = (
-    "A variant's capacity is what it completed while requests were always waiting, at all rates "
-    "beyond it: tokens a second over the mean tokens of a request. Its queue begins to grow "
-    "between two rates 9% apart: at the second, each second of sending adds over "
-    f"{GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent stays "
-    f"in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity "
-    "chance decides whether the queue grows, so the capacity need not lie between these rates."
-)
+
+
+def contents(run: Run) -> str:
+    """Return the text of report.md."""
+    drawn, config, marked = drawings(run), run.first["config"], sections.marked(run)
+
+    def shown(*names: str) -> list[str]:
+        return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
+
+    model = f" on {escape(config['model'])}" if config else ""
+    several = len(run.summaries) > 1 and len(run.names) > 1
+    points = [(summary["seed"], summary["sweep"]) for summary in run.summaries if run.points]
+    live = f"[Every row, iteration by iteration]({LIVE})" if (run.folder / LIVE).exists() else ""
+    parts = [
+        f"# {', '.join(run.names)}{model}{marked}",
+        tables.headlines(run.variants, marked),
+        " ".join(sentences.sentences(run)),
+        tables.differences_table(run.variants, run.baseline) if several else "",
+        sentences.conditions(run),
+        *shown("latency_vs_tokens"),
+        *sections.by_group(run.variants, shown("by_group")),
+        *sections.rates(run, shown("latency_vs_throughput", "goodput")),
+        "## Rows and latencies",
+        *shown("occupancy", "rows", "distributions"),
+        live,
+        *sections.simulated_replicas(run, shown("replicas")),
+        *sections.measured_replicas(run),
+        "## How it was made",
+        "\n".join(f"- {fact}" for fact in sections.facts(run)),
+        "## Every rate" if points else "",
+        *(f"Seed {seed}:\n\n{tables.points_table(of_seed)}" for seed, of_seed in points),
+    ]
+    return document(parts)
+
+
+def document(parts: Iterable[str]) -> str:
+    """Return the text of a report: its parts, empty ones left out, and definitions of numbers."""
+    definitions = "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())
+    return "\n\n".join([*filter(None, parts), "## Definitions", definitions]) + "\n"
+
+
+# ---- figures
 
 
 def drawings(run: Run) -> dict[str, Drawing]:
     """Return the figures that a run has: a name, and a function that draws it."""
-    load, limits, first = run.first["workload"], _limits(run), run.results[0]
+    load, first = run.first["workload"], run.results[0]
     sent = [summary["workload"]["requests"] for summary in run.summaries]
     requests = f"{sum(sent):,} requests" + (f" in {len(sent)} seeds" if len(sent) > 1 else "")
     caption = of_points = _caption(run, f"{requests}, {load['arrival']}")
@@ -60,21 +90,23 @@ def drawings(run: Run) -> dict[str, Drawing]:
         seconds = [r["answered_at"] - r["sent_at"] for r in answered]
         lines[name] = (tokens, seconds, latency_line(tokens, seconds))
         distributed[name] = distributions(answered)
+    groups = sections.groups_of(run.variants).values()
     drawn: dict[str, Drawing] = {
-        "latency_vs_tokens": partial(figures.latency_vs_tokens, lines, of_points),
-        "by_group": partial(by_group.figure, run.variants, caption),
+        "latency_vs_tokens": partial(drawing.latency_vs_tokens, lines, of_points),
+        "by_group": partial(figures.by_group, groups, caption),
         "distributions": partial(figures.distributions, distributed, of_points),
     }
     if points := run.points:
         n = sum(len(rates) for seeds in points.values() for rates in seeds)
         of_rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
         drawn["latency_vs_throughput"] = partial(figures.latency_vs_throughput, points, of_rates)
-        if limits:
+        if limits := sections.limits_of(run):
             drawn["goodput"] = partial(figures.goodput, points, limits, of_rates)
     ours = {name: r for name, r in first.items() if r.get("config")}
     over_time = {name: o for name, r in ours.items() if (o := r["occupancy_over_time"])["live"]}
     if over_time:
-        rows = max(r["config"]["max_batch_size"] * replicas.number(r) for r in ours.values())
+        n_replicas = sections.number_of_replicas
+        rows = max(r["config"]["max_batch_size"] * n_replicas(r) for r in ours.values())
         whole = {name: not r["partial"] for name, r in first.items()}
         drawn["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
         seeds_of = {name: run.variants[name] for name in ours}
@@ -82,9 +114,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
             name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in seeds) for kind in ROW_KINDS}
             for name, seeds in seeds_of.items()
         }
-        expected = {name: run.variants[name][0]["expected_useful_fraction"] for name in computed}
+        expected = {name: seeds[0]["expected_useful_fraction"] for name, seeds in seeds_of.items()}
         drawn["rows"] = partial(figures.computed_rows, computed, expected, caption)
-    if changes := replicas.changes(run):
+    if changes := sections.changes(run):
         ends_s = {name: first[name]["wall_clock_s"] for name in changes}
         drawn["replicas"] = partial(figures.replicas, changes, ends_s, of_one)
     return drawn
@@ -113,107 +145,7 @@ def _caption(run: Run, what: str) -> str:
     return f"{model}{what} · {by} · commit {run.first['commit']}"
 
 
-def _limits(run: Run) -> str:
-    return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items())
-
-
-def sweep_part(run: Run, figure: Sequence[str]) -> list[str]:
-    """Return the section on rates: capacities, and how they are determined; empty without one."""
-    outcomes = {}
-    for name, seeds in run.points.items():
-        finished = all(name in summary["swept"] for summary in run.summaries)
-        outcomes[name if finished else f"{name} (partial)"] = [sweep.outcome(s) for s in seeds]
-    limits, text = _limits(run), RATES
-    if limits:
-        text += f" A rate is within the limits when {ATTAINMENT:.0%} of its requests have {limits}."
-    table = tables.capacity_table(outcomes, bool(limits))
-    return ["## From light load to beyond capacity", text, table, *figure] if outcomes else []
-
-
-def marked(run: Run) -> str:
-    """Return the remark that follows the names of a simulated run."""
-    if not (facts := run.first.get("simulated")):
-        return ""
-    return " (simulated, estimated)" if facts.get("estimate") else " (simulated)"
-
-
-def facts(run: Run) -> list[str]:
-    """Return workload, settings, hardware, client, commit, date and command of a run."""
-    summary = run.first
-    load, hardware, config = summary["workload"], summary["hardware"], summary["config"]
-    given = [f"{name} {code(str(load[name]))}" for name in SHOWN if load.get(name)]
-    given.append(f"arrival {code(load['arrival'])}")
-    if capacity := summary["capacity"]:
-        given[-1] += (
-            f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a "
-            f"burst of {capacity['requests']} requests reached in {code(capacity['of'])} while "
-            f"every row was busy"
-        )
-    seeds = ", ".join(str(s["seed"]) for s in run.summaries)
-    where = "`trace.jsonl`" if load.get("saved", True) else "not saved: its flags draw it again"
-    lines = [f"workload: {escape(described(load))}; {', '.join(given)}; seed {seeds} ({where})"]
-    if config:
-        apart = differing(run.results[0])
-        left_out = {key for settings in apart.values() for key in settings}
-        left_out |= NOT_SIMULATED if summary.get("simulated") else set()
-        common = {k: v for k, v in config.items() if k not in left_out and v is not None}
-        lines.append(f"settings: {_settings(common)}")
-        for name, settings in apart.items():
-            mode, own = settings.pop("mode"), _settings(settings)
-            if own or name != mode:
-                lines.append(f"{name}: {', '.join(filter(None, (mode, own)))}")
-    lines += [
-        f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware are not "
-        f"known here"
-        for name, url in summary["also"].items()
-    ]
-    whose = "hardware" if summary["started_here"] else "the client's hardware"
-    whose = "simulated on" if summary.get("simulated") else whose
-    gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
-    lines.append(
-        f"{whose}: {gpu}{escape(hardware['cpu'])}, {hardware['cores']} cores, "
-        f"{hardware['memory_gb']:.0f} GB; {hardware['system']}; Python {hardware['python']}, "
-        f"torch {hardware['torch']}"
-    )
-    if not summary.get("simulated"):
-        lines.append(f"client: {calibrate.sentence(summary['calibration'])}")
-    return [*lines, f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}"]
-
-
-def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {tables.setting(value)}" for name, value in settings.items())
-
-
-def contents(run: Run) -> str:
-    """Return the text of report.md."""
-    drawn, config = drawings(run), run.first["config"]
-
-    def shown(*names: str) -> list[str]:
-        return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
-
-    model = f" on {escape(config['model'])}" if config else ""
-    several = len(run.summaries) > 1 and len(run.names) > 1
-    seeds = [(summary["seed"], summary["sweep"]) for summary in run.summaries if run.points]
-    return document([
-        f"# {', '.join(run.names)}{model}{marked(run)}",
-        tables.headlines(run.variants, marked(run)), " ".join(sentences.sentences(run)),
-        tables.differences_table(run.variants, run.baseline) if several else "",
-        sentences.conditions(run), *shown("latency_vs_tokens"),
-        *by_group.part(run.variants, shown("by_group")),
-        *sweep_part(run, shown("latency_vs_throughput", "goodput")),
-        "## Rows and latencies", *shown("occupancy", "rows", "distributions"),
-        f"[Every row, iteration by iteration]({LIVE})" if (run.folder / LIVE).exists() else "",
-        *replicas.simulated_part(run, shown("replicas")), *replicas.measured_part(run),
-        "## How it was made", "\n".join(f"- {fact}" for fact in facts(run)),
-        "## Every rate" if seeds else "",
-        *(f"Seed {seed}:\n\n{tables.points_table(points)}" for seed, points in seeds),
-    ])  # fmt: skip
-
-
-def document(parts: Iterable[str]) -> str:
-    """Return the text of a report: its parts, empty ones left out, and definitions of numbers."""
-    definitions = "\n".join(f"- `{name}`: {text}" for name, text in DEFINITIONS.items())
-    return "\n\n".join([*filter(None, parts), "## Definitions", definitions]) + "\n"
+# ---- files
 
 
 def write(run: Run) -> None:
@@ -231,7 +163,7 @@ def over_seeds(run: Run) -> dict[str, Any]:
     return {
         "seeds": [summary["seed"] for summary in run.summaries],
         "variants": {
-            name: tables.estimates(keys, seeds) | by_group.of_groups(seeds)
+            name: tables.estimates(keys, seeds) | sections.estimates_by_group(seeds)
             for name, seeds in run.variants.items()
         },
         "differences": [
@@ -242,7 +174,8 @@ def over_seeds(run: Run) -> dict[str, Any]:
 
 
 def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
-    """Write report.md and report.html of this text, and its figures."""
+    """Write report.md and report.html of this text, and its figures; make the folder if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(markdown)
     vectors = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -252,20 +185,71 @@ def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> No
     (folder / "report.html").write_text(as_page(markdown, vectors))
 
 
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1300px; margin: 2rem auto }
+body { padding: 0 1.2rem; color: #222; background: #fff }
+h1 { font-size: 1.6rem }
+h2 { font-size: 1.25rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums }
+th, td { padding: .35rem .4rem; border-bottom: 1px solid #e5e5e5; text-align: left }
+th { vertical-align: bottom; background: #f7f7f7 }
+td[style*=right] { white-space: nowrap }
+img { max-width: 100%; height: auto }
+code { background: #f3f3f3; padding: 0 .2em; font-size: .9em }
+li { overflow-wrap: anywhere }
+"""
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}</body>
+</html>
+"""
+
+
+def as_page(markdown: str, vectors: Mapping[str, bytes]) -> str:
+    """Return a report as one HTML file that needs no network, with figures as SVG in it."""
+    sources = {f"{name}.png" for name in vectors}
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.validateLink = lambda url: url in {*sources, LIVE}  # type: ignore[method-assign]  # nothing else is looked at or linked
+    body = parser.render(markdown)
+    for name, vector in vectors.items():
+        data = base64.b64encode(_shortened(vector)).decode()
+        body = body.replace(f'src="{name}.png"', f'src="data:image/svg+xml;base64,{data}"')
+    body = body.replace("<table>", '<div class="wide"><table>')
+    body = body.replace("</table>", "</table></div>")
+    title = html.escape(unescape(markdown.split("\n", 1)[0].removeprefix("# ")))
+    return PAGE.format(title=title, style=STYLE, body=body)
+
+
+def _shortened(vector: bytes) -> bytes:
+    """Return an SVG with two decimals in coordinates, not six: a third of the page's size."""
+    return re.sub(
+        rb' (?:d|x|y)="[^"]*"',
+        lambda attribute: re.sub(rb"(\.\d\d)\d+", rb"\1", attribute[0]),
+        vector,
+    )
+
+
 def show(run: Run, console: Console) -> None:
     """Print the tables and sentences that end a comparison."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
-    console.print(tables.terminal_table(run.variants, marked(run)))
+    console.print(tables.terminal_table(run.variants, sections.marked(run)))
     if len(run.summaries) == 1:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():
-            say(f"{name:>8}: {tables.line_text(result['latency_line'])}")
-    for kind in ("by_user", "by_priority", "by_class"):
-        if table := by_group.terminal_table(run.variants, kind):
-            console.print(table)
+            say(f"{name:>8}: {line_text(result['latency_line'])}")
+    for table in sections.terminal_groups(run.variants):
+        console.print(table)
     if run.points:
         console.print(tables.sweep_table(run.points))
     say("\n" + "\n".join(map(sentences.plain, sentences.sentences(run))))

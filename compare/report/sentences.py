@@ -13,7 +13,7 @@ from client.quoting import code, escape, unescape
 from client.results import KEYS
 from client.runs import Run
 from client.summary import CLIENT_LIMITED_MS
-from compare.report.tables import cell_of
+from compare.report.tables import Result, cell_of, verdict
 from config import MODES
 
 STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error
@@ -143,9 +143,11 @@ def sample(run: Run) -> int:
 
 def identity(run: Run) -> str | None:
     """Share of requests with the same text in all variants; all, for greedy answers in float32."""
+    if len(run.names) - len(run.first["also"]) < 2:
+        return None
     texts = [summary["identical_outputs"] for summary in run.summaries]
     n, identical = (sum(same[key] for same in texts) for key in ("requests", "identical"))
-    if len(run.names) - len(run.first["also"]) < 2 or not n:
+    if not n:
         return None
     if n == identical:
         return f"All {n:,} requests that every variant answered got the same text in each."
@@ -215,3 +217,27 @@ def conditions(run: Run) -> str:
     if summary["also"]:
         text += f"; {', '.join(summary['also'])} ran already"
     return f"{text}."
+
+
+# ---- while it is measured
+
+
+def point_line(name: str, point: Result) -> str:
+    """A point of a sweep in a line, as it is measured."""
+    latency, share = point["p50_normalized_latency_ms"], point["attainment"]
+    parts = [
+        f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s",
+        "no answer" if latency is None else f"{latency:,.1f} ms per token",
+    ]
+    if share is not None:
+        parts.append(f"{share:.0%} within limits")
+    return f"{', '.join(parts)}; {verdict(point)}"
+
+
+def result_line(name: str, result: Result) -> str:
+    """A measurement in a line, as it ends."""
+    ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
+    return (
+        f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
+        f"{result['output_throughput']:,.0f} tok/s, {ended}"
+    )

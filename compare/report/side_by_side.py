@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from client.analysis import BLOCKS
 from client.quoting import code, escape
 from client.results import Key
 from client.runs import FIGURES, Run, RunError, is_run, load
 from compare import calibrate, foreign
-from compare.analysis import BLOCKS, difference
+from compare.analysis import difference
 from compare.foreign import Measured
 from compare.report import figures, sentences, tables
-from compare.report.report import distributions, document, latencies, marked, write_files
+from compare.report.report import distributions, document, latencies, write_files
+from compare.report.sections import marked
 from stats import LIMITED
 
 LINES = ("-", "--", ":", "-.")  # of runs, in figures
@@ -119,14 +121,14 @@ def compare_runs(runs: Sequence[Run], out: Path) -> str:
     traces = [_traces(run) for run in runs]
     same = all(each == traces[0] for each in traces)
     remarks = [f"{label}: {' '.join(_remarks(run))}" for label, run in named.items()]
-    styles, values = {}, {}
+    lines, values = {}, {}
     for name in runs[0].names:
         for line, (label, run) in zip(itertools.cycle(LINES), named.items()):
             if all(name in each.names for each in runs):
-                styles[f"{name}, {label}"] = (name, line)
+                lines[f"{name}, {label}"] = (name, line)
                 values[f"{name}, {label}"] = distributions(run.answered(name))
     caption = " · ".join(f"{label}: commit {run.first['commit']}" for label, run in named.items())
-    draw = partial(figures.distributions, values, caption, styles)
+    draw = partial(figures.distributions, values, caption, lines)
     text = document([
         f"# {' against '.join(named)}",
         "## What differs", tables.markdown(_differing(named), left=1 + len(runs)),
@@ -135,7 +137,6 @@ def compare_runs(runs: Sequence[Run], out: Path) -> str:
         tables.runs_table({label: run.variants for label, run in named.items()}, paired=same),
         f"![{FIGURES['distributions']}](distributions.png)" if values else "",
     ])  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
     write_files(out, text, {"distributions": draw} if values else {})
     return text
 
@@ -232,7 +233,6 @@ def compare_measured(runs: Sequence[Measured], out: Path) -> str:
         "## The same requests, by one definition", *_ratios(columns, values),
         f"![{FIGURES['distributions']}](distributions.png)", FIGURE,
     ])  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
     write_files(out, text, {"distributions": draw})
     return text
 

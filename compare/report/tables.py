@@ -1,4 +1,4 @@
-"""Tables and lines of a comparison, for the terminal and for report.md."""
+"""Tables of runs and of studies: as Markdown for pages, and for the terminal."""
 
 from __future__ import annotations
 
@@ -18,27 +18,35 @@ from rich.text import Text
 
 from client.quoting import escape
 from client.results import KEYS, Key, keys
+from client.summary import line_text
 from compare import sweep
 from compare.analysis import Estimate, difference, estimate
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Sequence[Result]]  # of each server, a result a seed
 Rows = Sequence[Sequence[str]]  # of a table, the headings first
+Case = tuple[Sequence[str], Sequence[Result]]  # a row: its names, and its results, one a seed
 
 HEADLINES = keys(
-    "output_throughput", "goodput", "mean_e2el_ms", "p99_e2el_ms", "p50_ttft_ms",
-    "mean_tpot_ms", "mean_normalized_latency_ms", "useful_fraction", "occupancy", "largest_batch",
-    "preemptions", "recomputed_tokens", "cached_tokens", "cached_fraction", "acceptance",
-    "adapter_loads",
-)  # fmt: skip
-COMPARED = [*HEADLINES[:7], *keys("capacity", "goodput_rate")]  # of which differences are shown
+    "output_throughput goodput mean_e2el_ms p99_e2el_ms p50_ttft_ms mean_tpot_ms "
+    "mean_normalized_latency_ms useful_fraction occupancy largest_batch preemptions "
+    "recomputed_tokens cached_tokens cached_fraction acceptance adapter_loads"
+)
+COMPARED = [*HEADLINES[:7], *keys("capacity goodput_rate")]  # of which differences are shown
 STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
 POINTS = keys(
-    "rate", "requests", "achieved_rate", "offered_throughput", "output_throughput",
-    "p50_normalized_latency_ms", "p50_ttft_ms", "p99_e2el_ms", "goodput", "attainment",
-    "occupancy", "preemptions", "recomputed_tokens", "cached_tokens", "cached_fraction",
-    "acceptance", "adapter_loads", "growth", "growth_in_flight",
-)  # fmt: skip
+    "rate requests achieved_rate offered_throughput output_throughput p50_normalized_latency_ms "
+    "p50_ttft_ms p99_e2el_ms goodput attainment occupancy preemptions recomputed_tokens "
+    "cached_tokens cached_fraction acceptance adapter_loads growth growth_in_flight"
+)
+VERDICT = Key("verdict", "verdict")
+SWEPT = (  # headings of `_swept`
+    "capacity, requests/s",
+    "its queue begins to grow, requests/s",
+    "throughput sustained, tok/s",
+    "latency per token p50 there, ms",
+    "highest rate within the limits, requests/s",
+)
 NONE = "–"
 MOST = 1000  # columns of a table, however wide the terminal is
 
@@ -72,26 +80,24 @@ class Terminal:
         yield self._part(shown, self.caption)
 
     def _part(self, columns: Sequence[int], caption: str | None = None) -> Table:
-        table = Table(
-            box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False,
-            caption=caption,
-        )  # fmt: skip
+        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption=caption)
         cells = [[self._cell(row, i) for i in columns] for row in self.rows[1:]]
         for place, i in enumerate(columns):
-            heading = self.rows[0][i]
-            if i >= self.left and "\n" not in heading:
+            heading, is_text = self.rows[0][i], i < self.left
+            if not is_text and "\n" not in heading:
                 width = max(map(len, [*heading.split(), *(row[place] for row in cells)]))
                 heading = textwrap.fill(heading, width, break_on_hyphens=False)
-            table.add_column(
-                heading, justify="left" if i < self.left else "right",
-                no_wrap=i >= self.left, overflow="fold",
-            )  # fmt: skip
+            justify: Any = "left" if is_text else "right"
+            table.add_column(heading, justify=justify, no_wrap=not is_text, overflow="fold")
         for row in cells:
             table.add_row(*map(Text, row))
         return table
 
     def _cell(self, row: Sequence[str], i: int) -> str:
         return row[i] if i < self.left else re.sub(r" ± \S+", "", row[i])
+
+
+# ---- cells
 
 
 def formatted(value: Estimate, form: str) -> str:
@@ -101,17 +107,31 @@ def formatted(value: Estimate, form: str) -> str:
     return text if value.half is None else f"{text} ± {form.format(value.half)}"
 
 
+def signed(value: Estimate, form: str) -> str:
+    """A difference, as `formatted`, with a plus where it is one."""
+    return re.sub(r"^(?=[\d,.]*[1-9])", "+", formatted(value, form))
+
+
 def cell_of(key: Key, results: Sequence[Result]) -> str:
-    """A number of a result: its mean over seeds with its interval; a number alone for one seed."""
-    known = [value * key.scale for result in results if (value := key.of(result)) is not None]
-    if not known:
+    """A number of a result: its mean over seeds with its interval; a number alone for one seed.
+    Or the words of all seeds.
+    """
+    if not (values := known(key, results)):
         return NONE
-    found = estimate(known, STEPS.get(key.name, 0.0))
-    if len(known) == len(results):
+    if any(isinstance(value, str) for value in values):
+        return "; ".join(dict.fromkeys(values))
+    found = estimate(values, STEPS.get(key.name, 0.0))
+    if len(values) == len(results):
         return formatted(found, key.form)
     # an interval of those that have it would claim too much
     mean = formatted(Estimate(found.mean, None), key.form)
-    return f"{mean} ({len(known)} of {len(results)} seeds)"
+    return f"{mean} ({len(values)} of {len(results)} seeds)"
+
+
+def known(key: Key, results: Iterable[Result]) -> list[Any]:
+    """Return a number of each result that has it, as tables show it; or its words."""
+    values = [value for result in results if (value := result.get(key.name)) is not None]
+    return [value if isinstance(value, str) else value * key.scale for value in values]
 
 
 def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
@@ -119,36 +139,8 @@ def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
     return {
         key.name: {**asdict(estimate(values, STEPS.get(key.name, 0.0))), "values": values}
         for key in keys
-        if len(values := [v for r in results if (v := key.of(r)) is not None]) == len(results)
+        if len(values := [v for r in results if (v := r.get(key.name)) is not None]) == len(results)
     }
-
-
-def present(keys: Sequence[Key], runs: Iterable[Results]) -> list[Key]:
-    """Keys that any result has; of rare ones those which would be shown as more than zero."""
-    results = [result for run in runs for seeds in run.values() for result in seeds]
-
-    def is_shown(key: Key, value: Any) -> bool:
-        if value is None or not key.rare:
-            return value is not None
-        return key.form.format(value * key.scale) != key.form.format(0)
-
-    return [key for key in keys if any(is_shown(key, key.of(result)) for result in results)]
-
-
-def line_text(line: Mapping[str, float] | None) -> str:
-    """The least-squares line of a variant: "0.03 s + 7.8 ms per token, r = 0.92"."""
-    if line is None:
-        return "no line"
-    slope = line["slope_s_per_token"] * 1e3
-    sign, size = "−" if round(slope, 1) < 0 else "+", abs(slope)
-    text = f"{line['intercept_s']:.2f} s {sign} {size:.1f} ms per token, r = {line['r']:.2f}"
-    return text.replace("-", "−").replace("−0.00", "0.00")
-
-
-def mean_line(results: Sequence[Result]) -> str:
-    """The lines of several seeds, averaged."""
-    lines = [line for result in results if (line := result["latency_line"])]
-    return line_text({k: fmean(line[k] for line in lines) for k in lines[0]} if lines else None)
 
 
 def label(name: str, results: Sequence[Result]) -> str:
@@ -160,30 +152,59 @@ def setting(value: object) -> str:
     return "none" if value in ("", None, [], {}) else escape(value)
 
 
+# ---- rows
+
+
+def rows_of(names: Sequence[str], columns: Sequence[Key], cases: Iterable[Case]) -> list[list[str]]:
+    """The headings, and a row of numbers for each case. names: headings of the cases' names."""
+    head = [*names, *(key.heading for key in columns)]
+    return [head, *([*of, *(cell_of(key, seeds) for key in columns)] for of, seeds in cases)]
+
+
+def present(keys: Sequence[Key], cases: Iterable[Case]) -> list[Key]:
+    """Keys that any result has; of rare ones those which would be shown as more than zero."""
+    results = [result for _, seeds in cases for result in seeds]
+
+    def is_shown(key: Key) -> bool:
+        values = known(key, results)
+        zero = key.form.format(0) if key.rare else None
+        return any(key.form.format(value) != zero for value in values)
+
+    return list(filter(is_shown, keys))
+
+
+def of_variants(results: Results) -> list[Case]:
+    """A case for each variant, by its name."""
+    return [([label(name, seeds)], seeds) for name, seeds in results.items()]
+
+
 def terminal_table(results: Results, marked: str = "") -> Terminal:
     """The headline table within 80 columns. marked: beside the heading of the names."""
     columns = [key for key in HEADLINES if key.short]
+    _, *rows = rows_of([""], columns, of_variants(results))
     head = [f"variant{marked}".replace(" ", "\n"), *(key.short for key in columns)]
-    return Terminal([head, *rows_of(results, columns)[1:]])
-
-
-def rows_of(results: Results, columns: Sequence[Key], marked: str = "") -> list[list[str]]:
-    """A row of numbers for each variant. marked: as above."""
-    rows = [[f"variant{marked}", *(key.heading for key in columns)]]
-    for name, seeds in results.items():
-        rows.append([label(name, seeds), *(cell_of(key, seeds) for key in columns)])
-    return rows
+    return Terminal([head, *rows])
 
 
 def headlines(results: Results, marked: str = "") -> str:
     """The headline table of report.md; columns without a number are left out. marked: as above."""
-    rows = rows_of(results, present(HEADLINES, [results]), marked)
+    cases = of_variants(results)
+    rows = rows_of([f"variant{marked}"], present(HEADLINES, cases), cases)
     rows[0] += ["latency of a request", "answered"]
-    for row, seeds in zip(rows[1:], results.values()):
+    for row, (_, seeds) in zip(rows[1:], cases):
         answered, failed = (sum(r[key] for r in seeds) for key in ("completed", "failed"))
         count = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
         row += [mean_line(seeds), count]
     return markdown(rows)
+
+
+def mean_line(results: Sequence[Result]) -> str:
+    """The lines of several seeds, averaged."""
+    lines = [line for result in results if (line := result["latency_line"])]
+    return line_text({k: fmean(line[k] for line in lines) for k in lines[0]} if lines else None)
+
+
+# ---- runs compared
 
 
 def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
@@ -199,7 +220,7 @@ def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
             continue
         entry: dict[str, Any] = {"first": baseline, "second": name}
         for key in COMPARED:
-            both = [(key.of(a), key.of(b)) for a, b in zip(base, seeds)]
+            both = [(a.get(key.name), b.get(key.name)) for a, b in zip(base, seeds)]
             if pairs := [pair for pair in both if None not in pair]:
                 first, second = np.array(pairs).T
                 apart = difference(first, second, STEPS.get(key.name, 0.0))
@@ -223,8 +244,7 @@ def differences_table(results: Results, baseline: str) -> str:
 def _difference(value: Estimate | None, key: Key) -> str:
     if value is None:
         return NONE
-    text = formatted(value.times(key.scale), key.form)
-    text = re.sub(r"^(?=[\d,.]*[1-9])", "+", text)  # zero has no sign
+    text = signed(value.times(key.scale), key.form)
     if value.half is None:
         text += ", not of all seeds"
     return text if value.shown else f"no difference shown ({text})"
@@ -232,14 +252,14 @@ def _difference(value: Estimate | None, key: Key) -> str:
 
 def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
     """Each server's headlines in several runs, and changes; paired: of the same traces."""
-    columns = present(COMPARED, runs.values())
+    columns = present(COMPARED, (case for run in runs.values() for case in run.items()))
     rows = [["variant", "run", *(key.heading for key in columns)]]
     for name in dict.fromkeys(name for run in runs.values() for name in run):
         first: dict[str, list[float]] = {}
         for run, results in runs.items():
-            if name in results:
-                cells = [_changed(key, results[name], first, paired) for key in columns]
-                rows.append([label(name, results[name]), run, *cells])
+            if seeds := results.get(name):
+                cells = [_changed(key, seeds, first, paired) for key in columns]
+                rows.append([label(name, seeds), run, *cells])
     return markdown(rows, left=2)
 
 
@@ -247,8 +267,7 @@ def _changed(
     key: Key, results: Sequence[Result], first: dict[str, list[float]], paired: bool
 ) -> str:
     """A number, and its ratio to that of the first run, which is kept in `first`."""
-    text = cell_of(key, results)
-    values = [value * key.scale for r in results if (value := key.of(r)) is not None]
+    text, values = cell_of(key, results), known(key, results)
     if not values or (base := first.setdefault(key.name, values)) is values or not fmean(base):
         return text
     ratio = f"× {fmean(values) / fmean(base):.2f}"
@@ -258,10 +277,7 @@ def _changed(
     return f"{text} ({ratio})"
 
 
-SWEPT = (  # headings of `_swept`
-    "capacity, requests/s", "its queue begins to grow, requests/s", "throughput sustained, tok/s",
-    "latency per token p50 there, ms", "highest rate within the limits, requests/s",
-)  # fmt: skip
+# ---- sweeps
 
 
 def capacity_table(sweeps: Mapping[str, Sequence[Result]], goodput: bool) -> str:
@@ -285,12 +301,12 @@ def _swept(outcomes: Sequence[Result]) -> list[str]:
     capacity = cell_of(KEYS["capacity"], outcomes)
     if known and all(outcome["saturated_rate"] is None for outcome in outcomes):
         capacity = f"at least {min(point['request_throughput'] for point in known):.3g}"
-    there = [cell_of(key, known) for key in keys("output_throughput", "p50_normalized_latency_ms")]
-    grows = between(outcomes, "sustained_rate", "saturated_rate")
-    return [capacity, grows, *there, between(outcomes, "goodput_rate", "missed_rate")]
+    there = [cell_of(key, known) for key in keys("output_throughput p50_normalized_latency_ms")]
+    grows = _between(outcomes, "sustained_rate", "saturated_rate")
+    return [capacity, grows, *there, _between(outcomes, "goodput_rate", "missed_rate")]
 
 
-def between(outcomes: Sequence[Result], low: str, high: str) -> str:
+def _between(outcomes: Sequence[Result], low: str, high: str) -> str:
     """A border between two rates, "8.72 to 9.51"; of several seeds the widest."""
     below = [outcome[low] for outcome in outcomes if outcome[low]]
     above = [outcome[high] for outcome in outcomes if outcome[high]]
@@ -303,44 +319,18 @@ def between(outcomes: Sequence[Result], low: str, high: str) -> str:
 
 def points_table(points: Mapping[str, Sequence[Result]]) -> str:
     """Every rate of a sweep, marked where it was beyond the capacity."""
-    shown = {
-        name: [{"requests": point["completed"] + point["failed"], **point} for point in rates]
-        for name, rates in points.items()
-    }
-    columns = present(POINTS, [shown])
-    rows = [["variant", *(key.heading for key in columns), "verdict"]]
-    for name, rates in shown.items():
+    cases: list[Case] = []
+    for name, rates in points.items():
         for point in rates:
-            cells = [cell_of(key, [point]) for key in columns]
-            rows.append([name, *cells, point_verdict(point)])
-    return markdown(rows)
+            more = {"requests": point["completed"] + point["failed"], "verdict": verdict(point)}
+            cases.append(([name], [{**more, **point}]))
+    return markdown(rows_of(["variant"], [*present(POINTS, cases), VERDICT], cases))
 
 
-def point_verdict(point: Result) -> str:
-    verdict = "sustained"
+def verdict(point: Result) -> str:
+    text = "sustained"
     if point["saturated"]:
-        verdict = "requests failed" if point["failed"] else "the queue only grows"
+        text = "requests failed" if point["failed"] else "the queue only grows"
     if point["client_behind"]:
-        verdict = "the client is behind"
-    return f"{verdict}, client late" if point["client_limited"] else verdict
-
-
-def point_line(name: str, point: Result) -> str:
-    """A point of a sweep in a line, as it is measured."""
-    latency, share = point["p50_normalized_latency_ms"], point["attainment"]
-    parts = [
-        f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s",
-        "no answer" if latency is None else f"{latency:,.1f} ms per token",
-    ]
-    if share is not None:
-        parts.append(f"{share:.0%} within limits")
-    return f"{', '.join(parts)}; {point_verdict(point)}"
-
-
-def result_line(name: str, result: Result) -> str:
-    """A measurement in a line, as it ends."""
-    ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
-    return (
-        f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
-        f"{result['output_throughput']:,.0f} tok/s, {ended}"
-    )
+        text = "the client is behind"
+    return f"{text}, client late" if point["client_limited"] else text

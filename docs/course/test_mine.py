@@ -107,11 +107,9 @@ def mine(path: Path) -> Policy | Order:
 
 def violation(path: Path) -> str | None:
     """Return what ./test.sh --policy says of a file that violates the contract."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.contract", "--policy", os.path.relpath(path, ROOT)],
-        cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {user_policies.HANDED_ON: "{}"},  # this file alone
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tests.contract", "--policy", os.path.relpath(path, ROOT)]
+    environ = os.environ | {user_policies.HANDED_ON: "{}"}  # this file alone
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
     said = f"the worked schedule is right; the contract is violated.\n\n{done.stdout}{done.stderr}"
     return said if done.returncode else None
 

@@ -139,10 +139,9 @@ def make_html() -> None:
 
 
 def _run(module: str, *arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", module, *arguments], check=True, capture_output=True, text=True,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
 
 
 def main() -> None:

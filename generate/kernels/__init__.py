@@ -25,14 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from config.shapes import LARGEST_HEAD
+
 FOLDER = Path(__file__).parent
 # -ffast-math: without it the compiler may not turn sums and exp into vectors
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC"]
 TIMEOUT_S = 120
-LARGEST_HEAD = 256  # as in attention.cpp
-LARGEST_RANK = 64  # of adapters; as in lora.h
-# GPT-2's; in float32 a program with wider ones needs more shared memory than small GPUs have
-LARGEST_TRITON_HEAD = 64
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FLOATS, _INT8 = ("float32", "bfloat16"), ("int8_float32", "int8_bfloat16")
@@ -163,8 +161,8 @@ def why_no_triton(head_size: int) -> str | None:
     """Return why kernels in Triton, which needs a C compiler, cannot be used here; None if they
     can.
     """
-    if head_size > LARGEST_TRITON_HEAD:
-        return f"the model's heads of {head_size} are larger than {LARGEST_TRITON_HEAD}"
+    if head_size > LARGEST_HEAD["triton"]:
+        return f"the model's heads of {head_size} are larger than {LARGEST_HEAD['triton']}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is missing; pip install triton"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -12,9 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 TOKENS = 16  # in a tile at most; the least that `dot` multiplies
-TILE = (
-    4  # integers that describe a tile: its first token, its tokens (0: nothing to do), slot, none
-)
+# integers that describe a tile: its first token, its tokens (0: nothing to do), slot, none
+TILE = 4
 RANKS, INPUTS, OUTPUTS = 16, 32, 128  # that a program multiplies at once
 STAGES = 5  # in which it reads ahead; with fewer and wider ones, registers spill
 

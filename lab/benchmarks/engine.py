@@ -33,8 +33,8 @@ from client.drawing import new_figure, plain_log, save, styled
 from client.machine import processor
 from compare.report.tables import markdown
 from config import ONLY_IN, Config, ConfigError
-from config.resolve import native_bfloat16
 from generate import kernels
+from generate.auto import native_bfloat16
 from generate.cached import CachedGenerator
 from generate.linear import Int8Linear
 from lab.benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, run

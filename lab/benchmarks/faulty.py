@@ -12,20 +12,52 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from flask import Flask
 
 import app
 from config import Config, ConfigError, Parser
-from generate import load_generator
-from generate.fake import FAULTS, FaultyGenerator
-from scheduling.inference import Generator
+from generate.loading import load_generator
+from generate.memory import OutOfMemory
+from scheduling.inference import Generator, Iteration
 from server import launch
 
 CLOCK = "clock"
 HANDOFF = "EFFECTIVE_BATCHING_FAULT"  # from the launcher to gunicorn's worker, as the Config goes
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "raise": lambda: _raise(RuntimeError("a fault that was asked for")),
+    "oom": lambda: _raise(OutOfMemory("this GPU's memory is full, as was asked for")),
+    "hang": lambda: threading.Event().wait(),
+}
+
+
+class FaultyGenerator(Generator):
+    """Another generator, with a fault in place of a result in every `every`-th iteration."""
+
+    def __init__(self, generator: Generator, fault: str, every: int):
+        self.n_blocks, self.drafter = generator.n_blocks, generator.drafter
+        self.adapters = generator.adapters
+        self._generator = generator
+        self._fault = FAULTS[fault]
+        self._every = every
+        self._n = 0
+
+    def generate(self, iteration: Iteration) -> list[int]:
+        self._n += 1
+        if self._n % self._every == 0:
+            self._fault()
+        return self._generator.generate(iteration)
 
 
 def serve() -> Flask:

@@ -29,7 +29,7 @@ from client.machine import command_line, processor
 from compare.report.tables import NONE, markdown
 from compare.servers import as_flag
 from config import NOT_SIMULATED, ONLY_OVER_HTTP, Config, ConfigError
-from config.resolve import VOCABULARIES
+from config.settings import VOCABULARIES
 from lab.benchmarks import agreement, burst, costs, engine
 from lab.benchmarks.harness import Benchmark, chosen_settings, run
 from simulate.costs import FOLDER
@@ -85,7 +85,8 @@ PARTS = {
     "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
         "lab.benchmarks.agreement --n {few}", 120),  # compiles what all parts need
     "steps": Part("Steps of decode rows, against the machine's bound", STEPS + "steps", 80),
-    "eager": Part("Steps without CUDA graphs", STEPS + "eager --enforce-eager", 60, needs=GPU),
+    "eager": Part("Steps without CUDA graphs",
+        STEPS + "eager --decoder-batch-sizes none", 60, needs=GPU),
     "cublas": Part("Steps with PyTorch's products, eight launches a layer",
         STEPS + "cublas --linear plain", 60, needs=GPU),
     "invariant": Part("Steps with --batch-invariant: what identical texts cost, by rows",

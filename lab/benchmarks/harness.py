@@ -15,29 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client.arguments import folder
 from client.calls import ServerError
 from client.machine import command_line, stamp
-from compare.comparison import sigterm_is_ctrl_c
-from compare.options import folder
+from compare.program import sigterm_is_ctrl_c
 from config import (
     ONLY_OVER_HTTP,
     Config,
     ConfigError,
     Parser,
     add_settings,
-    build,
     from_environment,
     has_effect,
     meaningful,
     refuse_unknown,
 )
-from generate import OutOfMemory
+from generate.auto import build
 from generate.kernels import KernelUnavailable
+from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
 
 # settings without effect where prompts are ids, no client is connected and no thread plans ahead
 NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer", "ahead"})
-PREFIXES = frozenset({"prefix_caching", "order", "prefix_window"})
+PREFIXES = frozenset({"prefix_caching", "order"})
 
 
 @dataclass(frozen=True)

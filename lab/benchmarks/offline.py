@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from config import Config, ConfigError
-from generate import load_generator
+from generate.loading import load_generator
 from generate.weights import locate
 from lab.benchmarks.workload import LARGEST, Prompted, draw
 from scheduling.inference import CachedPrefix, Generator, Inference, Row

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from client.arguments import folder
 from client.calls import ServerError
 from client.runs import read_json
-from compare.options import folder
 from config import ConfigError, Parser
 from lab.studies import runner
 from lab.studies.study import Cases, Study

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.workloads import Workload
 from lab.studies import virtual
 from lab.studies.engines import MODELS, engine, iterate
@@ -30,22 +31,22 @@ RULES: dict[str, Settings] = {
     "skip": {"lora_policy": "skip", "max_wait_s": 5.0},
     "drain": {"lora_policy": "drain", "max_wait_s": 5.0},
 }
+FREE, FEW = ("mixed", "skip", "drain"), (4, 8, 12, 16)  # of 16 adapters: rules, and slots
 RANK, PROMPT, ITERATIONS = 8, 8, {"demo": 60, "GPT-2 124M": 12}
 MEASURES = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms")
-MIXED, NUMBER, SLOW, WAITING, ENGINE = (
-    {"variant": "mixed"}, *({"table": name} for name in ("number", "rules", "slots", "engine"))
-)  # fmt: skip
+MIXED = {"variant": "mixed"}
+NUMBER, RULED, SLOTTED, ENGINE = ({"table": t} for t in ("number", "rules", "slots", "engine"))
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    number = grid(table=["number"], adapters=NUMBERS, variant=("mixed", "grouped"))(n)
+    def of(table: str, load: float, **axes: Iterable[Any]) -> list[dict[str, Any]]:
+        return grid(table=[table], load=[load], **axes)(n)
+
+    number = of("number", 0, adapters=NUMBERS, variant=("mixed", "grouped"))
     return [
-        *({**case, "popularity": "uniform", "slots": case["adapters"], "load": 0}
-          for case in number),
-        *grid(table=["rules"], adapters=[64], popularity=POPULARITIES, slots=[SLOTS], load=[0],
-              variant=RULES)(n),
-        *grid(table=["slots"], adapters=[16], popularity=["uniform"], slots=(4, 8, 12, 16),
-              load=[0.7], variant=("mixed", "skip", "drain"))(n),
+        *({**case, "popularity": "uniform", "slots": case["adapters"]} for case in number),
+        *of("rules", 0, adapters=[64], popularity=POPULARITIES, slots=[SLOTS], variant=RULES),
+        *of("slots", 0.7, adapters=[16], popularity=["uniform"], slots=FEW, variant=FREE),
         *({**ENGINE, "model": model, "rows": rows, "adapters": adapters}
           for model in MODELS for rows in (8, 32) for adapters in (0, 1, rows)),
     ]  # fmt: skip
@@ -128,7 +129,7 @@ A slot holds one adapter in the engine. The variants are the values of `--lora-p
         ),
         Table(
             ("popularity", "variant"), ["output_throughput", "mean_ttft_ms"],
-            [Against(MIXED, ratios=["output_throughput", "mean_ttft_ms"])], SLOW,
+            [Against(MIXED, ratios=["output_throughput", "mean_ttft_ms"])], RULED,
             f"64 adapters on {SLOTS} slots, by popularity",
             "All requests come at once. `distinct`: each request has another adapter, as long as "
             "there are any; `uniform`: all adapters are equally popular; `skewed`: few have most "
@@ -140,7 +141,7 @@ A slot holds one adapter in the engine. The variants are the values of `--lora-p
                 Against(MIXED, ratios=["mean_ttft_ms"]),
                 Against({"slots": 16}, ratios=["mean_ttft_ms"], words="that with 16 slots"),
             ],
-            WAITING, "16 adapters, by the number of slots",
+            SLOTTED, "16 adapters, by the number of slots",
             "Requests come at 0.7 of the rate that 16 slots complete.",
         ),
         Table(
@@ -154,7 +155,7 @@ A slot holds one adapter in the engine. The variants are the values of `--lora-p
         Panel("a burst, a slot for each", "throughput, tok/s", "output_throughput", "adapters",
               "adapters", where=NUMBER, log=True),
         Panel("16 adapters, load 0.7", "TTFT mean, ms", "mean_ttft_ms", "slots", "slots",
-              where=WAITING, log=True),
+              where=SLOTTED, log=True),
     ],
-    looks=dict(zip(RULES, LOOKS)),
+    styles=dict(zip(RULES, STYLES)),
 )  # fmt: skip

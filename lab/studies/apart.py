@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.workloads import Workload
 from compare.analysis import ATTAINMENT
 from lab.studies import virtual
@@ -118,5 +118,5 @@ STUDY = Study(
         Panel("512+64, strict limits", "goodput, requests/s", "goodput", "gbytes",
               "GB/s of a prefill replica", where=SLOWER),
     ],
-    looks=dict(zip(VARIANTS, LOOKS)),
+    styles=dict(zip(VARIANTS, STYLES)),
 )  # fmt: skip

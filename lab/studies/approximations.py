@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.measure import judged
 from client.traces import Request
 from lab.studies import virtual
@@ -133,5 +133,5 @@ With ample memory the last two are the same as `exact`, and are left out.""",
         Panel(f"{memory} memory", "TTFT mean ÷ exact's", "mean_ttft_ms", "load", "load",
               where={"memory": memory, "load": LOADS}, base=AGAINST, log=True) for memory in POOLS
     ],
-    looks=dict(zip(VARIANTS, LOOKS)),
+    styles=dict(zip(VARIANTS, STYLES)),
 )  # fmt: skip

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from client.arguments import parse_goodput
 from client.measure import burst_size
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
-from compare.options import SWEEP_GOODPUT, parse_goodput
+from compare.options import SWEEP_GOODPUT
 from config import MODES
 from lab.studies import virtual
 from lab.studies.study import Case, Panel, Study, Table

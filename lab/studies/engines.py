@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from config import Config, build
-from generate import load_generator
+from config import Config
+from generate.auto import build
+from generate.loading import load_generator
 from generate.weights import locate
 from scheduling.inference import Generator, Iteration
 from scheduling.scheduler import Scheduler

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from client.drawing import PALETTE, Look
+from client.drawing import PALETTE, Style
 from client.traces import Request
 from client.users import read_slo_mix
 from client.workloads import Workload
@@ -146,10 +146,8 @@ def waits(inferences: Iterable[Inference]) -> Stretches:
 
 def users(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Return measures of the time that n requests take."""
-    seconds, full = (
-        n / most().requests,
-        W_PROMPT * most().prompt_tokens + W_COMPLETION * most().tokens,
-    )
+    seconds = n / most().requests
+    full = W_PROMPT * most().prompt_tokens + W_COMPLETION * most().tokens  # a second
     settings = {"max_batch_size": ROWS, **virtual.pool(BLOCKS), **settings_of(case["variant"])}
     requests = trace_of(case["trace"], seconds, seed)
     outcomes, seen = virtual.served(settings, requests, jump=False)
@@ -271,8 +269,8 @@ weighted tokens here while both users have waiting requests.""",
             }.items()
         ),
     ],
-    looks={
-        name: Look(PALETTE[i], "--" if "shed" in name else "-", "o")
+    styles={
+        name: Style(PALETTE[i], "--" if "shed" in name else "-", "o")
         for name, i in zip((*SHEDDING, *LIMITED[1:], *USERS), (0, 0, 1, 3, 3, 2, 4, 3, 1, 5))
     },
 )  # fmt: skip

@@ -22,7 +22,7 @@ from client.wire import Plain
 from client.workloads import Workload
 from compare.report.tables import markdown
 from compare.servers import server
-from config import Config
+from config import Config, in_todays_names
 from lab.studies import virtual
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Cases, Panel, Study, Table, mean, only
@@ -187,7 +187,9 @@ def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
         costs = load(MODELS[case["part"]][0])
         for seed, repeated in enumerate(zip(*(same["seeds"] for same in only(cases, place)))):
             for name, row in repeated[0].items():
-                target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
+                target = SimulatedServer(
+                    case["variant"], Config(**in_todays_names(row["config"])), costs
+                )
                 requests = trace(case["kind"], seed, len(row["e2e_s"]), row["rate"])
                 found = compared([rows[name] for rows in repeated], measured(target, requests))
                 key = (*place.values(), name)

@@ -6,7 +6,7 @@ import functools
 import itertools
 from typing import Any
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.traces import Trace
 from client.workloads import Workload
 from lab.studies import virtual
@@ -101,5 +101,5 @@ A pool has the KV blocks of 8, 16 or 32 requests of mean length. Load is the rat
         Panel(f"pool of {pool} requests", label, measure, "load", "load", where={"pool": pool})
         for (measure, label), pool in itertools.product(LABELS.items(), POOLS)
     ],
-    looks=dict(zip(VARIANTS, LOOKS)),
+    styles=dict(zip(VARIANTS, STYLES)),
 )  # fmt: skip

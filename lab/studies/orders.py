@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.drawing import PALETTE, Look
+from client.drawing import PALETTE, Style
 from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table
 from lab.studies.virtual import VIRTUAL, Settings
@@ -251,8 +251,8 @@ refused (`rejected`). Latencies are of the requests that were answered."""),
             for title, measure in zip(("urgent: mean", "others: mean", "longest of all"), GAPS)
         ),
     ],
-    looks={
-        name: Look(PALETTE[i], "--" if "fcfs" in name else "-", "o")
+    styles={
+        name: Style(PALETTE[i], "--" if "fcfs" in name else "-", "o")
         for name, i in zip(
             (*EXACT, "sjf, at most 2 s", "batches of 8", "batches of 32", *[*LEVELLED][1:]),
             (0, 2, 3, 1, 5, 4, 2, 1, 0, 1, 3, 5, 2),

@@ -14,7 +14,7 @@ from typing import Any
 
 from client.calls import ServerError
 from config import ConfigError
-from config.resolve import native_bfloat16
+from generate.auto import native_bfloat16
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Study, Table, grid
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.traces import Request
 from client.workloads import Workload
 from lab.studies import virtual
@@ -25,7 +25,7 @@ CLOSED = {"prompt": 480, "tokens": 480, "budget": 1024, "requests": 10 * ROWS}
 VARIANTS: dict[str, Settings] = {
     "mixed": {},
     "first": {"prefill": "first"},
-    "last, floor 16": {"prefill": "last", "decode_floor": 16},
+    "last, floor 16": {"prefill": "last:16"},
     "every:4": {"prefill": "every:4"},
     "adaptive": {"prefill": "adaptive"},
 }
@@ -34,16 +34,14 @@ OF_TRACE = {name: of for name, of in virtual.OF_TRACE.items() if name != "p99_e2
 
 
 def cases(n: int) -> list[dict[str, Any]]:
+    free = grid(
+        table=["grid"], model=MODELS, prompt=PROMPTS, load=LOADS, budget=BUDGETS, variant=VARIANTS
+    )
     limited = grid(table=["capacity"], model=MODELS, limit=(STRICT, RELAXED), server=SERVERS)(n)
     for case in limited:
         case["variant"], case["budget"] = case["server"]
         case["server"] = "{}, {}".format(*case["server"])
-    return [
-        *grid(table=["grid"], model=MODELS, prompt=PROMPTS, load=LOADS, budget=BUDGETS,
-              variant=VARIANTS)(n),
-        *limited,
-        *grid(table=["closed"], model=MODELS, variant=("mixed", "first"))(n),
-    ]  # fmt: skip
+    return free(n) + limited + grid(table=["closed"], model=MODELS, variant=("mixed", "first"))(n)
 
 
 def decode_ms(model: str) -> float:
@@ -63,7 +61,7 @@ def served(
     """Return the measures of a trace. limit: of adaptive, in decode iterations."""
     settings = {"max_batch_size": ROWS, "token_budget": budget, **VARIANTS[variant]}
     if variant == "adaptive":
-        settings["tbt_ms"] = limit * decode_ms(model)
+        settings["prefill"] = f"adaptive:{limit * decode_ms(model)}"
     return virtual.measures(virtual.server(settings, load(model), stream=True), requests)
 
 
@@ -172,5 +170,5 @@ have about ten tokens more than stated.""",
                   base=MIXED),
         )
     ],
-    looks=dict(zip(VARIANTS, LOOKS)),
+    styles=dict(zip(VARIANTS, STYLES)),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from client.drawing import PALETTE, Look
+from client.drawing import PALETTE, Style
 from client.traces import Request
 from client.workloads import Workload
 from generate.fake import PREFILL_TOKEN_S
@@ -45,7 +45,7 @@ VARIANTS: dict[str, Settings] = {
     "static, caching": {"mode": "static", **CACHING},
     "dynamic": {},
     FCFS: CACHING,
-    BY_PREFIX: {**CACHING, "order": "prefix", "prefix_window": 128},
+    BY_PREFIX: {**CACHING, "order": "prefix"},
 }
 MODES, ORDERED = list(VARIANTS)[:4], list(VARIANTS)[2:]  # compared by trace, and on a small pool
 POOLS = (1, 2, 4, 8, 16)  # of the KV blocks that are in use without caching
@@ -233,8 +233,8 @@ STUDY = Study(
         Panel("hits by pool size", HITS[0], "hits_to_oracle", "pool", "KV blocks ÷ those in use",
               "trace", {"table": "pool", "variant": FCFS}),
     ],
-    looks={
-        name: Look(colour, "-" if "caching" in name else "--", "o")
+    styles={
+        name: Style(colour, "-" if "caching" in name else "--", "o")
         for name, colour in zip(
             VARIANTS, ("#f0c4a0", PALETTE[1], "#a3d4c5", PALETTE[3], PALETTE[5]))
     },

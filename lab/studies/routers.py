@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.drawing import LOOKS
+from client.drawing import STYLES
 from client.workloads import Workload
 from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table, grid
@@ -76,7 +76,9 @@ def name_of(case: Case) -> str:
 BY = ("router", "stale_s", "replicas")
 RANDOM = [Against({"router": "random", "stale_s": 0.0}, ["p99_s"])]
 LABELS = {"p99_s": "latency p99, s", "ttft_p99_s": "TTFT p99, s"}
-OLD = {f"{name}, {STALE_S:g} s old": look._replace(line=":") for name, look in zip(ROUTERS, LOOKS)}
+OLD = {
+    f"{name}, {STALE_S:g} s old": style._replace(line=":") for name, style in zip(ROUTERS, STYLES)
+}
 STUDY = Study(
     name="routers",
     title="Routers",
@@ -109,5 +111,5 @@ STUDY = Study(
         for name, trace in TRACES.items()
         for where in [{"trace": name}]
     ],
-    looks=dict(zip(ROUTERS, LOOKS)) | OLD,
+    styles=dict(zip(ROUTERS, STYLES)) | OLD,
 )

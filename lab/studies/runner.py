@@ -17,8 +17,7 @@ from client import drawing
 from client.machine import ROOT, command_line, stamp
 from config import ConfigError
 from config.reading import parse, read_lines
-from lab.studies.figure import figure as draw
-from lab.studies.study import Case, Cases, Study, only, tables
+from lab.studies.study import Case, Cases, Study, figure, tables
 
 CODE = (
     "batching.py", "model.py", "stats.py", "client", "compare", "config", "generate", "scheduling",
@@ -144,10 +143,9 @@ def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = 
     made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
     page = f"# {study.title}\n\n{study.question}\n\n{caption}. Made by {made}.\n\n{body}\n"
     folder.mkdir(parents=True, exist_ok=True)
-    has_panels = any(only(result["cases"], panel.where) for panel in study.panels)
-    draws = study.drawn or (functools.partial(draw, study) if has_panels else None)
-    if draws and (figure := draws(result["cases"], caption.replace("`", ""))):
-        drawing.save(figure, folder / f"{study.name}.png")
+    draw = study.drawn or functools.partial(figure, study)
+    if drawn := draw(result["cases"], caption.replace("`", "")):
+        drawing.save(drawn, folder / f"{study.name}.png")
         page += f"\n![{study.figure}]({study.name}.png)\n"
     (folder / f"{study.name}.md").write_text(page)
     (folder / f"{study.name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -78,10 +78,13 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
         return {name: result[name] for name in OF_LIVE}
     if case["speculate"]:
         settings["draft"] = case["draft"]
-    at_once = [
-        Request(id=i, at=0.0, prompt_ids=prompt(case["text"], 1000 * seed + i), num_tokens=LENGTH,
-                temperature=float(case["text"] == RANDOM), seed=seed) for i in range(case["rows"])
-    ]  # fmt: skip
+    of_all: dict[str, Any] = {
+        "at": 0.0,
+        "num_tokens": LENGTH,
+        "temperature": float(case["text"] == RANDOM),
+    }
+    ids = [prompt(case["text"], 1000 * seed + i) for i in range(case["rows"])]
+    at_once = [Request(id=i, prompt_ids=each, seed=seed, **of_all) for i, each in enumerate(ids)]
     result = served(at_once, max_batch_size=32, **settings)
     return {name: result[name] for name in ("output_throughput", "acceptance")}
 

@@ -1,6 +1,7 @@
 """A study as data: its question, the cases that answer it, how one is run and how that is shown.
 
-Knows no scheduler, server or torch.
+Tables and figures are made by those of reports (`compare.report`). Knows no scheduler, server or
+torch.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from client.drawing import Look
+from client import results
+from client.drawing import Style
 from compare.analysis import Estimate, difference, estimate
-from compare.report.tables import NONE, formatted, markdown
+from compare.report import panels
+from compare.report.tables import NONE, cell_of, formatted, markdown, signed
 
 Case = Mapping[str, Any]  # what is run, and how; "seeds": the measures of each seed's trace
 Cases = Sequence[Case]
@@ -94,7 +98,7 @@ class Study:
     seeds: int = 5
     options: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # default, help
     text: Callable[[Cases], str] | str = ""  # verdict and explanation, before the tables
-    looks: Mapping[str, Look] = field(default_factory=dict)  # of lines and bars
+    styles: Mapping[str, Style] = field(default_factory=dict)  # of lines and bars
     summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
     bases: Sequence[str] = ()  # KEY=VALUE of cases with which others are compared, as in --only
     servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`
@@ -138,9 +142,8 @@ def ratio(base: Case, case: Case, measure: str) -> Estimate:
 def gap_text(base: Case, case: Case, measure: str, form: str) -> str:
     """Return the paired difference case − base, or "none shown"."""
     gap = difference(values(base, measure), values(case, measure))
-    text = ("+" if gap.mean > 0 else "") + formatted(gap, form)
-    is_zero = not any(digit in "123456789" for digit in form.format(gap.mean))
-    return text if gap.shown and not is_zero else "none shown"
+    text = signed(gap, form)
+    return text if gap.shown and text[0] in "+−" else "none shown"
 
 
 def base_of(
@@ -204,11 +207,55 @@ def _key_text(value: Any) -> str:
 
 def _mean_text(study: Study, case: Case, measure: str) -> str:
     of_seeds = [seed.get(measure) for seed in case["seeds"]]
-    if None in of_seeds:
-        return NONE
-    if any(isinstance(value, str) for value in of_seeds):
-        return "; ".join(dict.fromkeys(of_seeds))
-    form = study.measures[measure][1]
-    if len({*of_seeds}) == 1:  # a closed form, or the same by its nature: no spread to show
+    heading, form = study.measures[measure]
+    if len({*of_seeds}) == 1 and isinstance(of_seeds[0], int | float):
+        # a closed form, or the same by its nature: no spread to show
         return formatted(Estimate(of_seeds[0], None), form)
-    return formatted(estimate(of_seeds), form)
+    return cell_of(results.Key(measure, heading, form=form), case["seeds"])
+
+
+def figure(study: Study, cases: Cases, caption: str) -> Figure | None:
+    """Draw the panels for which there are cases; None if there are none for any."""
+    of_panels = [(panel, only(cases, panel.where)) for panel in study.panels]
+    drawn = [_drawn(study, panel, found) for panel, found in of_panels if found]
+    return panels.figure(drawn, study.styles, caption) if drawn else None
+
+
+def _drawn(study: Study, panel: Panel, cases: Cases) -> panels.Panel:
+    """Return what a panel shows of these cases; areas are means of all seeds of the first."""
+    lines: dict[str, list[panels.Point]] = {}
+    areas: dict[str, Any] = {}
+    if panel.step:
+        seeds = values(cases[0], str(panel.measure))
+        areas = {name: [*map(fmean, zip(*(seed[name] for seed in seeds)))] for name in seeds[0]}
+    else:
+        for case in cases:
+            line = lines.setdefault(str(key_of(case, panel.line)), [])
+            line += _points(study, panel, cases, case)
+    return panels.Panel(
+        title=panel.title,
+        xlabel=panel.xlabel,
+        ylabel=panel.ylabel,
+        lines=lines,
+        areas=areas,
+        step=panel.step,
+        log=panel.log,
+    )
+
+
+def _points(study: Study, panel: Panel, cases: Cases, case: Case) -> Iterable[panels.Point]:
+    measures = [panel.measure] if isinstance(panel.measure, str) else panel.measure
+    base = None
+    if panel.base:
+        keys = [key for key in case if key != "seeds"]
+        if (base := base_of(cases, case, panel.base, keys)) is None:
+            return  # left out by --only
+
+    def value(measure: str) -> Estimate:
+        return ratio(base, case, measure) if base else mean(case, measure)
+
+    known = panel.expected and None not in values(case, panel.expected)
+    expected = value(panel.expected).mean if known else None
+    for measure in measures:
+        x = study.measures[measure][0] if len(measures) > 1 else key_of(case, panel.x)
+        yield panels.Point(x, value(measure), expected)

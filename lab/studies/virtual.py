@@ -13,7 +13,7 @@ from client.measure import judged
 from client.outcomes import Answers, Outcomes
 from client.traces import Request
 from client.workloads import Workload
-from config import build
+from generate.auto import build
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from simulate.costs import FAKE, Costs

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from client.calls import ServerError
-from config import build
+from generate.auto import build
 from lab.studies.study import Case, Cases, Study, Table, values
 from scheduling.building import build_scheduler
 from scheduling.inference import CachedPrefix, Inference, Iteration

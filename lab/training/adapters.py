@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compare.options import folder
-from config.resolve import physical_cores
+from client.arguments import folder
 from config.shapes import SHAPES
+from generate.auto import physical_cores
 from generate.checkpoint import load_model
 from generate.weights import DEMO
 from lab.training.corpus import Corpus, load_corpus

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
-from compare.options import folder
-from config.resolve import native_bfloat16, physical_cores
+from client.arguments import folder
 from config.shapes import SHAPES, Shape
+from generate.auto import native_bfloat16, physical_cores
 from generate.weights import DEMO
 from lab.training.corpus import Corpus, load_corpus
 from lab.training.evaluate import bits_per_byte, causal_logits

@@ -12,7 +12,7 @@ from scheduling.policies.planner import Planner, Victim
 from scheduling.policies.preemptive import PlannerByTurns
 from scheduling.policies.prefill import Prefill, read_prefill
 
-DEMAND, ADAPTIVE = ("kv_reservation", "demand"), ("prefill", "adaptive")
+DEMAND = ("kv_reservation", "demand")
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,9 @@ class Dynamic(Policy):
     prefill: str = setting(
         "mixed",
         "prompts and decode rows: mixed (in one iteration), first (prompts alone, while any fits), "
-        "last (while few rows decode), every:K (after K iterations of decode rows) or adaptive "
-        "(mixed, within --tbt-ms)",
-    )
-    decode_floor: int = setting(
-        1, "prompts are computed while fewer rows decode", needs=("prefill", "last"), ge=1
-    )
-    tbt_ms: float = setting(
-        50.0, "longest gap between tokens that prompts may cause", needs=ADAPTIVE, gt=0, le=1e9
+        "last:K (while fewer than K rows decode; last: of 1), every:K (after K iterations of "
+        "decode rows) or adaptive:MS (mixed, with gaps between tokens of at most MS milliseconds; "
+        "adaptive: of 50)",
     )
 
     @property
@@ -62,8 +57,7 @@ class Dynamic(Policy):
 
     @cached_property
     def _prefill(self) -> Prefill:
-        rule, k = read_prefill(self.prefill)
-        return Prefill(rule, k, self.decode_floor, self.tbt_ms / 1e3)
+        return read_prefill(self.prefill)
 
     @property
     def reads_history(self) -> bool:

@@ -12,7 +12,7 @@ from scheduling.policies.base import NOT_NEGATIVE, POSITIVE, View, prefills, set
 from scheduling.policies.base import Order as Order
 from scheduling.queue import Queue
 
-OLDEST = 128  # requests that `hrrn` sorts
+OLDEST = 128  # requests that `hrrn` and `prefix` sort (as SGLang does)
 HOLD_BACK = 32  # tokens
 
 
@@ -134,13 +134,13 @@ class Prefix(Order):
     """
 
     in_order: ClassVar[bool] = False
-    prefix_window: int = setting(128, "number of the oldest requests that it sorts", ge=1)
+    window: ClassVar[int] = OLDEST
 
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         def most_cached_first(members: Sequence[Inference]) -> float:
             return -max(view.cached_tokens(member) for member in members)
 
-        ordered = oldest_sorted(queue, self.prefix_window, most_cached_first)
+        ordered = oldest_sorted(queue, self.window, most_cached_first)
         return ordered if view.request_level else _one_of_each(ordered, view)
 
 

@@ -54,12 +54,12 @@ class Mlfq(Bounded):
     mlfq_quantum: int = setting(
         8, "tokens that a request gets in the first level; twice as many in each next one", ge=1
     )
-    mlfq_levels: int = setting(6, "number of levels", ge=1, le=32)
+    levels: ClassVar[int] = 6
 
     def arrive(self, group: Sequence[Inference], processed: int) -> None:
         prompt = max(len(member.prompt_ids) for member in group)
-        fitting = (i for i in range(self.mlfq_levels) if self.quantum(i) >= prompt)
-        level = next(fitting, self.mlfq_levels - 1)
+        fitting = (i for i in range(self.levels) if self.quantum(i) >= prompt)
+        level = next(fitting, self.levels - 1)
         for member in group:
             member.standing.state = Level(level, since=member.arrived_at)
 
@@ -80,7 +80,7 @@ class Mlfq(Bounded):
     def computed(self, inference: Inference, tokens: int, now: float) -> None:
         level: Level = inference.standing.state
         level.tokens += tokens
-        last = level.number == self.mlfq_levels - 1
+        last = level.number == self.levels - 1
         if not last and level.tokens >= self.quantum(level.number):
             inference.standing.state = Level(level.number + 1, since=now)
 

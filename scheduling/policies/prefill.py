@@ -1,15 +1,17 @@
 """Prefill and decode: which of the two the next iteration computes (`--prefill`).
 
-mixed      both, with at most token_budget prompt tokens (Sarathi-Serve, OSDI 2024; vLLM V1)
-first      prompts alone, while any fits (vLLM V0; the default of SGLang and nano-vllm)
-last       prompts alone, while fewer than decode_floor rows decode (of 1: FasterTransformer's)
-every:K    prompts alone, after K iterations of decode rows
-adaptive   both, with as many prompt tokens as keep the time between two tokens within tbt_ms
-           (Sarathi-Serve's budget by a limit of that time, with costs fitted while it serves)
+mixed        both, with at most token_budget prompt tokens (Sarathi-Serve, OSDI 2024; vLLM V1)
+first        prompts alone, while any fits (vLLM V0; the default of SGLang and nano-vllm)
+last:K       prompts alone, while fewer than K rows decode (by default 1: FasterTransformer's)
+every:K      prompts alone, after K iterations of decode rows
+adaptive:MS  both, with as many prompt tokens as keep the time between two tokens within MS (by
+             default 50) milliseconds (Sarathi-Serve's budget by a limit of that time, with costs
+             fitted while it serves)
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from scheduling.policies.base import View
@@ -26,12 +28,10 @@ BOTH, PROMPTS, DECODES = Share(True, True), Share(True, False), Share(False, Tru
 
 
 class Prefill(NamedTuple):
-    """A value of `--prefill`, with what belongs to it."""
+    """A value of `--prefill`: a rule, and its number."""
 
     rule: str
-    k: int = 0  # of every:K
-    decode_floor: int = 0  # of last, in rows
-    tbt_s: float = 0.0  # of adaptive
+    k: float = 0  # of last in rows, of every in iterations, of adaptive in milliseconds
 
     @property
     def reads_history(self) -> bool:
@@ -44,11 +44,10 @@ class Prefill(NamedTuple):
         """
         if self.rule in ("mixed", "adaptive"):
             return (BOTH,)
-        prompts_go_first = (
-            self.rule == "first"
-            or (self.rule == "last" and n_decoding(view) < self.decode_floor)
-            or (view.history is not None and view.history.without_prompts >= self.k)
-        )
+        if self.rule == "last":
+            prompts_go_first = n_decoding(view) < self.k
+        else:  # k is 0 of first
+            prompts_go_first = view.history is None or view.history.without_prompts >= self.k
         return (PROMPTS, DECODES) if prompts_go_first else (DECODES, PROMPTS)
 
     def budget(self, view: View) -> int:
@@ -57,20 +56,24 @@ class Prefill(NamedTuple):
         """
         most = view.limits.token_budget
         if self.rule == "adaptive" and view.history is not None and (rows := n_decoding(view)):
-            return max(1, min(most, view.history.prompt_tokens_within(self.tbt_s, rows)))
+            return max(1, min(most, view.history.prompt_tokens_within(self.k / 1e3, rows)))
         return most
 
 
-def read_prefill(text: str) -> tuple[str, int]:
-    """Read the setting: a rule, and the K of every:K. Raises ValueError with a sentence."""
+def read_prefill(text: str) -> Prefill:
+    """Read the setting. Raises ValueError with a sentence."""
     rule, colon, k = text.partition(":")
-    if rule in ("mixed", "first", "last", "adaptive") and not colon:
-        return rule, 0
-    if rule == "every" and k.isdecimal() and int(k):
-        return rule, int(k)
+    if not colon:
+        k = {"last": "1", "adaptive": "50"}.get(rule, "")
+    if rule in ("mixed", "first") and not colon:
+        return Prefill(rule)
+    if rule in ("last", "every") and k.isdecimal() and int(k):
+        return Prefill(rule, int(k))
+    if rule == "adaptive" and re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", k) and 0 < float(k) <= 1e9:
+        return Prefill(rule, float(k))
     raise ValueError(
-        f"{text!r} is none of mixed, first, last, every:K (K from 1 on, such as every:4) and "
-        "adaptive"
+        f"{text!r} is none of mixed, first, last:K, every:K (K from 1 on, such as every:4) and "
+        "adaptive:MS (above 0, such as adaptive:50)"
     )
 
 

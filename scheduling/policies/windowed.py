@@ -15,26 +15,20 @@ class Delayed(Static):
     `max_batch_delay_ms`.
 
     The delay is measured from its arrival, so that time spent behind a running batch counts, and a
-    batch that it starts has the oldest request in it, whatever the order. A batch takes at most
-    `batch_size_limit` rows.
+    batch that it starts has the oldest request in it, whatever the order.
     """
 
     max_batch_delay_ms: float = setting(
         10.0, "a batch forms when the oldest request has waited this long", **POSITIVE
     )
     batch_size_target: int = setting(4, "a batch forms when this many rows wait", ge=1)
-    batch_size_limit: int | None = setting(None, "rows in a batch at most", "none", ge=1)
-
-    def max_rows(self, max_batch_size: int) -> int:
-        return min(self.batch_size_limit or max_batch_size, max_batch_size)
 
     def warnings(self, max_batch_size: int) -> list[str]:
-        if self.batch_size_target <= (most := self.max_rows(max_batch_size)):
+        if self.batch_size_target <= max_batch_size:
             return []
         return [
-            f"batch_size_target {self.batch_size_target} can never be reached with "
-            f"batch_size_limit {self.batch_size_limit or 'none'} and max_batch_size "
-            f"{max_batch_size}: batches form at {most}"
+            f"batch_size_target {self.batch_size_target} can never be reached with max_batch_size "
+            f"{max_batch_size}: batches form at that"
         ]
 
     def _target(self, view: View) -> int:

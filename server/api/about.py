@@ -41,7 +41,7 @@ def of_config(config: Config, reader: RequestReader) -> list[Row]:
         (routes.HEALTH, lambda call: answer({"status": "ok"})),
         (
             routes.DOCUMENT,
-            lambda call: answer(document(bool(config.users_of_keys), config.live == "on")),
+            lambda call: answer(document(bool(config.users_of_keys), config.live != "off")),
         ),
     ]
 
@@ -81,7 +81,7 @@ def cards(models: Models) -> dict[str, Any]:
 
 def description(config: Config, pids: Sequence[int]) -> Answer:
     """Answer GET /. pids: the server's processes, by which the program that started it knows it."""
-    known = {route.name: route.summary for route in offered(config.live == "on")}
+    known = {route.name: route.summary for route in offered(config.live != "off")}
     result = {"name": "effective-batching", "mode": config.mode, "model": config.model}
     result |= {"config": config.model_dump(), "routes": known, "definitions": DEFINITIONS}
     return answer(result | {"pids": pids})

@@ -15,7 +15,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from config.keys import digest
+from config.reading import digest
 from server.api import refusals
 from server.api.messages import HTML, JSON, Answer
 from server.api.refusals import Refused, unauthorized
@@ -53,7 +53,7 @@ class Door:
 
     def __init__(self, config: Config):
         self._keys, self._hosts = config.users_of_keys, config.hosts
-        self._has_page = config.live == "on"
+        self._has_page = config.live != "off"
         self._routes: dict[str, dict[str, Route]] = {}  # by path and method
         for route in offered(self._has_page):
             self._routes.setdefault(route.path, {})[route.method] = route

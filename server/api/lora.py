@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from config.adapters import check_name
+from config.reading import check_name
 from scheduling.errors import InvalidRequest, ModelNotFound
 from server.api.messages import TEXT, Answer
 from server.api.reader import parse

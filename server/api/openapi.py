@@ -71,6 +71,7 @@ DESCRIBED = {
     routes.PAGE: Described("text/html"),
     routes.EVENTS: Described(answers.Events, [400], parameters=OF_EVENTS),
     routes.LOAD: Described(answers.LoadStarted, READING, bodies.LoadRequest),
+    routes.FILE: Described("text/*", [404], parameters=NAME),
     routes.METRICS: Described("text/plain"),
     routes.HEALTH: Described(answers.Health),
     routes.READY: Described(answers.Ready),

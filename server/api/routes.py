@@ -71,19 +71,20 @@ LOAD = Route(
     "/live/load",
     "requests that the server makes itself, for that page; rate 0 ends them",
 )
+FILE = Route("GET", "/live/{name}", "the page's style or one of its scripts")
 METRICS = Route("GET", "/metrics", "for Prometheus")
 HEALTH = Route("GET", "/health", "the process answers")
 READY = Route("GET", "/ready", "the model is loaded and the handler thread works")
 DOCUMENT = Route("GET", "/openapi.json", "this interface, as OpenAPI 3.1 describes it")
 DESCRIPTION = Route("GET", "/", "what this server is")
 
-OF_PAGE = (PAGE, EVENTS, LOAD)
+OF_PAGE = (PAGE, EVENTS, LOAD, FILE)
 ROUTES = (
     *(INFERENCE, COMPLETION, CHAT, TOKENIZE, MODELS, MODEL, LOAD_ADAPTER, UNLOAD_ADAPTER),
     *(STATS, RESET, FORGET_PREFIXES, *OF_PAGE, METRICS, HEALTH, READY, DOCUMENT, DESCRIPTION),
 )
 PROBES = (HEALTH, READY)
-OPEN = (*PROBES, PAGE)  # need no key
+OPEN = (*PROBES, PAGE, FILE)  # need no key
 
 
 def offered(has_page: bool) -> Sequence[Route]:

@@ -54,7 +54,7 @@ class Ingress:
         admitted: Admitted = http.scope["admitted"]
         to: str | None = http.scope.get("replica")
         route = admitted.route
-        if not to and route in (routes.EVENTS, routes.LOAD):
+        if not to and route in (routes.EVENTS, routes.LOAD, routes.FILE):
             raise InvalidRequest(
                 f"{route.name} belongs to one replica: ask /replicas/NAME{route.path}; GET /stats "
                 "lists the names"

@@ -98,7 +98,7 @@ class Replica:
         self._calls = LoopCalls(asyncio.get_running_loop())
         self.manager.observe(self._calls)
         self._handlers: dict[Route, Handler] = dict(about.of_server(self.server, [os.getpid()]))
-        if config.live == "on":
+        if config.live != "off":
             self._handlers |= Panel(self.server).rows()
 
     async def answer(

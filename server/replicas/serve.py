@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from config import Config, ConfigError, Parser, flag, parse
-from config.ports import check_port
-from config.resolve import resolve
+from config import Config, ConfigError, Parser, check_port, flag, parse
+from generate.auto import resolve
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
 from scheduling.routers import ON_RAY

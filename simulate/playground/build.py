@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import io
 import json
-import re
 import subprocess
 import sys
 import tarfile
@@ -22,7 +21,7 @@ from typing import Any
 import sortedcontainers
 
 from config import ConfigError
-from server.live.page import saved
+from server.live import page
 from simulate.costs import FOLDER, Costs
 from simulate.playground import worker
 from simulate.playground.serve import serve
@@ -132,14 +131,14 @@ def build(folder: Path) -> int:
     pyodide(folder)
     all_settings, shown = settings()
     here = Path(__file__).parent
-    live = saved([]).replace('id="runs">[]', 'id="runs">null')  # the playground gives them later
-    [style] = re.findall("<style>\n(.*?)</style>", live, re.DOTALL)
-    files = {name: (here / name).read_bytes() for name in PAGE}
+    live = page.read().replace(page.RUNS, page.RUNS.replace("[]", "null"))  # page.js gives them
+    files = {name: (here / name).read_bytes() for name in PAGE} | {"live.html": live.encode()}
+    files |= {f"live/{name}": page.read(name).encode() for name in page.FILES}
     files |= {"app.zip": archive(all_settings), "costs.json": json.dumps(shown).encode()}
     n = len(files["app.zip"]) + sum((folder / name).stat().st_size for name in FETCHED)
     files["worker.js"] = f"const BYTES = {n};\n".encode() + files["worker.js"]
-    files |= {"live.html": live.encode(), "live.css": style.encode()}
     names = sorted([*files, *PYODIDE])
+    (folder / "live").mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     digest = hashlib.sha256("".join(_sha256(folder / name) for name in names).encode())

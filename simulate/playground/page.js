@@ -5,12 +5,7 @@
    In reading order: state · controls · variants · results · the editor · the worker · start. */
 
 import {Distribution, Scatter, Shares, duration, swatch} from "./charts.js";
-
-const get = (id) => document.getElementById(id);
-
-function element(tag, className = "", text = "", more = {}) {
-  return Object.assign(document.createElement(tag), {className, textContent: text, ...more});
-}
+import {element, get} from "./live/text.js";
 
 // ---- state
 

@@ -16,7 +16,7 @@ from client.summary import summarise
 from client.traces import Request
 from client.wire import wire
 from client.workloads import Workload
-from compare.comparison import sigterm_is_ctrl_c
+from compare.program import sigterm_is_ctrl_c
 from tests.programs import output, ran
 from tests.servers import assert_all_answered
 from tests.stub import stub

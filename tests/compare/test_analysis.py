@@ -1,23 +1,17 @@
-"""Intervals, growth and closed forms, against textbook numbers and against simulation."""
+"""Several runs compared: intervals, paired differences, equal texts, and tables of them."""
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from client.outcomes import Answer
-from client.summary import latency_line, summarise
-from compare.analysis import (
-    batch_sizes,
-    difference,
-    estimate,
-    expected_useful_fraction,
-    growth,
-    occupancy_over_time,
-)
-from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
+from client.runs import Run
+from compare.analysis import difference, estimate, identical_outputs
+from compare.report import tables
+from compare.report.sentences import identity
 
 
 def test_the_interval_is_students() -> None:
@@ -39,129 +33,55 @@ def test_a_paired_difference_is_shown_where_seeds_differ_more_than_modes() -> No
     assert not difference([1.0], [9.0]).shown, "one seed shows no difference"
 
 
-def answers(at: np.ndarray, waits: np.ndarray, late: float = 0.0) -> list[Answer]:
-    """Answers of a token, sent later than scheduled by a share of the time."""
-    asked = enumerate(zip(at.tolist(), (at * (1 + late)).tolist(), waits.tolist()))
-    return [Answer(i, t, s, s + w, s + w, s + w, 1, 1, [], None) for i, (t, s, w) in asked]
+def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:
+    """Five seeds that agree on two neighbouring rates do not say by how much the border moved."""
+    one, two = [8.0] * 5, [8.724] * 5
+    assert difference(one, two).shown and not difference(one, two, 0.0905).shown
+    assert difference(one, [16.0] * 5, 0.0905).shown
+    assert estimate(one, 0.0905).half == pytest.approx(0.724)
+
+    def results(values: list[float]) -> list[dict[str, float]]:
+        return [{"goodput_rate": value, "output_throughput": value} for value in values]
+
+    text = tables.differences_table({"a": results(one), "b": results(two)}, "a")
+    assert "no difference shown (+0.724 ± 0.79)" in text
+    assert text.count("no difference shown") == 1, "throughput has no lattice"
+    whole = [{"a": [{"goodput_rate": v, "partial": 0} for v in run]} for run in (one, two)]
+    text = tables.runs_table(dict(zip(("then", "now"), whole)), paired=True)
+    assert "8 ± 0.724" in text and "(× 1.09, no difference shown)" in text
 
 
-def test_growth_is_the_excess_of_the_rate_and_not_the_clients_lateness() -> None:
-    at = np.arange(0, 20, 0.1)
-    assert growth(answers(at, 0.5 * at)) == pytest.approx(0.5)  # half again what the server can do
-    late = answers(at, np.full_like(at, 0.1), late=1.0)
-    assert growth(late) < 1e-9, "sent later and later, and answered at once"
-    assert growth([]) == growth(answers(np.zeros(9), np.arange(9.0))) == 0.0
-    assert growth(answers(np.arange(9.0), 9 - np.arange(9.0))) == 0.0, "a queue that shrinks"
+def test_a_difference_of_which_seeds_are_missing_has_no_interval() -> None:
+    one = [{"capacity": value} for value in (10.0, 10.1, 10.2, 10.0, 10.1)]
+    two = [{"capacity": value} for value in (20.0, 20.1, None, 20.2, 20.1)]
+    [entry] = tables.differences({"a": one, "b": two}, "a")
+    assert entry["capacity"].half is None and not entry["capacity"].shown
+    text = tables.differences_table({"a": one, "b": two}, "a")
+    assert "no difference shown (+10.1, not of all seeds)" in text
+    whole = [{**result, "partial": False} for result in two]
+    assert "20.1 (4 of 5 seeds)" in tables.runs_table({"x": {"b": whole}}, paired=True)
 
 
-def test_the_useful_fraction_of_request_level_batches() -> None:
-    assert expected_useful_fraction([7, 7, 7], [3, 5]) == 1.0
-    # the longest of two: 1, 3, 3 or 3
-    assert expected_useful_fraction([1, 3], [2]) == pytest.approx(2 / 2.5)
-    assert expected_useful_fraction([1, 1, 1, 3], [2]) == pytest.approx(1.5 / (9 / 16 + 3 * 7 / 16))
-    assert expected_useful_fraction([1, 3], [2, 1, 1]) == pytest.approx(8 / (2 * 2.5 + 2 + 2))
-    assert expected_useful_fraction([1, 3], []) is None
-    # the longest first: batches of equals are no draws
-    assert expected_useful_fraction([9, 5, 5, 1], [3]) is None
+def test_a_difference_of_zero_has_no_sign() -> None:
+    values = {"a": (1.0, 1.0), "b": (0.9, 0.7), "c": (1.1, 1.3)}
+    results = {name: [{"p50_ttft_ms": value} for value in of] for name, of in values.items()}
+    assert tables.differences_table(results, "a").count("| no difference shown (0 ± 1) |") == 2
 
 
-def test_batches_are_the_requests_admitted_together() -> None:
-    def admitted(instant: float, waited: float) -> Answer:
-        timings = {"arrived_at": instant - waited, "queue_s": waited}
-        return Answer(0, 0, 0, 1, 1, 1, 1, 1, [], timings)
+def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None:
+    def result(*texts: str | None) -> dict[str, object]:
+        known = [{} if text is None else {"text": text} for text in texts]
+        return {"requests": [{"id": i} | text for i, text in enumerate(known)]}
 
-    instants = [(5.0, 1.0), (1.7e9, 0.3), (5.0, 4.0), (1.7e9 + 0.002, 0.1)]
-    assert batch_sizes([admitted(*each) for each in instants]) == [2, 1, 1]
-    assert batch_sizes([]) == []
+    def sentence(*outputs: dict[str, Any]) -> str | None:
+        common: dict[str, Any] = {"variants": {"a": {}, "b": {}}, "also": {}}
+        seeds = [common | {"identical_outputs": each} for each in outputs]
+        return identity(Run(Path(), seeds, [], []))
 
-
-def test_the_latency_line_is_the_least_squares_line() -> None:
-    line = latency_line([1, 2, 3], [1.5, 2.5, 3.5])
-    assert line == pytest.approx({"intercept_s": 0.5, "slope_s_per_token": 1.0, "r": 1.0})
-    assert latency_line([5, 5], [1.0, 2.0]) is None
-    flat = latency_line([1, 2], [3.0, 3.0])
-    assert flat == pytest.approx({"intercept_s": 3.0, "slope_s_per_token": 0.0, "r": 0.0})
-
-
-def answer(id_: int, scheduled: float, sent: float, answered: float, tokens: int) -> Answer:
-    e2e = answered - sent - 0.1  # a tenth of a second was spent outside the server
-    first = answered - (e2e - 0.5)
-    timings = {"queue_s": 0.0, "ttft_s": 0.5, "decode_s": 1.0, "held_s": e2e - 1.5, "e2e_s": e2e}
-    times = scheduled, sent, first, first + 1.0, answered
-    return Answer(id_, *times, 4, tokens, [0.5, 0.5], timings)
-
-
-def test_a_run_is_summarised_from_the_clients_side() -> None:
-    answers = [answer(0, 0.0, 0.0, 2.0, 3), answer(1, 1.0, 1.5, 5.0, 3)]
-    sends = [(0.0, 0.0, 2.0), (1.0, 1.5, 5.0), (2.0, 2.0, 4.0)]
-    result = summarise(answers, sends, goodput={"e2el": 2500.0})
-    expected = {
-        "completed": 2, "failed": 1, "wall_clock_s": 5, "client_limited": True,
-        "request_throughput": 2 / 5, "output_throughput": 6 / 5, "total_token_throughput": 14 / 5,
-        # the second took 3.5 s, the third failed
-        "goodput": 1 / 5, "attainment": 1 / 3,
-        "mean_e2el_ms": 2750, "mean_e2el_from_schedule_ms": 3000,
-        # 0.5 s to the first token at the server, and 0.1 s on the way
-        "mean_ttft_ms": 600, "max_ttft_from_schedule_ms": 1100,
-        "mean_tpot_ms": 500, "mean_itl_ms": 500, "mean_queue_time_ms": 0, "max_held_time_ms": 1900,
-        "mean_normalized_latency_ms": (2 / 3 + 3.5 / 3) / 2 * 1e3, "max_schedule_lag_ms": 500,
-    }  # fmt: skip
-    assert {key: result[key] for key in expected} == pytest.approx(expected, rel=1e-6)
-    with_tpot = summarise(answers, sends, goodput={"tpot": 499.0})
-    assert with_tpot["goodput"] == 0
-
-
-def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
-    result = summarise([], [(0.0, 0.0, 3.0), (1.0, 1.0, 1.5)], goodput={})
-    assert (result["completed"], result["failed"], result["output_throughput"]) == (0, 2, 0.0)
-    assert result["mean_e2el_ms"] is result["latency_line"] is result["goodput"] is None
-    assert summarise([], [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0})["goodput"] == 0.0, "and known"
-
-
-def test_a_server_that_dies_early_is_rated_over_the_whole_run() -> None:
-    """Of 97 answers in 5 s it once had 19.4 a second: the time of later failures did not count."""
-    instants = [(i / 20, i / 20, i / 20 + 0.15) for i in range(1200)]
-    answers = [answer(i, *instants[i], 1) for i in range(97)]
-    result = summarise(answers, instants, goodput={"e2el": 1000.0})
-    assert (result["completed"], result["failed"]) == (97, 1103)
-    assert result["wall_clock_s"] == pytest.approx(60.1)
-    assert result["goodput"] == result["request_throughput"] == pytest.approx(97 / 60.1)
-
-
-def test_occupancy_over_time_spreads_iterations_over_bins_and_keeps_the_area() -> None:
-    # two seconds idle before the last
-    iterations = [(0.0, 2.0, 4, 0, 0), (2.0, 1.0, 2, 2, 0), (5.0, 1.0, 6, 0, 2)]
-    binned = occupancy_over_time(iterations, bins=6)
-    assert (binned["bin_s"], binned["live"]) == (1.0, [4, 4, 2, 0, 0, 6])
-    assert (binned["idle"], binned["padding"]) == ([0, 0, 2, 0, 0, 0], [0, 0, 0, 0, 0, 2])
-    coarse = occupancy_over_time(iterations, bins=4)
-    assert sum(coarse["live"]) * coarse["bin_s"] == pytest.approx(16, abs=1e-3)
-    assert occupancy_over_time([])["live"] == occupancy_over_time([])["padding"] == []
-
-
-def test_measures_of_a_request_follow_from_its_stamps_one_by_one_or_in_columns() -> None:
-    made = [2.0, 2.25, 3.0]
-    one = Times(1.0, 1.5, made[0], made[-1], 4.0, 3, made, 0.25, 0.125)
-    expected = {
-        "queue_s": 0.5, "ttft_s": 1, "prefill_s": 0.5, "decode_s": 1, "tpot_s": 0.5, "held_s": 1,
-        "e2e_s": 3, "normalized_s": 1, "preempted_s": 0.25, "paused_s": 0.125,
-    }  # fmt: skip
-    singles = [measure for measure in MEASURES.values() if not measure.pooled]
-    assert {measure.field: measure.of(one) for measure in singles} == expected
-    assert MEASURES["itl"].of(one).tolist() == [0.25, 0.75]
-    start, admitted, first, last, end, n = np.array([(1.0, 1.5, 2.0, 3.0, 4.0, 3), [1.0] * 6]).T
-    columns = Times(start, admitted, first, last, end, n)
-    assert columns.tpot_s[0] == 0.5 and math.isnan(columns.tpot_s[1]), "no gap in one token"
-    assert columns.e2e_s.tolist() == [3, 0]
-    timings = {measure.field: measure.of(one) for measure in TIMINGS}
-    for again in (times_from(timings, 1.0), times_from(timings).ending_at(4.0)):
-        assert (again.started_at, again.admitted_at) == (1.0, 1.5)
-        assert (again.first_token_at, again.last_token_at, again.answered_at) == (2.0, 3.0, 4.0)
-    assert all(measure.key in DEFINITIONS for measure in TIMINGS)
-
-
-def test_a_distribution_is_described_in_milliseconds() -> None:
-    described = distribution("ttft", [0.1, 0.2, 0.3, math.nan, 0.4])
-    found = [described[f"{each}_ttft_ms"] for each in ("mean", "p50", "p90", "min", "max")]
-    assert found == pytest.approx([250, 250, 370, 100, 400]), "linear between 300 and 400"
-    assert set(distribution("ttft", []).values()) == {None}
+    found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
+    assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
+    one, two = sentence(found), sentence(found, found)
+    assert one and one.startswith("1 of 2 requests (50%)")
+    assert "begin to differ after 30 to 30% of their length" in one
+    assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
+    assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None

@@ -8,8 +8,6 @@ from shlex import split
 
 import pytest
 
-from client.quoting import named
-from compare.variants import taken
 from tests.programs import output, ran
 from tests.servers import ROOT
 from tests.stub import stub
@@ -63,48 +61,25 @@ def test_nobody_s_file_is_lost_for_one_of_its_name(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_load_writes_over_nothing(tmp_path: Path) -> None:
     """`client.py --out` over an earlier run deleted it."""
-    run, trace, figure = tmp_path / "run", tmp_path / "trace.jsonl", tmp_path / "figure.png"
+    run, figure = tmp_path / "run", tmp_path / "figure.png"
     with stub() as server:
         load = f"--url {server.url} --api openai --numsamples 2 --arrival burst --quiet"
-        output("client.client", f"{load} --out {run} --save-trace {trace} --figure {figure}")
+        output("client.client", f"{load} --out {run} --figure {figure}")
         sent = len(server.bodies)
         for words, there in (
             (f"--out {run}", run / "summary.json"),
-            (f"--save-trace {trace}", trace),
             (f"--figure {figure}", figure),
         ):
             refused("client.client", f"{load} {words}", tmp_path, str(there))
         assert len(server.bodies) == sent, "nothing was sent"
-        words = f"{load} --out {run} --save-trace {trace} --figure {figure}"
-        output("client.client", f"{words} --overwrite")
+        output("client.client", f"{load} --out {run} --figure {figure} --overwrite")
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_page_of_rows_is_made_anew_in_its_run_and_writes_over_no_other_file(
-    tmp_path: Path,
-) -> None:
-    output("simulate", f"{SIMULATE} {tmp_path / 'run'}")
-    page = tmp_path / "rows.html"
-    for words in (f"{tmp_path}/run", f"{tmp_path}/run --out {page}", f"{tmp_path}/run"):
-        output("simulate.saved_page", words)
-    refused("simulate.saved_page", f"{tmp_path}/run --out {page}", tmp_path, str(page))
-    output("simulate.saved_page", f"{tmp_path}/run --out {page} --overwrite")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--variant a=dynamic --variant A=static",
-        "--variant Summary=dynamic",
-        "--variant a=dynamic --also A=http://h",
-        "--also Static=http://h",
-        "--modes static,mine.py:Static",
-        "--modes a.py:Gate,b.py:Gate",
-    ],
-)
-def test_names_that_differ_by_case_alone_are_refused(words: str) -> None:
-    """On macOS and Windows NAME.json of both is one file."""
-    done = ran("compare", *split(words))
-    assert done.returncode == 2 and "is taken" in done.stderr
-    assert taken("a", ["b", "A"]) and taken("SUMMARY", []) and not taken("a", ["b"])
-    assert named("Summary") == "Summary-model"
+def test_a_page_of_rows_is_made_anew_in_its_run_and_writes_over_no_other(tmp_path: Path) -> None:
+    run, page = tmp_path / "run", tmp_path / "rows.html"
+    output("simulate", f"{SIMULATE} {run}")
+    for words in (run, f"{run} --out {page}", run):
+        output("simulate.saved_page", str(words))
+    refused("simulate.saved_page", f"{run} --out {page}", tmp_path, str(page))
+    output("simulate.saved_page", f"{run} --out {page} --overwrite")

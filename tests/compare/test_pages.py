@@ -21,8 +21,8 @@ from client.quoting import code, escape, named, unescape
 from client.users import NAME
 from compare.deployments import OF_EACH
 from compare.report import report
-from compare.report.page import as_page
-from compare.report.replicas import measured_part
+from compare.report.report import as_page
+from compare.report.sections import measured_replicas
 from compare.report.tables import markdown
 from docs import quotes
 from tests.programs import ran
@@ -114,7 +114,7 @@ def test_numbers_unlike_files_are_renewed(tmp_path: Path, monkeypatch: pytest.Mo
     assert found == ["1.0 ± 0.0", "0.0 ± 0.0"]
     table = "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n| 4 | 5 | 6 |\n"
     (tmp_path / "results" / "b.md").write_text(table)
-    some = quotes.quoted("results/b.md", "table 1 columns c;a rows 5")
+    some = quotes.quoted("results/b.md", "table 1 columns c;a rows 7;5")
     assert some == "| c | a |\n| --- | --- |\n| 6 | 4 |"
     gone = new.replace("ms:.1f", "s:.1f")
     text, [sentence] = quotes.renewed(gone)
@@ -160,16 +160,16 @@ class Evil(Handler):
 
 
 def test_replicas_that_were_measured_are_a_table() -> None:
-    numbers = {"by_replica": {"a|b": dict.fromkeys(OF_EACH, 1)}}
+    numbers = {"by_replica": {"a|b": dict.fromkeys((key.name for key in OF_EACH), 1)}}
     results: list[Any] = [{"static": {"server": numbers}, "vllm": {}}] * 2
     for n, seed in ((1, []), (2, ["By replica, seed 7:"])):
         run = runs.Run(Path(), [{"seed": 7}] * n, results[:n], [])
-        heading, _, *middle, table = measured_part(run)
+        heading, _, *middle, table = measured_replicas(run)
         assert heading == "## Replicas" and middle == seed
         assert table.splitlines()[2:] == [
             r"| static | a\|b | 1 | 1 | 1 | 100 | 100 | 1 | 1 | 1.00 |"
         ]
-    assert measured_part(runs.Run(Path(), [{"seed": 7}], [{"vllm": {}}], [])) == []
+    assert measured_replicas(runs.Run(Path(), [{"seed": 7}], [{"vllm": {}}], [])) == []
 
 
 def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: Path) -> None:
@@ -190,6 +190,8 @@ def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: 
     run = runs.load(out)
     report.show(run, Console(file=(terminal := io.StringIO()), width=10_000))
     assert reason in terminal.getvalue(), "in a terminal without backslashes"
+    with pytest.raises(runs.RunError, match=r"has no report: .* holds no run"):
+        client.report(tmp_path)
 
 
 def test_a_page_shows_its_own_figures_and_no_others() -> None:
@@ -202,4 +204,4 @@ def test_a_page_shows_its_own_figures_and_no_others() -> None:
 
 def test_a_servers_name_is_a_file_name_too() -> None:
     assert named("gpt2-medium_1.5") == "gpt2-medium_1.5" and NAME.fullmatch(named("../a b|c$"))
-    assert named("") == "model" and named("summary") == "summary-model"
+    assert named("") == "model" and named("Summary") == "Summary-model"

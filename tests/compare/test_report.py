@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from client import drawing, runs
+from client.machine import send_limit
 from client.progress import Progress
 from compare import calibrate
 from compare.report import figures, report, side_by_side, tables
@@ -76,17 +77,6 @@ def test_a_sweep_of_several_seeds_leaves_each_run_and_what_all_say_together(swep
     assert "80 requests in 2 seeds, " in captions[0] and "40 requests, " in captions[1]
 
 
-def test_the_page_is_one_whole_file_that_needs_no_network(swept: Path) -> None:
-    text = (swept / "report.html").read_text()
-    page = Page(text)
-    # headlines, differences, latency by group, capacities, every rate of two seeds
-    assert page.open == [] and page.tables == 6 and len(page.sources) == len(DRAWN)
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
-    assert "<script" not in text and "@import" not in text and "url(" not in text
-    for name in ("output_throughput", "schedule_lag_ms", "simulated", "settings: "):
-        assert name in text
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
@@ -96,6 +86,9 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     report.write(runs.load(copy))
     for name in ("report.md", "report.html", "summary.json"):
         assert (copy / name).read_text() == (swept / name).read_text(), name
+    page = Page((swept / "report.html").read_text())
+    # headlines, differences, latency by group, capacities, every rate of two seeds
+    assert page.open == [] and page.tables == 6 and len(page.sources) == len(DRAWN)
     packed = gzip.compress((copy / "seed-1" / "static.json").read_bytes())
     (copy / "seed-1" / "static.json.gz").write_bytes(packed)
     (copy / "seed-1" / "static.json").unlink()
@@ -165,8 +158,8 @@ def test_an_unfinished_seed_is_left_out_where_whole_ones_are(swept: Path, tmp_pa
 
 
 def test_twelve_variants_and_runs_side_by_side_are_told_apart() -> None:
-    found = drawing.looks(["static", "vllm", "dynamic", *map(str, range(9))])
-    assert len(set(found.values())) == 12 and found["static"] == drawing.looks(["static"])["static"]
+    found = drawing.styles(["static", "vllm", "dynamic", *map(str, range(9))])
+    assert len(set(found.values())) == 12 and found["static"] == drawing.STYLES[1]
     values = {f"static, {run}": {"ttft": [1.0], "tpot": [1.0], "e2el": [1.0]} for run in "ab"}
     styles = {"static, a": ("static", "-"), "static, b": ("static", "--")}
     [legend] = figures.distributions(values, "", styles).legends
@@ -181,7 +174,7 @@ def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: 
     assert above.axes[0].get_ylim() == (0, 12)
     equal = {"ttft": [1.0], "tpot": [1.0, 1.0 + 2e-16, 1.0 - 2e-16], "e2el": [3.0, 3.0]}
     for figure in (
-        figures.latency_vs_tokens({"static": ([], [], None)}, ""),
+        drawing.latency_vs_tokens({"static": ([], [], None)}, ""),
         figures.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
         figures.distributions({"static": equal}, ""),
         figures.latency_vs_throughput({"static": [[]]}, ""),
@@ -228,23 +221,17 @@ def test_a_terminal_shows_no_intervals_but_what_follows_them() -> None:
     assert " 4,126 (× 1.03)" in shown.getvalue()
 
 
-def test_a_difference_of_zero_has_no_sign() -> None:
-    values = {"a": (1.0, 1.0), "b": (0.9, 0.7), "c": (1.1, 1.3)}
-    results = {name: [{"p50_ttft_ms": value} for value in of] for name, of in values.items()}
-    assert tables.differences_table(results, "a").count("| no difference shown (0 ± 1) |") == 2
-
-
 def test_the_client_is_calibrated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "RATES", [50])
     monkeypatch.setattr(calibrate, "SECONDS", 0.1)
-    assert calibrate.known() is None and "was not measured" in calibrate.sentence(calibrate.known())
+    assert send_limit() is None and "was not measured" in calibrate.sentence(send_limit())
     monkeypatch.setattr(calibrate, "in_time", lambda point: True)  # however busy this machine is
     with Progress(Console(file=io.StringIO())) as progress:
         found = calibrate.calibrate(progress)
     assert found["rate"] == 50 and found["answered"] > 0
-    assert calibrate.known() == found
+    assert send_limit() == found
     assert f"up to {found['rate']} streaming requests" in calibrate.sentence(found)
     other = json.dumps(found | {"key": "another machine"})
     (tmp_path / "effective-batching" / "client.json").write_text(other)
-    assert calibrate.known() is None
+    assert send_limit() is None

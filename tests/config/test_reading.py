@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from client import runs
 from client.draws import WorkloadError
+from client.machine import send_limit
 from client.traces import Request, load_trace, replayed, save_trace
-from compare import calibrate, foreign
+from compare import foreign
 from config import ConfigError
-from config.keys import read_keys
-from config.reading import parse, read_lines
+from config.reading import parse, read_keys
 from config.shapes import shape_of
 from lab.studies.__main__ import load as load_study
 from lab.studies.__main__ import result_of
@@ -51,7 +51,7 @@ def from_folder(path: Path) -> Any:
 def cache_of(path: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(path.parent.parent))
-        return calibrate.known()
+        return send_limit()
 
 
 # {name of a file: (what reads it, the error of a user's, a good text)}
@@ -127,6 +127,9 @@ def test_a_file_that_is_deep_huge_or_no_text_is_refused_in_a_sentence(
     for content in (*(text.encode() for text in ODD_TEXTS), *ODD_BYTES):
         refused = read(name, content, tmp_path)
         assert refused is None or (len(refused) > 20 and "\n" not in refused.strip()), refused
+    for text, why in (DEEP, "nested too deeply"), ("1e400", "too large"), ("9" * 400, "too large"):
+        with pytest.raises(ValueError, match=why):
+            parse(text)
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -178,15 +181,6 @@ def test_a_saved_trace_is_the_same_again_whatever_its_texts_are(
     assert load_trace(path) == requests
 
 
-@given(lines=st.lists(TEXTS.filter(lambda text: not {*"\r\n"} & {*text}), max_size=4))
-def test_lines_end_at_line_feeds_alone(
-    lines: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "lines.txt"
-    path.write_text("".join(f"{line}\n" for line in lines), "utf-8-sig")
-    assert read_lines(path) == lines
-
-
 def test_separators_of_unicode_break_no_line_of_any_file(tmp_path: Path) -> None:
     written = {
         "orders.runs.jsonl": {"code": "code", "run": [SEPARATORS[:3], 1, 0], "result": {}},
@@ -205,13 +199,3 @@ def test_separators_of_unicode_break_no_line_of_any_file(tmp_path: Path) -> None
         text = file.read_text().replace('"unit": "ms"', f'"unit": "m{SEPARATORS[:3]}s"')
         (tmp_path / file.name).write_text(text)
     assert foreign.read(tmp_path / "profile_export_aiperf.json").requests
-
-
-@pytest.mark.parametrize(("text", "why"), [
-    (DEEP, "nested too deeply"), ("1e400", "too large"), ("9" * 400, "too large"),
-    ("9" * 5000, "too large"), ("{", "Expecting"),
-])  # fmt: skip
-def test_what_is_wrong_with_json(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse(text)
-    assert parse("[1e308, 12345678901234567890, NaN]")[:2] == [1e308, 12345678901234567890]

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.counts import tenth
+
 SHORT = ("", "null", "[]", "3", '"r"', "NaN", "{", "\0", "\ufeff{}", '{"\\ud800": 1}')
 ODD_JSON = ("[" * 100_000, '{"a":' * 100_000, "9" * 10_000, *SHORT)
 NUMBERS = (4.0, 2.5, -1, 0, 1e30, float("nan"), float("inf"), 10**400, 10**30)
@@ -58,6 +60,23 @@ def no_files(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
         path.touch()
     path.write_bytes(whole)
+
+
+def assert_odd_files_are_refused(
+    settings: Path, names: list[str], tensors: Path, refused: Callable[[], bool]
+) -> None:
+    """Have a model's files hold anything. refused: returns whether they are, in a sentence; what it
+    does not refuse can be read.
+    """
+    assert not refused()
+    for _ in odd_settings(settings, names):
+        refused()
+    for file in (settings, tensors):
+        for _ in no_files(file):
+            assert refused()
+    for _ in odd_bytes(tensors, tenth(1000)):
+        refused()
+    assert not refused()
 
 
 # numbers with which every text is token 0

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from config import build
 from config.shapes import Shape
-from generate import load_generator
 from generate.attention import KernelAttention, PlainAttention
+from generate.auto import build
 from generate.cached import CachedGenerator
 from generate.forward import KernelForward
 from generate.linear import KINDS as LINEAR
+from generate.linear import KernelLinear
+from generate.loading import load_generator
 from generate.norms import KernelAddNorm
 from generate.weights import locate
 from model import AddNorm, KVCache
@@ -121,19 +122,6 @@ def test_attention_reads_nothing_but_the_rows_own_live_tokens() -> None:
     assert attend(0, random_qkv(rows, shape, torch.float32)).isfinite().all()
 
 
-@pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2)])
-def test_the_attention_kernel_reads_its_input_by_its_strides(order: tuple[int, ...]) -> None:
-    shape = Shape(n_layer=1, n_head=3, n_embd=48)
-    qkv = torch.randn(20, 3, 3, 16)
-    strided = qkv.permute(order).contiguous().permute(*[order.index(i) for i in range(4)])
-    rows = [row(0, 20, [1, 0])]
-
-    def attended(x: Tensor) -> Tensor:
-        return KernelAttention(KVCache(shape, 2, 16, torch.float32, "cpu")).prepare(rows)(0, x)
-
-    assert not strided.is_contiguous() and torch.equal(attended(qkv), attended(strided))
-
-
 # ---- the forward pass in one call comes to the bits of the kernels called one by one, of all types
 
 # rows that decode, a first chunk, a later one that samples nothing, an idle row
@@ -211,20 +199,16 @@ def test_ids_that_the_model_has_not_are_refused(ids: list[int], tmp_path: Path) 
 
 
 def test_it_is_taken_where_every_part_is_a_kernel(tmp_path: Path) -> None:
+    """Layers of odd widths are called one by one: their inputs are filled up with zeros between."""
     model = folder(tmp_path, 64)
     assert isinstance(loaded(model, linear="kernel").one_call, KernelForward)
-    for other in ({"linear": "onednn"}, {"attention": "plain"}, {"norms": "plain"}):
+    for other in ({"linear": "onednn"}, {"attention": "plain"}):
         assert loaded(model, **{"linear": "kernel", **other}).one_call is None
-
-
-def test_layers_of_odd_widths_are_called_one_by_one(tmp_path: Path) -> None:
-    """Their inputs are filled up with zeros in between."""
-    model = folder(tmp_path, 48)
-    generator = loaded(model, linear="kernel")
-    assert generator.one_call is None
-    each = generator, loaded(model, kernels="plain")
-    ours, plain = (computed(layers, None, BATCHES["mixed"])[0] for layers in each)
-    assert torch.allclose(ours, plain, atol=1e-4)
+    odd = folder(tmp_path, 48)
+    ours, plain = loaded(odd, linear="kernel"), loaded(odd, kernels="plain")
+    assert ours.one_call is None
+    logits, expected = (computed(each, None, BATCHES["mixed"])[0] for each in (ours, plain))
+    assert torch.allclose(logits, expected, atol=1e-4)
 
 
 # ---- kernels of additions and norms equal PyTorch's, on odd sizes and values of any size
@@ -269,16 +253,6 @@ def test_the_norm_kernel_equals_pytorchs_norm(dtype: torch.dtype, width: int, th
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_strided_inputs_are_read_where_they_lie_and_left_alone(dtype: torch.dtype) -> None:
-    norm = plain_norm(48, dtype)
-    x, y = two(10, 96, dtype)
-    before = x.clone(), y.clone()
-    check(norm, x[::2, 1::2], y[5:, :48])
-    check(norm, x[:1].expand(7, 96)[:, :48], y.T[:48].T[:7])
-    assert torch.equal(x, before[0]) and torch.equal(y, before[1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_of_any_size_are_normed(dtype: torch.dtype) -> None:
     """Also a small variance on a large mean, which sums of squares lose, and no variance at all."""
     norm, (x, y) = plain_norm(768, dtype), two(5, 768, dtype)
@@ -297,3 +271,33 @@ def test_values_that_are_no_numbers_stay_in_their_row() -> None:
     before = norm(x, y)
     x[1, 5], x[2, 700] = torch.nan, torch.inf
     assert all(torch.equal(a[[0, 3]], b[[0, 3]]) for a, b in zip(norm(x, y), before))
+
+
+def attended(qkv: Tensor) -> Tensor:
+    cache = KVCache(Shape(n_layer=1, n_head=3, n_embd=48), 2, 16, torch.float32, "cpu")
+    return KernelAttention(cache).prepare([row(0, 20, [1, 0])])(0, qkv)
+
+
+def linear(x: Tensor) -> Tensor:
+    weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    return KernelLinear(weight, None)(x)
+
+
+def normed(x: Tensor) -> Tensor:
+    total, y = KernelAddNorm(plain_norm(48, torch.float32))(x, x.flip(0))
+    return torch.cat([total, y])
+
+
+STRIDED = [torch.randn(48, 30).T, torch.randn(60, 96)[::2, ::2], torch.randn(1, 48).expand(30, 48)]
+
+
+@pytest.mark.parametrize(("kernel", "x"), [
+    (attended, torch.randn(3, 20, 3, 16).transpose(0, 1)),
+    (attended, torch.randn(20, 3, 3, 16).transpose(1, 2)),
+    (attended, torch.randn(20, 3, 16, 3).transpose(2, 3)),
+    *((kernel, x) for kernel in (linear, normed) for x in STRIDED),
+], ids=lambda each: getattr(each, "__name__", "x"))  # fmt: skip
+def test_kernels_read_their_inputs_by_their_strides(kernel: Any, x: Tensor) -> None:
+    before = x.clone()
+    assert not x.is_contiguous() and torch.equal(kernel(x), kernel(x.contiguous()))
+    assert torch.equal(x, before)

@@ -12,18 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import Config, ConfigError, build
+from config import Config, ConfigError
 from config.shapes import SHAPES, shape_of
-from generate import load_generator, weights
+from generate import weights
 from generate.attention import KernelAttention
+from generate.auto import build
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
+from generate.loading import load_generator
 from generate.sampling import sample_on_cpu
 from generate.weights import WeightsUnavailable, expected_tensors, locate
 from model import KVCache, causal_attention
 from scheduling.inference import Inference, Row
-from tests.counts import tenth
-from tests.generate.broken import NO_WEIGHTS, no_files, odd_bytes, odd_settings
+from tests.generate.broken import NO_WEIGHTS, assert_odd_files_are_refused
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 3, "n_embd": 48, "n_positions": 64}
 SIZES["vocab_size"] = 257
@@ -110,7 +111,7 @@ def test_logits_equal_hugging_faces_for_any_field(fields: dict[str, Any], tmp_pa
             assert (generator.logits([row])[0] - expected[-1]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(("field", "value"), [
+NOT_SERVED = [
     ("activation_function", "relu"),
     ("activation_function", "gelu"),  # by the error function
     ("tie_word_embeddings", False),
@@ -119,23 +120,21 @@ def test_logits_equal_hugging_faces_for_any_field(fields: dict[str, Any], tmp_pa
     ("quantization_config", {"load_in_8bit": True}),
     ("pruned_heads", {"0": [1]}),
     ("scale_attn_weights", "no"),
-])  # fmt: skip
-def test_a_field_that_is_not_served_is_refused(field: str, value: Any, tmp_path: Path) -> None:
-    message = f"config.json says {field} .* can be served; choose another --model"
-    with pytest.raises(ConfigError, match=message):
-        config_of(described(tmp_path, **SIZES | {field: value}))
+]
 
 
-@pytest.mark.parametrize(("content", "message"), [
+@pytest.mark.parametrize(("fields", "message"), [
+    *(({name: value}, f"says {name} .* can be served; choose") for name, value in NOT_SERVED),
+    ({"model_type": "llama"}, "'llama' model"),
+    ({"n_embd": 10}, "make no GPT-2"),
+    ({"n_embd": "wide"}, "wide"),
     (None, "no config.json"),
-    ("{", "cannot be read"),
-    ('{"model_type": "llama"}', "'llama' model"),
-    ('{"model_type": "gpt2", "n_embd": 10, "n_head": 3}', "make no GPT-2"),
-    ('{"model_type": "gpt2", "n_embd": "wide"}', "wide"),
 ])  # fmt: skip
-def test_folders_of_no_gpt2_are_refused(content: str | None, message: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
+def test_what_is_no_gpt2_that_can_be_served_is_refused(
+    fields: dict[str, Any] | None, message: str, tmp_path: Path
+) -> None:
+    if fields is not None:
+        described(tmp_path, **SIZES | fields)
     with pytest.raises(ConfigError, match=message):
         config_of(tmp_path)
 
@@ -195,14 +194,6 @@ def test_a_copy_of_the_embedding_and_attention_mask_buffers_are_ignored(edited: 
     assert set(names) == set(expected_tensors(shape))
 
 
-def test_a_truncated_file_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    whole = (checkpoint / "model.safetensors").read_bytes()
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(WeightsUnavailable, match="damaged or no safetensors file"):
-        weights.check(path, shape_of(str(checkpoint)))
-
-
 def test_a_folder_that_holds_anything_is_a_checkpoint_or_refused(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -220,16 +211,8 @@ def test_a_folder_that_holds_anything_is_a_checkpoint_or_refused(
             return True
         return False
 
-    assert not refused()
     names = [*SIZES, "layer_norm_epsilon", "model_type", "n_inner", "scale_attn_weights"]
-    for _ in odd_settings(settings, names):
-        refused()
-    for file in (settings, tensors):
-        for _ in no_files(file):
-            assert refused()
-    for _ in odd_bytes(tensors, tenth(1000)):
-        refused()
-    assert not refused()
+    assert_odd_files_are_refused(settings, names, tensors, refused)
 
 
 @pytest.mark.parametrize("number", NO_WEIGHTS)

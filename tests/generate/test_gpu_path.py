@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 import torch
 
-from config import Config, build, resolve
+from config import Config
 from config.shapes import Shape
-from generate import OutOfMemory, load_generator, loading, memory_for
-from generate.asynchronous import LaunchingGenerator, SampledIds
+from generate import assembly, auto
+from generate.assembly import fitting_blocks
 from generate.attention import PlainAttention, TritonAttention
+from generate.auto import build
+from generate.buffers import SampledIds
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
-from generate.loading import fitting_blocks
+from generate.loading import load_generator
+from generate.memory import OutOfMemory, memory_for
 from generate.norms import TritonAddNorm
 from generate.sampling import sample
 from model import GPT2, AddNorm, KVCache
@@ -228,11 +231,10 @@ def test_a_captured_pass_takes_sampled_ids(tiny: GPT2, monkeypatch: pytest.Monke
     monkeypatch.setattr(paged_attention, "KEYS", 8)  # so that rows get long enough to be shared
     sampled, replaying = SampledIds(16, "cpu"), Replaying()
     attention = TritonAttention(KVCache(TINY, 15, 4, torch.float32, "cpu"), 16, 32)
-    engine = CachedGenerator(tiny, N_VOCAB, attention, sample, 16, known=sampled.into)
+    engine = CachedGenerator(tiny, N_VOCAB, attention, sample, 16, sampled)
     engine.capture([3, 1], replaying)
     limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
-    launching = LaunchingGenerator(engine, sampled)
-    texts, _ = served(AsynchronousManager, Dynamic(), requests(), launching, **limits)
+    texts, _ = served(AsynchronousManager, Dynamic(), requests(), engine, **limits)
     assert texts == serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
     assert {*replaying.replayed} == {1, 3}
 
@@ -263,7 +265,7 @@ def gpu_config(**settings: Any) -> Config:
 
 
 def test_the_pool_is_what_memory_leaves_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
     config = gpu_config(kv_cache="50%")
     block = 16 * 2 * 24 * 1024 * 2  # tokens × keys and values × layers × width × bytes
     tried: list[int] = []
@@ -294,8 +296,8 @@ def test_memory_that_runs_out_names_settings(tiny: GPT2, monkeypatch: pytest.Mon
         generator.generate(Iteration([row(0, 1, [0])], 1, 0, 1))
     with pytest.raises(torch.AcceleratorError, match="illegal"), memory_for("anything"):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
-    monkeypatch.setattr(loading, "load_model", run_out)
+    monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(assembly, "load_model", run_out)
     message = "does not hold gpt2-medium and an iteration of 256 rows; lower --token-budget"
     with pytest.raises(OutOfMemory, match=message):
         load_generator(gpu_config(), None, 257)
@@ -305,7 +307,7 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     """All that load_generator does there, but for CUDA's own calls."""
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 32, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
     # a budget of three of the longest prompts, in which the pool of the trial holds one
     settings = {"max_batch_size": 7, "token_budget": 93, "decoder_batch_sizes": "7,3,1"}
     settings |= {"block_size": 4, "dtype": "float32", "weights": "random", "tokenizer": "bytes"}
@@ -314,10 +316,10 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     config = gpu_config(**settings)
     config = config.model_copy(update={"device": "cpu"})
     captures = [Replaying() for _ in range(3)]
-    monkeypatch.setattr(loading, "Capture", iter(captures).__next__)
+    monkeypatch.setattr(assembly, "Capture", iter(captures).__next__)
     room = 0.1 * 10**9 + 7 * config.block_bytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (room, 10**9))
-    monkeypatch.setattr(loading, "load_model", lambda *_: copy.deepcopy(tiny))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: copy.deepcopy(tiny))
     generator = load_generator(config, None, N_VOCAB)
     assert isinstance(generator, CachedGenerator)
     assert isinstance(generator.model.ln_f, TritonAddNorm)

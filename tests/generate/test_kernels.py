@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from config import ConfigError, build, resolve
+from config import ConfigError
+from config.settings import PARTS
 from generate import kernels
+from generate.auto import build, warnings
 from tests.servers import ROOT
 
 MAPPED = """
@@ -64,37 +66,32 @@ def test_without_kernels_pytorch_serves_and_a_warning_says_why(
         monkeypatch.setattr(kernels, "_openmp", lambda: ["/nowhere/libgomp.so.1"])
         reason = "cannot be loaded beside torch's OpenMP (/nowhere/libgomp.so.1"
     config = build("dynamic", {"model": "demo"}, {})
-    parts = [getattr(config, name) for name in resolve.OPERATIONS]
+    parts = [config.attention, config.linear, config.norms, config.sampler]
     assert parts == ["plain", "onednn", "plain", "plain"]
-    assert any(reason in warning for warning in config.warnings())
-    assert not build("dynamic", {"model": "fake"}, {}).warnings()
-    for name in resolve.OPERATIONS:
+    assert any(reason in warning for warning in warnings(config))
+    assert not warnings(build("dynamic", {"model": "fake"}, {}))
+    for name in PARTS:
         with pytest.raises(ConfigError, match=f"{name} kernel cannot be used here: ") as caught:
             build("dynamic", {"model": "demo", name: "kernel"}, {})
         assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize(("command", "message"), [
-    ("'{}' -O1", "failed: unknown flag"),
-    ("'c++", "is no command .* correct or unset it"),
-    ("no-such c++", "install g\\+\\+"),
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("CXX", "'{}/my tools/c++' -O1", "failed: unknown flag"),
+    ("CXX", "'c++", "is no command .* correct or unset it"),
+    ("CXX", "no-such c++", "install g\\+\\+"),
+    ("XDG_CACHE_HOME", "{}/my tools/c++", "could not be built"),
 ])  # fmt: skip
-def test_a_compiler_that_fails_is_quoted_and_may_lie_in_a_folder_with_a_space(
-    command: str, message: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_build_that_fails_is_quoted_and_its_tools_may_lie_in_a_folder_with_a_space(
+    name: str, value: str, message: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = empty_cache / "my tools" / "c++"
     compiler.parent.mkdir()
     compiler.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", command.format(compiler))
+    monkeypatch.setenv(name, value.format(empty_cache))
     with pytest.raises(kernels.KernelUnavailable, match=message):
         kernels.build()
-
-
-def test_no_cache_folder_is_a_reason(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (empty_cache / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(empty_cache / "file"))
-    assert "could not be built" in str(kernels.why_unavailable())
 
 
 def test_triton_is_missing_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,7 +129,7 @@ def test_an_openmp_is_found_in_a_folder_with_a_space(program: str, tmp_path: Pat
 
 def test_the_launcher_imports_no_torch_and_the_kernels_share_its_openmp() -> None:
     printed = run(
-        "import sys, config; c = config.build('dynamic', {'model': 'demo'}, {}); "
+        "import sys; from generate.auto import build; c = build('dynamic', {'model': 'demo'}, {}); "
         "print(c.attention, 'torch' in sys.modules); "
         "import torch; from generate.linear import KernelLinear; torch.set_num_threads(2); "
         "KernelLinear(torch.ones(256, 768), None)(torch.ones(64, 256) @ torch.ones(256, 256)); "

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from config import build, resolve
 from config.shapes import Shape
-from generate import loading
+from generate import assembly, auto
 from generate.attention import PlainAttention, TritonAttention
+from generate.auto import build
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.fused import FusedGPT2
@@ -113,9 +113,9 @@ def test_a_step_is_few_launches(most: int, launches: int, monkeypatch: pytest.Mo
 def test_passes_of_few_tokens_are_fused_or_all_if_batch_invariant(
     invariant: bool, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "gpu_is_usable", lambda: True)
+    monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
     settings = {"model": "gpt2", "weights": "random", "batch_invariant": invariant}
-    monkeypatch.setattr(loading, "load_model", lambda *_: GPT2(SHAPE))
-    model = loading._load(build("dynamic", settings, {}), None)
+    monkeypatch.setattr(assembly, "load_model", lambda *_: GPT2(SHAPE))
+    model = assembly._load(build("dynamic", settings, {}), None)
     assert isinstance(model, FusedGPT2) and model._most == most
     assert (model.lm_head is None) == invariant

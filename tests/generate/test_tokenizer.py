@@ -55,7 +55,6 @@ def test_an_absent_tokenizer_names_the_ways_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 IDS = st.lists(st.integers(0, 256), max_size=40)  # 256: end-of-text
-STOPS = st.lists(st.sampled_from(["a", "ab", "abab", "ba", "é", "aé", "\n\n"]), max_size=3)
 TEXT = st.text("abé\n", max_size=20).map(lambda text: list(text.encode()))
 
 
@@ -78,25 +77,6 @@ def until_stopped(rule: StopRule, ids: list[int]) -> list[int]:
     """The ids that an inference gets before its rule ends it."""
     stop = rule.new()
     return next((ids[: n + 1] for n, token in enumerate(ids) if stop(token)), ids)
-
-
-@given(TEXT, STOPS, st.lists(st.integers(0, 40), max_size=8))
-def test_a_text_ends_before_its_first_stop_string_and_its_pieces_never_show_a_part_of_one(
-    ids: list[int], strings: list[str], cuts: list[int]
-) -> None:
-    tokenizer = load_tokenizer("bytes")
-    rule = StopRule(tokenizer, strings, {256})
-    got = until_stopped(rule, ids)
-    text = tokenizer.decode(ids)
-    first = min((at for string in strings if (at := text.find(string)) >= 0), default=None)
-    pieces = in_pieces(Detokenizer(tokenizer, rule), got, cuts)
-    if first is None:
-        assert got == ids and "".join(pieces) == text
-    else:  # overlapping stop strings: the one that is complete first ends the text
-        assert len(got) < len(ids) or any(text.endswith(string) for string in strings)
-        shown = "".join(pieces)
-        assert text.startswith(shown) and not any(string in shown for string in strings)
-        assert any(tokenizer.decode(got) == shown + string for string in strings)
 
 
 # tokens that begin and end in characters, and hold several

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config import build
+from generate.auto import build
 from generate.fake import FakeGenerator
 from scheduling.adapters import Adapters, Rule
 from scheduling.errors import GenerationFailed

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from batching import BatchingManager
-from generate.asynchronous import LaunchingGenerator, SampledIds
+from generate.buffers import SampledIds
 from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
 from scheduling.inference import CachedPrefix, Generator, Inference, Iteration, TokenEvent
@@ -159,10 +159,8 @@ def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2)
                 each.sampling = replace(each.sampling, frequency_penalty=1.5)
             if i % 5 == 1:
                 each.scores, each.stop = Scores(2, 1), lambda token: token % 6 == 0
-        generator: Generator = engine(model, 24, 4, path)
-        if kind is AsynchronousManager:
-            sampled = SampledIds(MAX_TOKENS, "cpu")
-            generator = LaunchingGenerator(engine(model, 24, 4, path, sampled=sampled), sampled)
+        sampled = SampledIds(MAX_TOKENS, "cpu") if kind is AsynchronousManager else None
+        generator = engine(model, 24, 4, path, sampled=sampled)
         texts.append(served(kind, DEMAND, inferences, generator, n_blocks=24)[0])
         scores = [each.scores for each in inferences if each.scores is not None]
         texts.append([[round(score.logprob, 3) for score in each.of] for each in scores])

@@ -200,7 +200,7 @@ def failing(draw: st.DrawFn) -> tuple[Policy, Order, Counter[str]]:
     policy = draw(st.sampled_from([Dynamic(), Dynamic("demand", watermark=0.0), Static(),
                                    NoBatching()]))  # fmt: skip
     preemptive = isinstance(policy, Dynamic) and draw(st.booleans())
-    order: Order = Mlfq(0.001, 2, 3) if preemptive else Fcfs()
+    order: Order = Mlfq(0.001, 2) if preemptive else Fcfs()
 
     def may_fail(kind: type[Any]) -> type[Any]:
         methods = {}

@@ -68,10 +68,10 @@ def test_a_window_is_measured_from_the_oldest_arrival(at: float, admitted: float
     assert run(policy, [Ask(0.0, tokens=3), Ask(at)]).admitted_at == [2.0, admitted]
 
 
-def test_a_window_closes_at_the_target_and_takes_up_to_its_limit() -> None:
+def test_a_window_closes_at_the_target_or_at_the_rows_of_a_batch() -> None:
     """A batch of two never holds three: the second fills it, and the third waits for its delay."""
-    policy = Windowed(max_batch_delay_ms=10000, batch_size_target=3, batch_size_limit=2)
-    served = run(policy, [Ask(0.0), Ask(0.25), Ask(0.5)], max_batch_size=8)
+    policy = Windowed(max_batch_delay_ms=10000, batch_size_target=3)
+    served = run(policy, [Ask(0.0), Ask(0.25), Ask(0.5)], max_batch_size=2)
     assert served.admitted_at == [0.25, 0.25, 10.5]
     assert [iteration.reason for _, iteration in served.iterations] == ["target", "delay"]
 
@@ -131,17 +131,15 @@ def rows(iteration: Iteration) -> str:
     # until A is done; then B and C, each prompt as soon as nothing decodes
     (Dynamic(prefill="last"), "A1, A1, A1, A1, A1, A1, A1, B9, B4 C3, B1 C1", [0, 0, 1]),
     # at most one row decodes when a prompt is computed
-    (
-        Dynamic(prefill="last", decode_floor=2),
-        "A1, B9, B4 C3, A1 B1 C1, A1, A1, A1, A1, A1",
-        [2, 0, 1],
-    ),
+    (Dynamic(prefill="last:2"), "A1, B9, B4 C3, A1 B1 C1, A1, A1, A1, A1, A1", [2, 0, 1]),
     (Dynamic(prefill="every:2"), "A1, A1, A1, B9, A1, A1, B4 C3, A1 B1 C1, A1", [2, 2, 3]),
 ], ids=lambda value: getattr(value, "prefill", None))  # fmt: skip
 def test_rules_serve_the_example(policy: Dynamic, expected: str, paused_s: list[float]) -> None:
-    served = run(policy, PROMPTS, max_batch_size=3, token_budget=9)
-    assert ", ".join(rows(iteration) for _, iteration in served.iterations) == expected
-    assert [i.interruptions.paused_s for i in served.inferences] == paused_s
+    """Also with --shed, which keeps a history: with it, last computed prompts first."""
+    for shed in (False, True):
+        served = run(policy, PROMPTS, max_batch_size=3, token_budget=9, shed=shed)
+        assert ", ".join(rows(iteration) for _, iteration in served.iterations) == expected
+        assert [i.interruptions.paused_s for i in served.inferences] == paused_s
 
 
 @pytest.mark.parametrize(("padded", "expected"), [("apart", [0, 0, 1]), ("together", [0, 8, 4])])
@@ -240,7 +238,7 @@ def gaps(tbt_ms: float, **settings: Any) -> list[float]:
     """Return the times between A's tokens when prompts of 60 come: an iteration takes 20 ms, 1 ms a
     decode row, and 2 ms a prompt token.
     """
-    policy = Dynamic(prefill="adaptive", tbt_ms=tbt_ms, **settings)
+    policy = Dynamic(prefill=f"adaptive:{tbt_ms}", **settings)
     scheduler = make_scheduler(policy, max_batch_size=8, n_blocks=500)
     asks = [Ask(0.0, 1, 400), *(Ask(0.4 + 0.3 * k, 60, 4) for k in range(12))]
     groups = [ask.group(4) for ask in asks]

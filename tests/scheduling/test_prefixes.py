@@ -183,12 +183,20 @@ def served_by(order: Order, policy: Policy, **limits: Any) -> tuple[str, list[In
     return " ".join("".join(batch) for batch in batches), inferences
 
 
+class OldestAlone(Prefix):
+    window = 1
+
+
+class OldestTwo(Prefix):
+    window = 2
+
+
 def test_who_has_the_longest_cached_prefix_goes_first() -> None:
     assert served_by(Fcfs(), Dynamic())[0] == "A B C D"
     order, inferences = served_by(Prefix(), Dynamic())
     assert order == "A C B D"
     assert [i.cached_tokens for i in inferences] == [0, 0, 32, 32]
-    assert served_by(Prefix(prefix_window=1), Dynamic())[0] == "A B C D"
+    assert served_by(OldestAlone(), Dynamic())[0] == "A B C D"
 
 
 def test_of_those_that_would_compute_the_same_one_goes_and_the_others_wait_for_its_blocks() -> None:
@@ -226,7 +234,7 @@ def test_completions_of_one_prompt_do_not_hold_each_other_back() -> None:
 
 def test_a_request_is_never_split_by_its_window() -> None:
     """Two prompts each, a window of two: B's second prompt follows its first before A."""
-    scheduler = begun(Static(), asked([2] * 9), order=Prefix(prefix_window=2))
+    scheduler = begun(Static(), asked([2] * 9), order=OldestTwo())
     a, b = [asked([1] * 9) for _ in range(2)], [asked([2] * 9) for _ in range(2)]
     scheduler.enqueue(a, 1.0)
     scheduler.enqueue(b, 2.0)

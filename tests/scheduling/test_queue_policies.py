@@ -152,8 +152,8 @@ def test_a_batch_of_preferred_size_is_exactly_that_and_groups_stay_whole() -> No
     assert triton(asks, levels(), (2, 8)).batches == ["ABCD"], "after their delay"
     assert triton(asks, levels(), (2, 4)).answered_at == [1, 1, 1, 1], "at once"
     assert triton(asks, levels(), (1, 2)).batches == ["A", "BCD"], "one is preferred, three are not"
-    policy = Windowed(max_batch_delay_ms=100_000, preferred_batch_sizes=(2, 4), batch_size_limit=3)
-    served = run(policy, [Ask(0.0)] * 4, max_batch_size=32)
+    policy = Windowed(max_batch_delay_ms=100_000, preferred_batch_sizes=(2, 4))
+    served = run(policy, [Ask(0.0)] * 4, max_batch_size=3)
     assert served.batches == ["AB", "CD"] and served.answered_at == [1, 1, 2, 2], "4 is too many"
 
 

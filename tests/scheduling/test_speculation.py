@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import build
+from generate.auto import build
 from generate.forced import ForcedAcceptance
 from generate.ngram import Ngram
 from scheduling.inference import Drafter, Inference, Iteration

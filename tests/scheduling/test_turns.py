@@ -50,6 +50,10 @@ def test_the_shortest_remaining_one_runs_and_the_others_are_paused() -> None:
 #     t         0 1 2 3 4 5 6 7
 #     runs      A A A C A A B B
 #     level     0 0 1 0 1 1 1 1          A falls at 2; B came to level 1 after it
+class ThreeLevels(Mlfq):
+    levels = 3
+
+
 MLFQ_EXAMPLE = [Ask(0.0, tokens=5), Ask(2.2, prompt=3, tokens=2), Ask(2.5, tokens=1)]
 
 
@@ -59,19 +63,19 @@ def test_levels_of_the_feedback_queue() -> None:
     def check(scheduler: Scheduler, iteration: Iteration) -> None:
         levels.extend(row.inference.standing.state.number for row in iteration.rows)
 
-    order = Mlfq(mlfq_quantum=2, mlfq_levels=3)
+    order = ThreeLevels(mlfq_quantum=2)
     served = run(Dynamic(), MLFQ_EXAMPLE, check, order=order, max_batch_size=1)
     assert " ".join(served.batches) == "A A A C A A B B"
     assert levels == [0, 0, 1, 0, 1, 1, 1, 1]
     # a request not computed for three seconds returns to the first level, as its last one
     long = [Ask(0.0, tokens=30), *(Ask(float(at), tokens=2) for at in range(1, 21, 2))]
-    for each, widest in (order, 21.0), (Mlfq(3.0, 2, 3), 9.0):
+    for each, widest in (order, 21.0), (ThreeLevels(3.0, 2), 9.0):
         times = run(Dynamic(), long, order=each, max_batch_size=1).inferences[0].token_times
         assert max(b - a for a, b in itertools.pairwise(times)) == widest
 
 
 def test_a_level_is_entered_by_the_prompt_and_left_by_the_quantum() -> None:
-    order, asked = Mlfq(mlfq_quantum=2, mlfq_levels=3), [Inference([0] * n, 1) for n in (2, 3, 99)]
+    order, asked = ThreeLevels(mlfq_quantum=2), [Inference([0] * n, 1) for n in (2, 3, 99)]
     for inference in asked:
         order.arrive([inference], 0)
     assert [inference.standing.state.number for inference in asked] == [0, 1, 2]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from client.load import Watch
 from client.measure import measure
 from client.traces import Request
-from config import build
+from generate.auto import build
 from scheduling.adapters import Adapters, Rule
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference, Iteration

@@ -13,7 +13,7 @@ import pytest
 from client import machine
 from client.traces import save_trace
 from client.workloads import Workload
-from config import build
+from generate.auto import build
 from simulate import plan, simulation
 from simulate.costs import FAKE, save
 from simulate.trial import SEEDS

@@ -17,9 +17,10 @@ from typing import Any, get_args
 
 import pytest
 
-from config import build
-from generate.fake import FakeGenerator, FaultyGenerator
+from generate.auto import build
+from generate.fake import FakeGenerator
 from generate.forced import ForcedAcceptance
+from lab.benchmarks.faulty import FaultyGenerator
 from scheduling.errors import ServingError
 from scheduling.inference import Generator, Inference
 from scheduling.policies import ORDERS, Victim
@@ -207,7 +208,7 @@ OTHERS = {
     "weights of users": case("multibin", order="fair", user_weights="ann=3,bob=0.7"),
     "decoded tokens count": case("dynamic", "chunk", budget_counts="all"),
     "prompts apart": case("dynamic", "paused", prefill="every:2"),
-    "prompts by a limit": case("dynamic", "chunk", prefill="adaptive", tbt_ms=0.5),
+    "prompts by a limit": case("dynamic", "chunk", prefill="adaptive:0.5"),
     "draft tokens": case("dynamic", "verified", speculate=4, prefix_caching=True),
     "draft tokens and blocks on demand": case(
         "dynamic", "verified", "preempted", speculate=4, kv_reservation="demand",

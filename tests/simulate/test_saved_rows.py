@@ -57,7 +57,7 @@ def rows_in(folder: Path, name: str) -> dict[str, int]:
     return counted(json.loads((folder / f"{name}.json").read_text())["server"])
 
 
-def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
+def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path, tmp_path: Path) -> None:
     done = ran("simulate.saved_page", str(simulated))
     assert done.stdout == f"{simulated / 'live.html'}\n", done.stderr
     static, dynamic = histories(simulated / "live.html")
@@ -72,6 +72,9 @@ def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path) -> None:
     link = "[Every row, iteration by iteration](live.html)"
     assert link in (simulated / "report.md").read_text()
     assert '<a href="live.html">' in (simulated / "report.html").read_text()
+    out = tmp_path / "new" / "folder" / "x.html"  # a folder that is not there yet
+    done = ran("simulate.saved_page", str(simulated), "--out", str(out))
+    assert done.stdout == f"{out}\n" and len(histories(out)) == 2 and not done.stderr
 
 
 def test_an_earlier_run_is_shown_unless_it_used_what_left(simulated: Path, tmp_path: Path) -> None:
@@ -146,14 +149,6 @@ def test_of_measured_seeds_the_first_has_its_recordings(measured: Path, tmp_path
     assert done.returncode == 1 and "was interrupted" in done.stderr
 
 
-def test_a_page_may_go_to_a_folder_that_is_not_there_yet(simulated: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "folder" / "x.html"
-    done = ran("simulate.saved_page", str(simulated), "--out", str(out))
-    assert done.stdout == f"{out}\n" and len(histories(out)) == 2 and not done.stderr
-    done = ran("simulate.saved_page", str(simulated), "--out", str(tmp_path))
-    assert done.stderr == f"error: {tmp_path} cannot be written: Is a directory\n"
-
-
 @pytest.mark.parametrize(("change", "arguments", "sentence"), [
     ({}, ["--of", "static,nobody"], "there is no 'nobody'; name one or two of static, dynamic"),
     ({"simulated": None}, [], "measure again with --record"),
@@ -172,16 +167,18 @@ def test_a_run_that_cannot_be_shown_is_refused(
     assert not (tmp_path / "live.html").exists()
 
 
-def test_a_flag_that_left_names_what_to_use(simulated: Path) -> None:
-    done = ran("simulate.saved_page", "--timeline", str(simulated))
-    said = "--timeline is no longer a flag: python -m simulate.saved_page"
-    assert done.returncode == 1 and said in done.stderr
-
-
-def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello\n")
-    done = ran("simulate.saved_page", str(tmp_path / "notes.txt"))
-    assert done.returncode == 1 and "line 1" in done.stderr
+def test_what_cannot_be_shown_is_a_sentence(simulated: Path, tmp_path: Path) -> None:
+    (notes := tmp_path / "notes.txt").write_text("hello\n")
+    for words, said in (
+        (
+            ("--timeline", str(simulated)),
+            "--timeline is no longer a flag: python -m simulate.saved",
+        ),
+        ((str(notes),), "line 1"),
+        ((str(simulated), "--out", str(tmp_path)), f"{tmp_path} cannot be written: Is a directory"),
+    ):
+        done = ran("simulate.saved_page", *words)
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
 
 
 RECORDING = ROOT / "results" / "live" / "vllm.jsonl"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from config import build
-from generate import kernels
-from lab.benchmarks import agreement, engine, offline
+from generate import assembly, kernels
+from generate.auto import build
+from lab.benchmarks import agreement, engine, harness, offline
 from lab.benchmarks.workload import draw
 from tests.lab.benchmarks.conftest import result_of
 from tests.programs import output, ran
@@ -27,13 +27,15 @@ def test_the_burst_is_the_peers_burst() -> None:
     assert digest == "c35044afddcfb7aac5fa6016f150313ea3977fc65f35bfc168fd1b90038b8535"
 
 
-def test_the_burst_reports_every_mode(small: str) -> None:
+def test_the_burst_reports_every_mode(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop interval was recorded, and the engine's loop never heard of it."""
+    monkeypatch.setenv("EB_PORT", "9")  # the environment may be shared
     result = result_of("burst", small, "--n 6 --modes dynamic,static --loop-interval-ms 5")
     folder = Path(small.split()[1])
     assert result["config"]["model"] == folder.name and str(folder) not in result["command"]
     assert result["config"]["max_batch_size"] == 6 and result["config"]["loop_interval_ms"] == 5
     assert list(result["modes"]) == ["dynamic", "static"]
+    assert not {"mode", *harness.NO_HTTP} & {*result["config"]}
     for mode in result["modes"].values():
         tokens = mode["completion_tokens"]
         assert tokens == sum(tokens for _, tokens in draw(6))
@@ -98,8 +100,8 @@ def test_engine_against_oracle(small: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert 0 < result["bfloat16"]["largest_difference"] < result["bfloat16"]["tolerance"]
 
     def with_other_weights(config: Any) -> Any:
-        other = config.model_copy(update={"weights_seed": 1})
-        return offline.load(config if config.generator == "naive" else other)
+        monkeypatch.setattr(assembly, "SEED", int(config.generator != "naive"))
+        return offline.load(config)
 
     monkeypatch.setattr(agreement, "load", with_other_weights)
     assert ran("lab.benchmarks.agreement", *words.split()).returncode == 1

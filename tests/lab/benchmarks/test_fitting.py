@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from client.traces import Request
-from config import Config, ConfigError, build
+from config import Config, ConfigError
+from generate.auto import build
 from lab.benchmarks import costs as program
 from lab.benchmarks.costs import Segment, Traffic, at_once, turns
-from lab.benchmarks.fitting import Observed, Served, fit, nonnegative, observe, residuals
+from lab.benchmarks.fitting import Observed, Served, fit, observe, residuals
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
 from simulate import PS, Loop, SimulatedReplica
@@ -155,14 +156,6 @@ def test_what_comes_at_once_takes_turns() -> None:
     others = [together._replace(streamed=True), together._replace(arrivals="loop")]
     assert turns([together, *others]) == pytest.approx((0.002, 0.003))
     assert turns(others) == (0.0, 0.0)
-
-
-def test_no_coefficient_is_negative() -> None:
-    """y = 1 - x falls: without a negative slope its mean is what remains."""
-    x = np.arange(4.0)
-    found = nonnegative(np.column_stack([np.ones(4), x]), 4 - x, np.ones(4))
-    assert found == pytest.approx([2.5, 0])
-    assert list(nonnegative(np.empty((0, 2)), np.empty(0), np.empty(0))) == [0, 0]
 
 
 @pytest.mark.nightly

@@ -117,37 +117,29 @@ def test_a_round_is_ours_and_a_peer_and_what_a_peer_says_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With interpreters that log what they run: ours says 30 tok/s, a peer 10, in int8 nothing."""
-    log, model = tmp_path / "log", tmp_path / "small"
-    model.mkdir()
-    (model / "config.json").touch()
-
-    def fake(name: str, speech: str) -> str:
-        path = tmp_path / name
-        path.write_text(f'#!/bin/bash\necho "$@" >>{log}\n{speech}\n')
-        path.chmod(0o755)
-        return str(path)
-
-    fails = 'case "$*" in *int8*) echo "no int8 here" >&2; exit 2; esac'
-    both = fake("peer", f"{fails}; echo A peer 1.2, float32: 64 requests, 10.0 tok/s")
-    monkeypatch.setattr(sys, "executable", fake("ours", "echo dynamic: 64 requests, 3,000.5 tok/s"))
+    log, fails = tmp_path / "log", 'case "$*" in *int8*) echo "no int8 here" >&2; exit 2; esac'
+    for name, speech in (
+        ("ours", "echo dynamic: 64 requests, 3,000.5 tok/s"),
+        ("peer", f"{fails}; echo A peer 1.2, float32: 64 requests, 10.0 tok/s"),
+    ):
+        (tmp_path / name).write_text(f'#!/bin/bash\necho "$@" >>{log}\n{speech}\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "ours"))
     monkeypatch.setattr(peers, "native_bfloat16", lambda: True)
+    of: Any = 1, str(tmp_path), *[str(tmp_path / "peer")] * 2
     with pytest.raises(ConfigError, match="make one by"):
-        peers.cases(1, str(tmp_path), both, both)
-    cases = peers.cases(1, str(model), both, both)
+        peers.cases(*of)
+    (tmp_path / "config.json").touch()
+    by_peer: dict[str, Any] = {case["peer"]: case for case in peers.cases(*of)}
     kept: Any = None
-    case = next(case for case in cases if case["peer"] == "openvino --dtype bfloat16")
-    found = [peers.run(case, 1, seed, kept) for seed in range(2)]
+    found = [peers.run(by_peer["openvino --dtype bfloat16"], 1, seed, kept) for seed in range(2)]
     one = {"ours_per_s": 3000.5, "peer_per_s": 10.0, "ratio": 300.05, "version": "A peer 1.2"}
     assert found == [one, one]
     once = ["lab.benchmarks.burst --threads 2", "lab.benchmarks.peers.engines openvino"]
-    same = f"--dtype bfloat16 --model {model} --n 64"
-    ran = [f"-m {program} {same}" for program in once + once[::-1]]
-    assert log.read_text().splitlines() == ran
-    case = next(case for case in cases if case["peer"] == "ctranslate2 --dtype int8")
-    with pytest.raises(
-        ServerError, match="printed no tok/s; mend it, or leave it out by --only: …no"
-    ):
-        peers.run(case, 1, 0, kept)
+    same = f"--dtype bfloat16 --model {tmp_path} --n 1"
+    assert log.read_text().splitlines() == [f"-m {p} {same}" for p in once + once[::-1]]
+    with pytest.raises(ServerError, match=r"printed no tok/s; .* leave it out by --only: …no"):
+        peers.run(by_peer["ctranslate2 --dtype int8"], 1, 0, kept)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -14,7 +14,6 @@ from config import ConfigError
 from lab.benchmarks import harness
 from lab.benchmarks.faults import __main__ as faults
 from lab.benchmarks.faults.tools import Fault, Finding
-from tests.lab.benchmarks.conftest import result_of
 from tests.programs import ran
 
 
@@ -29,15 +28,12 @@ from tests.programs import ran
     ("engine", "--model demo --rows 64 --kv-cache 0.02GB", "raise --kv-cache"),
     ("engine", "--model demo --rows 64 --max-batch-size 32", "raise --max-batch-size, 32"),
     ("engine", "--order fcfs", "unknown flag --order"),
-    ("engine", "--prefix-caching", "unknown flag --prefix-caching"),
-    ("engine", "--max-waiting 3", "unknown flag --max-waiting"),
     ("engine", "--ahead", "unknown flag --ahead"),  # plans are made by no thread
     ("agreement", "--model demo --n 33 --max-batch-size 32", "at most --max-batch-size"),
     ("agreement", "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
     ("gpu", "", "device cuda: no GPU is usable here; use --device cpu"),
     ("gpu", "--port 1", "unknown flag --port"),
     ("costs", "--model fake --name fake", "give another --name"),
-    ("costs", "--model fake --order sjf", "unknown flag --order"),
     ("costs", "--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
     ("faults", "--only nothing", "no fault has these words in its name"),
 ])  # fmt: skip
@@ -56,16 +52,6 @@ def test_an_error_is_a_sentence_and_an_exit_code(
             harness.run(mock.Mock(side_effect=error))
         assert ended.value.code == code
     assert capsys.readouterr().err == "error: mend it\n"
-
-
-@pytest.mark.nightly
-def test_effects_are_recorded(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EB_PORT", "9")  # the environment may be shared
-    two = result_of("burst", small, "--n 1 --modes dynamic,windowed")["config"]
-    one = result_of("burst", small, "--n 1")["config"]
-    assert not {"mode", *harness.NO_HTTP} & set(two)
-    windows = "batch_size_target batch_size_limit max_batch_delay_ms preferred_batch_sizes"
-    assert set(two) - set(one) == {"compact_batches", *windows.split()}
 
 
 # ---- faults in their short form: each promise is kept on a real server

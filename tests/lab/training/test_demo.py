@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from config import build
 from config.shapes import SHAPES, Shape, shape_of
+from generate.auto import build
 from generate.checkpoint import load_model
 from generate.weights import DEMO, locate
 from lab.training import HELD_OUT, evaluate
@@ -147,7 +147,7 @@ def test_every_byte_but_the_first_counts_once(stride: int, length: int) -> None:
 
 TINY = Shape(n_layer=1, n_head=2, n_embd=16, n_ctx=288, vocab_size=257)
 SHORT = Recipe(
-    shape=TINY, steps=12, bytes_per_step=576, phases=((0.5, 32), (1.0, 288)), warm_up=2, report=4
+    shape=TINY, steps=6, bytes_per_step=576, phases=((0.5, 32), (1.0, 288)), warm_up=2, report=2
 )
 TEXT = b"A list is a sequence of objects. A tuple is a sequence that cannot be changed.\n" * 40
 CORPUS = Corpus(TEXT, TEXT[:400])

@@ -86,7 +86,7 @@ def test_scores_are_log_softmaxes(model: GPT2, path: str, monkeypatch: pytest.Mo
         preempted += sum(inference.interruptions.preemptions for inference in asked)
     assert preempted > 3, "what is computed again is not scored again"
     ways = "apart", "together"
-    rectangles = [PaddedGenerator(model, N_VOCAB, sample, way, 0.5) for way in ways]
+    rectangles = [PaddedGenerator(model, N_VOCAB, sample, way) for way in ways]
     for other in (NaiveGenerator(model, N_VOCAB), *rectangles):
         asked = scored(12, SAMPLED)
         assert serve(Dynamic(), other, asked) == expected

@@ -186,7 +186,7 @@ def test_a_server_with_a_key_says_in_its_document_where_it_is_needed(client_of: 
     assert "security" not in document["paths"]["/stats"]["get"], "it needs the key, as all others"
     without = {path for path, methods in document["paths"].items()
                if not all("401" in each["responses"] for each in methods.values())}  # fmt: skip
-    assert without == {"/health", "/ready", "/live"}
+    assert without == {"/health", "/ready", "/live", "/live/{name}"}
     for path in ("/v1/models", "/health", "/stats", "/metrics"):
         operation = api[path]["GET"]
         operation.Case(headers=headers).call_and_validate(checks=[*CHECKS, checks.ignored_auth])

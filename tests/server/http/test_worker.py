@@ -27,8 +27,8 @@ from client.addresses import server_url
 from client.calls import get
 from client.load import replay
 from compare.servers import wait_until_ready
-from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, ConfigError, build
-from config.ports import check_port
+from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, ConfigError, check_port
+from generate.auto import build
 from tests.servers import (
     PATIENCE_S,
     ROOT,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
-
-import pytest
 
 from server.live.history import iterations
 from stats import ROW_KINDS
@@ -29,7 +26,7 @@ def case(mode: str, *has: str, **flags: Any) -> RowCase:
 
 
 FEW: dict[str, Any] = {"kv_reservation": "demand", "kv_cache": "8blocks", "max_model_len": 128}
-PADDED: dict[str, Any] = {"batch_size_limit": 3, "decoder_batch_sizes": "4"}
+PADDED: dict[str, Any] = {"batch_size_target": 3, "decoder_batch_sizes": "4"}
 CASES = {
     "static": case("static", "idle"),
     "windowed, padding": case("windowed", "idle", "padding", **PADDED),
@@ -69,13 +66,3 @@ def assert_stats_say(rows: Sequence[Rows], stats: Mapping[str, Any], has: frozen
     assert [[each[kind] for kind in ROW_KINDS] for each in rows] == [each[2:] for each in measured]
     assert computed(rows) == counted(stats)
     assert {kind for each in rows for kind, n in each.items() if n} == {"live", *has}
-
-
-def assert_pauses_lasted(
-    rows: Sequence[Rows], stats: Mapping[str, Any], planned: Sequence[float]
-) -> None:
-    """planned: when each iteration was planned, which is when pauses begin and end."""
-    assert len(planned) == len(rows)
-    between = pairwise(planned)
-    lasted = sum(row["paused"] * (end - begin) for row, (begin, end) in zip(rows, between))
-    assert stats["paused_s"] == pytest.approx(lasted, abs=1e-6)

@@ -16,7 +16,7 @@ import pytest
 from client.calls import ServerError, get, get_text, post
 from client.workloads import Workload
 from compare import servers
-from config import build
+from generate.auto import build
 from server.live import page as live_page
 from simulate.costs import FAKE
 from simulate.saved_page import serve_again
@@ -26,6 +26,10 @@ from tests.servers import server, started
 from tests.servers import wait_until as waited
 
 pytestmark = pytest.mark.extra
+
+
+NEXT = "liveForTests.state().next"
+OVER = "!document.getElementById('loaded').textContent.includes('left')"
 
 
 def state(tab: Any) -> dict[str, Any]:
@@ -40,13 +44,22 @@ def sends_load(tab: Any, seconds: int = 2, rate: int = 200) -> None:
     tab.click("#loading button[type=submit]")
 
 
+def wait_until(true: Callable[[], bool]) -> None:
+    waited(true, 30, every_s=0.05)
+
+
 def comes_true(tab: Any, condition: str) -> None:
     """Wait for a condition. Playwright's own way needs eval, which the page's policy refuses."""
     wait_until(lambda: bool(tab.evaluate(condition)))
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    waited(true, 30, every_s=0.05)
+def says(tab: Any, id_: str, text: str) -> None:
+    """Wait until an element has a text in it."""
+    comes_true(tab, f"document.getElementById({id_!r}).textContent.includes({text!r})")
+
+
+def ends_load(url: str) -> None:
+    wait_until(lambda: get(f"{url}/live/events")["load"] is None)
 
 
 SLOW = {"model": "fake", "max_batch_size": 4, "loop_interval_ms": 10}  # 2,000 iterations last long
@@ -74,13 +87,11 @@ def test_rows_of_a_load_are_what_stats_say(name: str, opened: Callable[..., Any]
         comes_true(tab, "liveForTests.state().frames > 0")
         post(f"{url}/stats/reset")
         sends_load(tab, seconds=2)  # in one second srpt once had no reason to pause a row
-        comes_true(tab, "liveForTests.state().next > 20")
-        comes_true(tab, "!document.getElementById('loaded').textContent.includes('left')")
-        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
-        last = get(f"{url}/live/events")["next"]
-        comes_true(tab, f"liveForTests.state().next === {last}")
-        stats = get(f"{url}/stats?iterations=1")
-        counts = tab.evaluate(COUNTS)
+        comes_true(tab, f"{NEXT} > 20")
+        comes_true(tab, OVER)
+        ends_load(url)
+        comes_true(tab, f"{NEXT} === {get(f'{url}/live/events')['next']}")
+        stats, counts = get(f"{url}/stats?iterations=1"), tab.evaluate(COUNTS)
         assert_stats_say(counts, stats, has)
         assert counts == rows_of(get(f"{url}/live/events"))[-len(counts) :]
         assert stats["completed"] > 10 and state(tab)["requests"] >= stats["completed"]
@@ -90,7 +101,7 @@ def test_pausing_holds_still_and_steps_and_scrubs(opened: Callable[..., Any]) ->
     with server("dynamic", SLOW) as url:
         tab = opened(url)
         sends_load(tab, seconds=20)
-        comes_true(tab, "liveForTests.state().next > 50")
+        comes_true(tab, f"{NEXT} > 50")
         tab.keyboard.press("Escape")
         tab.click("#pause")
         comes_true(tab, "liveForTests.state().paused")
@@ -102,32 +113,29 @@ def test_pausing_holds_still_and_steps_and_scrubs(opened: Callable[..., Any]) ->
             tab.click(f"#{button}")
             comes_true(tab, f"document.getElementById('clock').innerText !== {seen[-1]!r}")
             seen.append(tab.inner_text("#clock"))
-        iterations = [int(text.split()[1]) for text in seen]
-        assert iterations[1] == iterations[0] - 1 and iterations[3] == iterations[2] + 1
-        assert iterations[2] < iterations[1]
+        last, one_back, oldest, second = (int(text.split()[1]) for text in seen)
+        assert one_back == last - 1 and second == oldest + 1 < one_back
         tab.locator("#scrub").fill("30")
-        comes_true(tab, "document.getElementById('clock').innerText.startsWith('iteration 30 ')")
+        says(tab, "clock", "iteration 30 ")
         tab.click("#newest")  # it goes on
-        comes_true(tab, f"liveForTests.state().next > {before + 20}")
+        comes_true(tab, f"{NEXT} > {before + 20}")
         tab.click("#unload")
-        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+        ends_load(url)
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(opened: Callable[..., Any]) -> None:
     with server("dynamic", SLOW, key="sesame") as url:
         tab = opened(url)
         tab.wait_for_selector("#key-dialog[open]")
-        tab.fill("#key", "wrong")
-        tab.click("#unlock button")
-        comes_true(tab, "document.getElementById('refused').textContent !== ''")
-        tab.fill("#key", "sesame")
-        tab.click("#unlock button")
-        tab.wait_for_selector("#key-dialog", state="hidden")
-        comes_true(tab, "document.getElementById('name').textContent.includes('dynamic')")
+        for key, then in (("wrong", "#refused:not(:empty)"), ("sesame", "#name:text('dynamic')")):
+            tab.fill("#key", key)
+            tab.click("#unlock button")
+            tab.wait_for_selector(then)
+        assert not tab.is_visible("#key-dialog")
         assert "sesame" not in tab.url and "sesame" not in tab.title()
         assert tab.evaluate("Object.keys(localStorage).length") == 0
         tab.reload()
-        comes_true(tab, "document.getElementById('name').textContent.includes('dynamic')")
+        says(tab, "name", "dynamic")
 
 
 def test_it_goes_on_by_itself_when_a_server_is_back(opened: Callable[..., Any]) -> None:
@@ -135,36 +143,34 @@ def test_it_goes_on_by_itself_when_a_server_is_back(opened: Callable[..., Any]) 
         port = int(url.rsplit(":", 1)[1])
         tab = opened(url)
         sends_load(tab, seconds=1)
-        comes_true(tab, "liveForTests.state().next > 5")
+        comes_true(tab, f"{NEXT} > 5")
     tab.wait_for_selector("#problem:not([hidden])")
-    assert "trying again" in tab.inner_text("#problem")
+    says(tab, "problem", "trying again")
     with at_port(port, "static") as url:
         tab.wait_for_selector("#problem", state="hidden")
-        comes_true(tab, "document.getElementById('name').textContent.includes('static')")
+        says(tab, "name", "static")
         sends_load(tab, seconds=1)
-        comes_true(tab, "liveForTests.state().next > 5")
-        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+        comes_true(tab, f"{NEXT} > 5")
+        ends_load(url)
 
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202egnol</script><script>alert(2)</script>"
 
 
-@pytest.mark.parametrize(("n_bytes", "message"), [
-    (900_000, "The prompt is longer than the context of 1024 tokens"),
-    (1_200_000, "The body is larger than 1,000,000 bytes"),
-])  # fmt: skip
-def test_a_prompt_of_a_megabyte_is_refused_and_the_page_goes_on(
-    n_bytes: int, message: str, opened: Callable[..., Any]
-) -> None:
-    prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
-    with started("--loop-interval-ms", "5", "--log-level", "debug") as (url, process):
+def test_a_prompt_of_a_megabyte_is_refused_and_none_is_shown(opened: Callable[..., Any]) -> None:
+    with started("--loop-interval-ms", "5") as (url, process):
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
-        with pytest.raises(ServerError, match=message):
-            post(f"{url}/inference", {"prompt": prompt, "num_tokens": 20})
-        tab.fill("#prompt", prompt)
-        tab.click("#ask button[type=submit]")
-        comes_true(tab, f"document.getElementById('answer').textContent.includes({message!r})")
+        for n_bytes, message in (
+            (900_000, "The prompt is longer than the context of 1024 tokens"),
+            (1_200_000, "The body is larger than 1,000,000 bytes"),
+        ):
+            prompt = HOSTILE * (n_bytes // len(HOSTILE.encode()))
+            with pytest.raises(ServerError, match=message):
+                post(f"{url}/inference", {"prompt": prompt, "num_tokens": 20})
+            tab.fill("#prompt", prompt)
+            tab.click("#ask button[type=submit]")
+            says(tab, "answer", message)
         tab.fill("#prompt", HOSTILE)  # one that is answered
         tab.fill("#tokens", "40")
         tab.click("#ask button[type=submit]")
@@ -172,37 +178,35 @@ def test_a_prompt_of_a_megabyte_is_refused_and_the_page_goes_on(
         wait_until(lambda: get(f"{url}/stats")["completed"] > 0)
         comes_true(tab, "document.getElementById('stop').disabled")
         events = get(f"{url}/live/events")
-        last = events["next"]
-        assert [end[4] for end in events["ended"]] == [40]
-        comes_true(tab, f"liveForTests.state().next === {last}")
+        assert [end[4] for end in events["ended"]] == [40] and events["next"] > 10
+        comes_true(tab, f"{NEXT} === {events['next']}")
         tab.fill("#prompt", "")
         places = [get_text(f"{url}/live/events"), tab.url, tab.title(), tab.content()]
         process.terminate()
         assert process.stdout is not None
-        places.append(process.stdout.read())  # its log
-        for place in places:
+        for place in (*places, process.stdout.read()):  # the last one is its log
             assert not re.search(r"onerror|gnol|alert\(", place)
-        assert last > 10 and '"requests":[[0,' in places[0], "it was seen"
+        assert '"requests":[[0,' in places[0], "it was seen"
 
 
 def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) -> None:
-    with server("dynamic", SLOW | {"live_prompts": True}) as url:
+    with server("dynamic", SLOW | {"live": "prompts"}) as url:
         tab = opened(url)
         comes_true(tab, "liveForTests.state().frames > 0")
-        body = {"prompt": HOSTILE, "num_tokens": 30, "user": "<b>\u202eeve</b>"}
-        post(f"{url}/inference", body)
-        comes_true(tab, "liveForTests.state().next > 20")
+        post(f"{url}/inference", {"prompt": HOSTILE, "num_tokens": 30, "user": "<b>\u202eeve</b>"})
+        comes_true(tab, f"{NEXT} > 20")
         tab.click("#pause")
         tab.focus("#plots canvas[tabindex]")
         tab.keyboard.press("ArrowDown")
         tab.keyboard.press("Home")
-        comes_true(tab, "document.getElementById('cell').textContent.includes('eve')")
+        says(tab, "cell", "eve")
         shown = tab.inner_text("#cell")
         assert "<b>" in shown and "onerror=alert(1)" in shown and "202E" in shown
         assert "\u202e" not in shown and tab.query_selector("#cell b, #cell img") is None
         assert "eve" not in tab.url + tab.title()
 
 
+TWO_FRAMES = "new Promise((d) => requestAnimationFrame(() => requestAnimationFrame(d)))"
 REQUESTS = 16  # as many colours as there are
 # what lines do in iterations 0, 1, …; the last lasts
 NAMES = {
@@ -276,43 +280,32 @@ def every_kind(*adapters: str) -> str:
     return live_page.saved([json.dumps(history)])
 
 
-def show_all(tab: Any) -> None:
-    """A saved page shows all of its run, and stands still."""
-    tab.keyboard.press("End")
-    comes_true(tab, "liveForTests.state().paused")
-    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
 def colours(tab: Any, iteration: int) -> list[frozenset[int]]:
     return [frozenset(cell) for cell in tab.evaluate(COLOURS, [iteration, state(tab)["lines"]])]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_requests_have_colours(theme: str, opened: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "every-kind.html").write_text(every_kind(""))
-    tab = opened((tmp_path / "every-kind.html").as_uri())
-    tab.emulate_media(color_scheme=theme)
-    comes_true(tab, f"document.documentElement.dataset.theme === {theme!r}")
-    show_all(tab)
-    decoding = colours(tab, 30)[:REQUESTS]
+def test_requests_or_their_adapters_have_colours(
+    theme: str, opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    tabs = []
+    for name, adapters in (("none", [""]), ("two", ["", "sql", "of/docs"])):
+        (tmp_path / f"{name}.html").write_text(every_kind(*adapters))
+        tabs.append(tab := opened((tmp_path / f"{name}.html").as_uri()))
+        tab.emulate_media(color_scheme=theme)
+        comes_true(tab, f"document.documentElement.dataset.theme === {theme!r}")
+        tab.keyboard.press("End")  # it shows all of its run, and stands still
+        comes_true(tab, "liveForTests.state().paused")
+        tab.evaluate(TWO_FRAMES)
+    decoding, of_adapters = (colours(tab, 30)[:REQUESTS] for tab in tabs)
     assert len({*decoding}) == REQUESTS and {*map(len, decoding)} == {1}, "one plain colour each"
-    chips = dict(tab.evaluate(CHIPS))
+    assert of_adapters == (6 * of_adapters[:3])[:REQUESTS] and len({*of_adapters}) == 3
+    assert tabs[1].inner_text(".adapters").split() == ["base", "model", "A", "sql", "B", "of/docs"]
+    chips = dict(tabs[0].evaluate(CHIPS))
     assert {*NAMES.values(), "padding", "draft, accepted", "draft, rejected"} == {*chips}
     for i, name in enumerate(NAMES.values()):
-        assert colours(tab, i)[14] == frozenset(chips[name]), name  # the legend has its colour
-    assert colours(tab, 30)[REQUESTS] == frozenset(chips["padding"])
-
-
-def test_with_adapters_each_has_a_colour(opened: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "adapters.html").write_text(every_kind("", "sql", "of/docs"))
-    tab = opened((tmp_path / "adapters.html").as_uri())
-    show_all(tab)
-    cells = colours(tab, 30)[:REQUESTS]
-    assert cells == (6 * cells[:3])[:REQUESTS] and len({*cells}) == 3
-    assert tab.inner_text(".adapters").split() == ["base", "model", "A", "sql", "B", "of/docs"]
-
-
-TWO_ROWS: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}
+        assert colours(tabs[0], i)[14] == frozenset(chips[name]), name  # the legend has its colour
+    assert colours(tabs[0], 30)[REQUESTS] == frozenset(chips["padding"])
 
 
 # not among test_conformance.py's: Playwright runs a loop, which clients there cannot have
@@ -324,9 +317,12 @@ def test_lengths_on_a_page_fit_a_small_context(opened: Callable[..., Any]) -> No
         tab.click("#ask button[type=submit]")
         comes_true(tab, "document.getElementById('answer').textContent.length === 16")
         tab.click("#loading button[type=submit]")
-        comes_true(tab, "document.getElementById('loaded').textContent.includes('in flight')")
+        says(tab, "loaded", "in flight")
         tab.click("#unload")
-        wait_until(lambda: get(f"{url}/live/events")["load"] is None)
+        ends_load(url)
+
+
+TWO_ROWS: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}
 
 
 @pytest.mark.parametrize("front", EVERY_FRONT[1:])
@@ -341,5 +337,5 @@ def test_the_page_of_each_server_shows_its_own_rows(front: str, opened: Callable
         wait_until(lambda: get(f"{own}/stats")["completed"] == 1)
         sends_load(tab, seconds=1, rate=5)
         wait_until(lambda: get(f"{own}/stats")["completed"] > 1)
-        comes_true(tab, "liveForTests.state().next > 3")
+        comes_true(tab, f"{NEXT} > 3")
         assert not any(get(f"{other}/stats")["completed"] for other in others)

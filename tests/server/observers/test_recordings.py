@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from config import build
+from generate.auto import build
 from scheduling.policies import Dynamic, Plan, View
 from scheduling.scheduler import Scheduler
 from server.observers.recording import END, Entry, line_of, record

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from config import build
+from generate.auto import build
 from scheduling.inference import Inference, State
 from server import launch
 from server.observers.request_log import RequestLog

@@ -19,8 +19,10 @@ from client.wire import Plain
 from compare import deployments, options
 from compare.deployments import Deployed, added_over_time
 from compare.report import sentences
-from config import ConfigError, build, environment, resolve
+from config import ConfigError, environment
 from config import parse as build_from
+from generate import auto
+from generate.auto import build
 from server.api.messages import Answer
 from server.replicas import serve
 from server.replicas.replica import Full, Replica
@@ -100,11 +102,11 @@ def test_a_wrong_word_is_a_sentence_before_any_server_starts(
 
 
 def test_servers_share_the_cores_unless_threads_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "physical_cores", lambda: 8)
+    monkeypatch.setattr(auto, "physical_cores", lambda: 8)
 
     def threads(servers: int, **environment: str) -> int:
         argv = ["dynamic", "--model", "gpt2", "--weights", "random", "--device", "cpu"]
-        return build_from(argv, environment, None, serve.sharing_cores(servers)).threads
+        return build_from(argv, serve.sharing_cores(servers), environment, None).threads
 
     assert [threads(3), threads(16), threads(3, EB_THREADS="auto")] == [2, 1, 2]
     assert threads(3, EB_THREADS="8") == 8
@@ -150,12 +152,6 @@ def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.M
     with pytest.raises(ModuleNotFoundError) as missing:
         serve.serve(["dynamic", "--model", "fake", "--replicas", "2", "--port", str(free_port())])
     assert "pip install -r requirements-ray.txt" in str(environment.sentence(missing.value))
-
-
-def test_an_earlier_setting_is_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """The settings were parsed twice: once more for the threads."""
-    serve.read(["dynamic", "--model", "fake", "--replicas", "2", "--kv-blocks", "99"])
-    assert capsys.readouterr().err.count("warning: ") == 1
 
 
 # ---- a replica in an event loop, as in an ingress: requests that it hands back or refuses

@@ -1,4 +1,7 @@
-"""The meaning of `auto`: settings that depend on the machine and on each other."""
+"""What `auto` means on this machine: settings that depend on it and on each other.
+
+`config.build` and `config.parse` are handed `resolve`.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,39 @@ from typing import Any
 
 import psutil
 
-from config.shapes import SHAPES, shape_of
-from config.tables import flag
+import config
+from config import Config, flag
+from config.settings import PARTS, VOCABULARIES
+from config.shapes import LARGEST_HEAD, SHAPES, shape_of
 from generate import kernels
 
-OPERATIONS = ("attention", "linear", "sampler", "norms")  # parts of the engine
 # settings of which `auto` is a value
-AUTO = ("model", "tokenizer", "device", "dtype", "threads", *OPERATIONS)
-VOCABULARIES = {"r50k_base": 50257, "bytes": 257}
+AUTO = ("model", "tokenizer", "device", "dtype", "threads", *PARTS)
 DECODER_BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # on a GPU, as far as max_batch_size goes
 
 
+def build(mode: str, flags: Mapping[str, Any], values: Mapping[str, str]) -> Config:
+    """Return a mode's Config on this machine. Raises ConfigError."""
+    return config.build(mode, flags, values, resolve)
+
+
+def warnings(of: Config) -> list[str]:
+    """Return what the user should know but need not change, on this machine too."""
+    cached = of.generator == "cached" and of.model != "fake"
+    if not cached or of.attention != "plain" or of.kernels != "auto":
+        reason = None
+    elif of.device == "cpu":
+        reason = kernels.why_unavailable()
+        slower = "attention and sampling run on PyTorch's own operations, a call a row"
+    else:
+        reason = kernels.why_no_triton(of.shape.head_size)
+        slower = "attention calls PyTorch once a row, and without CUDA graphs"
+    slow = [f"{slower}, which is slower: {reason}"] if reason else []
+    return [*slow, *of.warnings()]
+
+
 def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what is `auto` or left out. Raises ValueError; Config refuses what else is wrong."""
+    """Fill in what is `auto` or left out. Raises ValueError for what this machine does not have."""
     given = {
         name: value
         for name, value in values.items()
@@ -61,10 +84,16 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
     # a share of a GPU's memory, in an environment that several machines share
     if not gpu and str(resolved.get("kv_cache", "%")).endswith("%"):
         resolved["kv_cache"] = "4GB"
+    in_bfloat16 = resolved["dtype"] == "bfloat16" and not gpu
+    if in_bfloat16 and given.get("linear") == "onednn" and not onednn_multiplies_bfloat16():
+        raise ValueError(
+            "linear onednn has no bfloat16 for this processor, which has neither AVX-512 nor "
+            "bfloat16 of its own; leave --linear out, or use --dtype float32"
+        )
     generator = "none" if model == "fake" else resolved.get("generator", "cached")
     parts: dict[str, str] = {}
     if resolved.get("kernels") == "plain":
-        parts = dict.fromkeys(OPERATIONS, "plain")
+        parts = dict.fromkeys(PARTS, "plain")
     elif generator in ("cached", "padded"):
         parts = _fastest_parts(resolved, shape.head_size, gpu)
     if generator == "padded":
@@ -79,12 +108,12 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict[str, str]:
-    """Return the fastest parts of the engine. Raises ValueError for a missing choice."""
+    """Return the fastest parts of the engine. Raises ValueError for a part that is not here."""
     if gpu:
-        reasons = dict.fromkeys(("attention", "norms", "linear"), kernels.why_no_triton(0))
-        reasons |= {"attention": kernels.why_no_triton(head_size)}
+        reasons = {"attention": kernels.why_no_triton(head_size)}
+        reasons["linear"] = kernels.why_no_triton(0)
     else:
-        reasons = dict.fromkeys(OPERATIONS, kernels.why_unavailable())
+        reasons = dict.fromkeys(PARTS, kernels.why_unavailable())
     ours = ("triton",) if gpu else ("kernel", "int8")
     for name, reason in reasons.items():
         if reason and chosen.get(name) in ours:
@@ -95,13 +124,13 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
     if gpu:
         if chosen.get("lora") or chosen.get("lora_random"):
             parts["linear"] = "plain"
-    else:
-        if head_size > kernels.LARGEST_HEAD:
-            parts["attention"] = "plain"
-        in_bfloat16 = chosen["dtype"] == "bfloat16"
-        prefers_onednn = reasons["linear"] or (in_bfloat16 and takes_onednn())
-        if prefers_onednn and (not in_bfloat16 or onednn_multiplies_bfloat16()):
-            parts["linear"] = "onednn"
+        return parts
+    if head_size > LARGEST_HEAD["kernel"]:
+        parts["attention"] = "plain"
+    in_bfloat16 = chosen["dtype"] == "bfloat16"
+    prefers_onednn = reasons["linear"] or (in_bfloat16 and takes_onednn())
+    if prefers_onednn and (not in_bfloat16 or onednn_multiplies_bfloat16()):
+        parts["linear"] = "onednn"
     return parts
 
 

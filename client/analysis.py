@@ -1,0 +1,211 @@
+"""What one run's instants say: whether its queue grew, what the server can do, its rows over time,
+and what theory expects of it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from client.outcomes import Answer, Answers
+from stats import ROW_KINDS
+
+BLOCKS = 10
+GROWTH = 0.05  # beyond it a queue only grows: seconds of waiting that a second of sending adds
+TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
+
+
+def growth(answers: Answers | Iterable[Answer]) -> float:
+    """Seconds of waiting that each second of sending adds.
+
+    That is the slope of TTFT on the instant of sending, less its error.
+
+    It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of
+    neighbours are alike, so slope and error are of the means of ten blocks of requests.
+    """
+    answers = Answers.of(answers)
+    ordered = np.argsort(answers["sent_at"], kind="stable")
+    blocks = [block for block in np.array_split(ordered, BLOCKS) if len(block)]
+    at, ttft_s = (
+        np.array([values[block].mean() for block in blocks])
+        for values in (answers["sent_at"], answers.ttft_s)
+    )
+    return _slope(at, ttft_s)
+
+
+def growth_in_flight(
+    sent: Sequence[float] | np.ndarray, ended: Sequence[float] | np.ndarray, fill_s: float
+) -> float:
+    """The share of sent requests that stay in flight: the slope of the number in flight, less twice
+    its error, over the rate of sending.
+
+    It tends to 1 - capacity / rate where the rate is beyond the capacity, else to 0. sent, ended:
+    instants of every request, in seconds. fill_s: the first seconds of sending, in which an empty
+    server fills; that is no growth. At most half of the sending is left out as such.
+    """
+    sends, ends = np.sort(sent), np.sort(ended)
+    if len(sends) < 2 or sends[-1] == sends[0]:
+        return 0.0
+    start = min(sends[0] + fill_s, (sends[0] + sends[-1]) / 2)
+    edges = np.linspace(start, sends[-1], BLOCKS + 1)
+    width = edges[1] - edges[0]
+
+    def mean_count(instants: np.ndarray) -> np.ndarray:
+        """Instants before a moment of each block, averaged over its moments."""
+        sums = np.concatenate([[0.0], np.cumsum(instants)])
+        n = np.searchsorted(instants, edges)
+        return np.diff(n * edges - sums[n]) / width
+
+    in_flight = mean_count(sends) - mean_count(ends)
+    return (
+        _slope((edges[1:] + edges[:-1]) / 2, in_flight, 2)
+        * float(sends[-1] - sends[0])
+        / (len(sends) - 1)
+    )
+
+
+def queue_grows(result: Mapping[str, float]) -> bool:
+    """True of a queue that only grew, by both growths of a measurement (`measure.judged`)."""
+    return max(result["growth"], result["growth_in_flight"]) > GROWTH
+
+
+def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
+    """Slope of the least-squares line, less its standard error; 0 at least, and without a line."""
+    if len(x) < 3 or x.std() < 1e-3:
+        return 0.0
+    slope, intercept = np.polyfit(x, y, 1)
+    residuals = y - slope * x - intercept
+    error = float(np.sqrt(residuals.var() / (len(x) - 2))) / float(x.std())
+    return max(0.0, float(slope) - errors * error)
+
+
+def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
+    """The tokens and the seconds of the longest stretch from admission to admission that never left
+    the queue empty; no seconds where there is none.
+
+    From its first admission on, all rows are full, and request-level batches are whole, so tokens /
+    seconds is what the server can do. Instants are the server's own, if it gave them; else a
+    request waits until its first token, as this client saw it. Tokens whose gaps are not known come
+    at equal intervals.
+    """
+    answers = Answers.of(answers)
+    server, client = answers.times_at_server, answers.times
+    known = ~np.isnan(server.started_at)
+    arrived_at = np.where(known, server.started_at, client.started_at)
+    first = np.where(known, server.first_token_at, client.first_token_at)
+    admitted_at = np.where(known, server.admitted_at, first)
+    arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
+    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)  # of those together
+    waiting_after = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
+    best = (0.0, 0.0)
+    start = None
+    for instant, waiting in zip(admitted[last].tolist(), waiting_after.tolist()):
+        if start is not None and instant - start > best[1] - best[0]:
+            best = (start, instant)
+        start = None if not waiting else instant if start is None else start
+    if best[0] == best[1]:
+        return 0, 0.0
+    inside = _tokens_between(answers, first, best[0] + TOGETHER_S, best[1] + TOGETHER_S)
+    return inside, best[1] - best[0]
+
+
+def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: float) -> int:
+    """Tokens that were made after `begin`, until `end`; first: when each answer's first one was."""
+    decode_s = answers.reported("decode_s")
+    last = first + np.where(np.isnan(decode_s), answers.times.decode_s, decode_s)
+    whole = (first > begin) & (last <= end)
+    tokens = int(answers["completion_tokens"][whole].sum())
+    for i in np.flatnonzero((last > begin) & (first <= end) & ~whole):
+        answer = answers.kept.get(int(i))
+        if answer and answer.timings and "itl_s" in answer.timings:
+            made = first[i] + np.cumsum([0.0, *answer.timings["itl_s"]])
+            tokens += int(((made > begin) & (made <= end)).sum())
+        else:
+            n = int(answers["completion_tokens"][i])
+            gap = (last[i] - first[i]) / max(n - 1, 1)
+            before, until = np.clip(np.floor((np.array([begin, end]) - first[i]) / gap), -1, n - 1)
+            tokens += int(until - before)
+    return tokens
+
+
+def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
+    """Return the longest time from admission to answer, in which an empty server fills."""
+    answers = Answers.of(answers)
+    queue_s = answers.reported("queue_s")
+    served_s = answers.e2e_s - np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
+    return float(served_s.max(initial=0.0))
+
+
+def batch_sizes(answers: Answers | Iterable[Answer]) -> list[int]:
+    """Rows of each request-level batch: requests that the server admitted at the same instant."""
+    answers = Answers.of(answers)
+    admitted = answers.times_at_server.admitted_at
+    admitted = np.sort(admitted[~np.isnan(admitted)])
+    starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > TOGETHER_S)
+    return [int(n) for n in np.diff(starts, append=len(admitted))]
+
+
+def expected_useful_fraction(
+    lengths: Sequence[int] | np.ndarray, sizes: Sequence[int]
+) -> float | None:
+    """The share of their rows that request-level batches of these sizes use.
+
+        Σ B · mean(g) / Σ B · E[max of B draws of g]
+
+    lengths: the completion tokens g of the trace, in order of arrival, whose own distribution the
+    draws are from. None where they are no draws: sorted lengths have batches of equals.
+    """
+    falls = np.diff(lengths)
+    if not sizes or (np.all(falls <= 0) and np.any(falls)):
+        return None
+    values, counts = np.unique(lengths, return_counts=True)
+    below = np.concatenate([[0.0], np.cumsum(counts) / len(lengths)])
+    computed = sum(
+        n * b * float(np.dot(values, np.diff(below**b))) for b, n in Counter(sizes).items()
+    )
+    return sum(sizes) * float(np.mean(lengths)) / computed
+
+
+def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
+    """L, the mean of what this client counted at random instants, and λ · W with the server's W."""
+    server = result.get("server")
+    whole = result["mean_in_flight"] and not result["failed"] and not result["partial"]
+    if not whole or not server or not server["completed"]:
+        return None
+    # of all answers: its other latencies are of the last ones
+    lengths = server["latency-by-requested-tokens"].values()
+    total_s = sum(length["requests"] * length["mean_latency_s"] for length in lengths)
+    rate_x_latency = result["request_throughput"] * total_s / server["completed"]
+    return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}
+
+
+def occupancy_over_time(
+    iterations: Sequence[Sequence[float]], bins: int = 120, span: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
+    padding, recomputed, rejected].
+
+    Time without an iteration counts as no rows, so the means are over wall-clock. span: of the
+    bins, if it is not that of these iterations.
+    """
+    if not iterations:
+        return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROW_KINDS}}
+    started, seconds, *counts = np.array(iterations, float).T
+    first, last = span or (started[0], (started + seconds).max())
+    edges = np.linspace(first, last, bins + 1)
+    width = edges[1] - edges[0]
+
+    def binned(rows: np.ndarray) -> list[float]:
+        # rows × seconds done until each instant, interpolated inside an iteration; differences are
+        # the bins
+        done = np.concatenate([[0.0], np.cumsum(rows * seconds)])
+        k = np.maximum(np.searchsorted(started, edges, side="right") - 1, 0)
+        part = np.clip(edges - started[k], 0.0, seconds[k])
+        return [round(float(x), 4) for x in np.diff(done[k] + rows[k] * part) / width]
+
+    return {"started_at": float(first), "bin_s": float(width)} | {
+        kind: binned(rows) for kind, rows in zip(ROW_KINDS, counts)
+    }

@@ -1,0 +1,141 @@
+"""Flags that client.py and compare.sh share, and checks of their values."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from client import draws
+from client.traces import BLOCK, SCALES
+from client.users import Users
+from client.workloads import PROMPTS, SELECTIONS
+from config import ConfigError, flag
+from stats import LIMITED
+
+Flags = dict[str, dict[str, Any]]  # each with the options of argparse's `add_argument`
+DRAWN: Flags = {  # each a field of Workload
+    "--lengths": {"help": f"completion lengths: {draws.LENGTHS} (default: normal)"},
+    "--selection": {"choices": SELECTIONS, "help":
+        "order of the lengths: random or descend (longest first; default: random)"},
+    "--prompts": {"choices": PROMPTS, "help":
+        "text: counting words; ids: as many random token ids below 256, which every tokenizer has "
+        "(default: text)"},
+    "--prefixes": {"metavar": "K:TOKENS:ZIPF", "help":
+        "put one of K shared prefixes of TOKENS ids before each prompt, the r-th in proportion to "
+        "r^-ZIPF (0: all alike); implies --prompts ids"},
+    "--sessions": {"metavar": "TURNS:THINK_S", "help":
+        "make conversations of TURNS requests: --arrival says when they begin, and each later turn "
+        "repeats the conversation so far, THINK_S seconds on average (exponential) after the "
+        "answer"},
+    "--users": {"nargs": "+", "metavar": "NAME,RATE,LENGTHS[,FROM-TO]", "help":
+        "instead of --arrival and --lengths: two users or more, each with Poisson arrivals of RATE "
+        "requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
+        "trace ends with the last TO; name a user twice to let it come back"},
+    "--priorities": {"nargs": "+", "metavar": "SHARE:LEVEL", "help":
+        "give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1"},
+    "--slo-mix": {"nargs": "+", "metavar": "SHARE:CLASS=ttft:MS,tpot:MS", "help":
+        "put a SHARE of the requests into a class with limits on their time to first token and per "
+        "output token, or one of the two; shares sum to 1; reports show goodput by class"},
+    "--adapters": {"metavar": "N:DISTRIBUTION", "help":
+        "name one of the LoRA adapters lora-0, lora-1, … in each request, as popular as in "
+        f"Punica's experiments: {', '.join(draws.POPULARITIES)} (skewed: each 1.5 times as often "
+        "as the next)"},
+}  # fmt: skip
+WORKLOAD: Flags = DRAWN | {
+    "--trace": {"type": Path, "help":
+        "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
+        "is given"},
+    "--scale": {"type": int, "choices": SCALES, "metavar": "TOKENS", "help":
+        f"tokens that each block of {BLOCK} becomes in a trace in Mooncake's format; prompts and "
+        f"completions shrink by the same factor (a power of two; default: {BLOCK}, unchanged)"},
+}  # fmt: skip
+OF_WORKLOAD = [name.removeprefix("--").replace("-", "_") for name in DRAWN]
+OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
+
+
+def add(parser: argparse._ActionsContainer, flags: Flags) -> None:
+    """Add flags to a parser, or to a group of one."""
+    for name, options in flags.items():
+        parser.add_argument(name, **options)
+
+
+def given_workload(known: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a Workload that flags give; None for those left out."""
+    return {name: getattr(known, name) for name in OF_WORKLOAD}
+
+
+def contradiction(known: argparse.Namespace) -> str | None:
+    """Return the contradiction of these flags, in a sentence; None if they agree."""
+
+    def given(names: Sequence[str]) -> str:
+        return ", ".join(flag(name) for name in names if getattr(known, name, None) is not None)
+
+    if known.trace is not None:
+        drawn = given(("numsamples", *OF_WORKLOAD))
+        return f"--trace holds the requests; leave out {drawn}" if drawn else None
+    if known.scale is not None:
+        return "--scale applies to a trace; add --trace FILE"
+    if not known.users:
+        return None
+    if of_users := given(OF_USERS):
+        return f"--users have arrivals and lengths of their own; leave out {of_users}"
+    if known.numsamples is not None and seconds_say_how_many(known):
+        return "the seconds of --users end the trace; leave out these seconds or --numsamples"
+    return None
+
+
+def seconds_say_how_many(known: argparse.Namespace) -> bool:
+    """Return whether users send in stated seconds alone. Raises WorkloadError."""
+    return bool(known.users) and Users(known.users).until is not None
+
+
+def folder(text: str) -> Path:
+    """Return the path of a folder that is there, or can be made. Raises ArgumentTypeError."""
+    path = Path(text).absolute()
+    try:
+        there = next(each for each in (path, *path.parents) if each.exists())
+        if there.is_dir() and os.access(there, os.W_OK):
+            return Path(text)
+    except OSError as error:  # the name is too long, say
+        raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}; name another") from None
+    raise argparse.ArgumentTypeError(f"{there} is no folder with write access; name another")
+
+
+def file(text: str) -> Path:
+    """Return the path of a file that can be written. Raises ArgumentTypeError."""
+    path = Path(text)
+    with contextlib.suppress(OSError):  # the name is too long, say
+        written = path if path.exists() else path.parent
+        if path.parent.is_dir() and not path.is_dir() and os.access(written, os.W_OK):
+            return path
+    raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder with write access")
+
+
+def check_numbers(known: argparse.Namespace) -> None:
+    """Raise ConfigError for a number out of its range; one that is None, or missing, is fine."""
+    if known.seed < 0:
+        raise ConfigError("--seed must be 0 or more")
+    for name in ("numsamples", "repeats"):
+        if (number := getattr(known, name, None)) is not None and number < 1:
+            raise ConfigError(f"{flag(name)} must be at least 1")
+    for name in ("seconds", "timeout"):
+        if (number := getattr(known, name, None)) is not None and not 0 < number <= 1e9:
+            raise ConfigError(f"{flag(name)} must be a number of seconds above 0, at most 1e9")
+
+
+def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:
+    """Return {"ttft": 200.0} for ["ttft:200"]. Raises ConfigError."""
+    limits = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        try:
+            if name not in LIMITED or not 0 < float(value) < float("inf"):
+                raise ValueError
+            limits[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"{name_of} {text!r}: give ttft:MS, tpot:MS or e2el:MS") from None
+    return limits

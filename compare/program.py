@@ -1,0 +1,122 @@
+"""A comparison as a program: measure, then print tables and write the report.
+
+./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep]
+             [--repeats R] [workload] [--out DIR] [any server setting]
+./compare.sh --runs RUN RUN …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+
+from client import runs
+from client.calls import ServerError
+from client.draws import WorkloadError
+from client.measure import openai_model
+from client.progress import Progress
+from compare import calibrate
+from compare.comparison import Comparison
+from compare.options import parse, parse_runs
+from compare.report import sentences
+from config import ConfigError
+
+
+def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
+    """Run the comparison and write its folder, but for the report; return the run, if anything was
+    measured, and what stopped it, if anything did.
+
+    Raises WorkloadError.
+    """
+    options, progress = comparison.options, comparison.progress
+    if busy := sentences.busy(comparison.facts()):
+        progress.say(busy)
+    runs.refuse_overwriting(runs.files(options.out, options.names), options.overwrite)
+    progress.say(
+        f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
+        f"{options.out}"
+    )
+    try:
+        for url in options.also.values():  # a missing server is an error now, not after the others
+            openai_model(url)
+        if options.calibration and not comparison.machine["calibration"]:
+            progress.say("measuring first, once on this machine, how fast this client can send")
+            with contextlib.suppress(ServerError):  # a machine too busy for that can still compare
+                comparison.machine["calibration"] = calibrate.calibrate(progress)
+            progress.say(calibrate.sentence(comparison.machine["calibration"]))
+        comparison.prepare()
+    except (KeyboardInterrupt, ServerError) as stopped:
+        return None, stopped
+    measured = False
+    with contextlib.closing(comparison.results()) as results:
+        for seed in comparison.seeds:
+            folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
+            measured |= comparison.run(seed, folder, results)
+    with progress.step("reading the results"):
+        return runs.load(options.out) if measured else None, comparison.stopped
+
+
+def sigterm_is_ctrl_c() -> None:
+    """Stop servers on SIGTERM, too.
+
+    By a SIGINT of our own, with which asyncio ends what is in flight, and not by an exception: one
+    that is raised while an object is being deleted is lost. A script's background job is started
+    with SIGINT ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    if not any(word.partition("=")[0] == "--runs" for word in argv):
+        run_and_exit(lambda progress: Comparison(parse(argv), progress))
+        return
+    from compare.report import side_by_side
+
+    try:
+        paths, out = parse_runs(argv)
+        side_by_side.show(side_by_side.beside(paths, out), out, Console())
+    except (ConfigError, runs.RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run_and_exit(
+    comparison_of: Callable[[Progress], Comparison],
+    kept: str = "the servers are stopped and what was measured is kept",
+    lost: str = "the servers are stopped",
+) -> None:
+    """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
+    console, run = Console(), None
+    sigterm_is_ctrl_c()
+    try:
+        with Progress(console) as progress:
+            run, stopped = compare(comparison_of(progress))
+            if run:
+                progress.table(None)
+                with progress.step("drawing figures"):
+                    from compare.report import report  # matplotlib takes 0.6 s to load
+
+                    report.show(run, console)
+                    report.write(run)
+                progress.say(f"report.html, report.md, figures and every request: {run.folder}")
+    except (ConfigError, WorkloadError, runs.RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as interrupt:
+        stopped = interrupt
+    for sentence in sentences.failures(run) if run else []:
+        print(f"error: {sentences.plain(sentence)}", file=sys.stderr)
+    if isinstance(stopped, ServerError):
+        sys.exit(f"error: {stopped}")
+    if stopped:
+        print(f"interrupted; {kept if run else lost}", file=sys.stderr)
+        sys.exit(130)
+    if run and any(result["failed"] for results in run.variants.values() for result in results):
+        sys.exit(1)

@@ -1,0 +1,148 @@
+"""Traces: described in words, and read from files, ours or Mooncake's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.draws import WorkloadError
+from client.groups import describe, described
+from client.traces import Request, load_trace, replayed, save_trace
+from client.workloads import Workload
+from tests.client.test_workloads import ids_of
+
+
+def several(*whose: tuple[str | None, int | None]) -> list[Request]:
+    """A request a second of these users and priorities."""
+    return [
+        Request(id=i, at=i, prompt="a", num_tokens=5, user=user, priority=priority)
+        for i, (user, priority) in enumerate(whose)
+    ]
+
+
+FIVE, NINE = Workload("fixed:5"), "abcdefghi"
+TALKS = Workload("fixed:5", sessions="2:0")
+MIXED = Workload("fixed:5", slo_mix=["1:chat=ttft:9"])
+DESCRIBED: dict[str, Sequence[Request]] = {
+    "3 requests, TOKENS, all at once": FIVE.requests(3),
+    "3 requests, TOKENS, 7 in flight: the next is sent when one is answered":
+        FIVE.requests(3, "closed:7"),
+    "100 requests, TOKENS, 20 requests a second with index of dispersion 0.00":
+        FIVE.requests(100, "constant:20"),
+    "20 requests, TOKENS, 20 requests a second": FIVE.requests(20, "constant:20"),
+    "4 requests in 2 conversations, TOKENS, 5 conversations a second, each later turn 0 s on "
+    "average after an answer": TALKS.requests(4, "constant:5"),
+    "4 requests, TOKENS, 1 requests a second; 2 of ann from 0.0 to 1.0 s, 1 of no user from 2.0 to "
+    "2.0 s, 1 of bob from 3.0 to 3.0 s; 2 of level 1, 1 of level 2, 1 of the default level":
+        several(("ann", 1), ("ann", 1), (None, None), ("bob", 2)),
+    "9 requests, TOKENS, 1 requests a second; of 9 users": several(*((name, 0) for name in NINE)),
+    "2 requests, TOKENS, all at once; 2 of class chat": MIXED.requests(2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", DESCRIBED)
+def test_a_load_is_described_as_it_was_realised(words: str) -> None:
+    expected = words.replace("TOKENS", "5.0 completion tokens on average")
+    assert described(describe(DESCRIBED[words])) == expected
+
+
+def test_arrivals_that_come_in_bursts_are_dispersed() -> None:
+    loads = [describe(FIVE.requests(2000, f"gamma:20:{cv}")) for cv in (0.3, 1, 3)]
+    assert [load["requested_rate"] for load in loads] == pytest.approx([20] * 3, rel=0.15)
+    even, poisson, bursty = [load["index_of_dispersion"] for load in loads]
+    assert even < 0.3 and poisson == pytest.approx(1, abs=0.25) and bursty > 3
+
+
+FIRST = {"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}
+LATER = {"id": 1, "at": 0, "prompt": "b", "num_tokens": 1, "after": 0, "think_s": 1}
+IDS = {"prompt": None, "prompt_ids": [1]}
+
+
+@pytest.mark.parametrize(("lines", "sentence"), [
+    ([], "holds no requests"),
+    ([FIRST, {"id": 1, "at": 0, "prompt": "a"}], "line 2: num_tokens: "),
+    ([FIRST | {"at": -1}], "line 1: at: "),
+    ([FIRST | {"at": 1.7e15}], "line 1: at: Input should be less than or equal to 1000000000"),
+    ([FIRST | {"num_tokens": 10**30}], "line 1: num_tokens: "),
+    ([FIRST | {"users": 10**10}], "line 1: users: "),
+    ([FIRST | {"prompt": None, "prompt_ids": [10**30]}], "line 1: prompt_ids: "),
+    ([FIRST | {"prompt": None}], "line 1: give either prompt or prompt_ids"),
+    ([FIRST | {"prompt": ""}], "line 1: the prompt is empty"),
+    ([FIRST, FIRST], "line 2: an earlier line has the id 0 too"),
+    ([FIRST, FIRST | {"id": 1, "users": 2}], "numbers of users"),
+    ([FIRST | {"user": ""}], "line 1: user: "),
+    ([FIRST | {"priority": -1}], "line 1: priority: "),
+    ([FIRST, LATER | {"after": 7}], "line 2: after: no line before it has the id 7"),
+    ([FIRST, LATER, LATER | {"id": 2}], "line 3: after: another request follows 0 already"),
+    ([FIRST | {"think_s": 1}], "line 1: .* both after and think_s"),
+    ([FIRST, LATER | {"think_s": None}], "line 2: .* both after and think_s"),
+    ([FIRST, LATER | {"think_s": -1}], "line 2: think_s: "),
+    ([FIRST | {"users": 2}, LATER | {"users": 2}], "line 2: users: .*leave out after or users"),
+    ([FIRST, LATER | IDS], "line 2: .*give prompt, not prompt_ids"),
+    ([FIRST | IDS, LATER], "line 2: .*give prompt, not prompt_ids"),
+])  # fmt: skip
+def test_a_bad_trace_is_refused_by_line(lines: list[Any], sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(WorkloadError, match=sentence):
+        load_trace(path)
+    path.write_text("nonsense")
+    with pytest.raises(WorkloadError, match="line 1: Invalid JSON"):
+        load_trace(path)
+    with pytest.raises(WorkloadError, match="cannot read"):
+        load_trace(tmp_path / "absent.jsonl")
+
+
+KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+def test_mooncakes_traces_are_read_as_they_are_or_scaled(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    asked = (3000, 1100, 500, [0, 1, 2]), (3000, 1024, 512, [0, 1]), (4500, 700, 1, [0, 9])
+    lines = [dict(zip(KEYS, each)) for each in (*asked, (6000, 3, 1, [9]))]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    whole = load_trace(path)
+    assert [r.at for r in whole] == [0, 0, 1.5, 3], "seconds from the first"
+    assert [len(ids) for ids in ids_of(whole)] == [1100, 1024, 700, 3]
+    assert [r.num_tokens for r in whole] == [500, 512, 1, 1]
+    scaled, words = replayed(path, 16, None, 0)
+    assert words["scale"] == 16
+    burst, _ = replayed(path, 16, "burst", 0)
+    assert [r.at for r in burst] == [0] * 4 and ids_of(burst) == ids_of(scaled)
+    assert [len(ids) for ids in ids_of(scaled)] == [35, 32, 22, 1], "⌈tokens × 16 / 512⌉"
+    assert [r.num_tokens for r in scaled] == [16, 16, 1, 1]
+    for block, requests in ((512, whole), (16, scaled)):
+        a, b, c, d = ids_of(requests)
+        assert a[: 2 * block] == b and a[:block] == c[:block], "equal hash ids, equal prompts"
+        assert a[block : 2 * block][:6] != c[block:][:6]
+        assert c[block:][: len(d)] == d, "a block is the same wherever it stands"
+        assert max(a) < 256
+    save_trace(tmp_path / "ours.jsonl", scaled)
+    assert load_trace(tmp_path / "ours.jsonl") == scaled
+    with pytest.raises(WorkloadError, match="prompts cannot be scaled; leave out --scale"):
+        replayed(tmp_path / "ours.jsonl", 16, None, 0)
+
+
+GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
+
+
+@pytest.mark.parametrize(("line", "sentence"), [
+    (GOOD | {"hash_ids": [0]}, "1 hash_ids for 600 tokens; .* would be 2"),
+    (GOOD | {"hash_ids": [0, -1]}, "hash_ids: "),
+    (GOOD | {"timestamp": -1}, "timestamp: "),
+    (GOOD | {"timestamp": "0"}, "timestamp: "),
+    (GOOD | {"timestamp": 1e15}, "timestamp: "),
+    (GOOD | {"output_length": 10**30}, "output_length: "),
+    (GOOD | {"input_length": 0, "hash_ids": []}, "input_length: "),
+    (GOOD | {"output_length": 0}, "output_length: "),
+    (GOOD | {"session": 1}, "session: Extra inputs"),
+])  # fmt: skip
+def test_a_bad_mooncake_is_refused(line: dict[str, object], sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps(line))
+    with pytest.raises(WorkloadError, match=f"mooncake.jsonl, line 2: {sentence}"):
+        load_trace(path)
