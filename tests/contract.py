@@ -34,25 +34,10 @@ from server.api.pending import PendingAnswer
 from server.request import Request
 from server.serving import Server
 from simulate.replay import replay_file
-from tests.virtual import Ask, any_of, run
+from tests.virtual import Ask, any_asks, any_of, run
 
 LONGEST = -(-(30 + 12) // 4)  # blocks of the longest request below
-ASKS = st.lists(
-    st.builds(
-        Ask,
-        at=st.floats(0, 30).map(lambda at: round(at, 2)),
-        prompt=st.integers(1, 30),
-        tokens=st.integers(1, 12),
-        rows=st.integers(1, 3),
-        content=st.none() | st.integers(1, 2),
-        n=st.sampled_from([1, 1, 2, 4]),
-        user=st.sampled_from([None, "a", "b"]),
-        adapter=st.sampled_from(["", "a", "b", "c", "d"]),
-        priority=st.integers(0, 3),
-        seed=st.integers(0, 9),
-    ),
-    max_size=25,
-).map(lambda asks: sorted(asks, key=lambda ask: ask.at))
+ASKS = any_asks(25)
 LIMITS: dict[str, st.SearchStrategy[Any]] = {
     "rows": st.integers(1, 6),
     "budget": st.integers(1, 40),

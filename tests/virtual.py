@@ -112,6 +112,24 @@ class Ask:
         return group
 
 
+def any_asks(most: int, least: int = 0, **fields: Any) -> st.SearchStrategy[list[Ask]]:
+    """Requests in the order of their arrival. fields: strategies of an `Ask`'s, besides these."""
+    usual = {
+        "at": st.floats(0, 30).map(lambda at: round(at, 2)),
+        "prompt": st.integers(1, 30),
+        "tokens": st.integers(1, 12),
+        "rows": st.integers(1, 3),
+        "content": st.none() | st.integers(1, 2),
+        "n": st.sampled_from([1, 1, 2, 4]),
+        "user": st.sampled_from([None, "a", "b"]),
+        "adapter": st.sampled_from(["", "a", "b", "c", "d"]),
+        "priority": st.integers(0, 3),
+        "seed": st.integers(0, 9),
+    }
+    asks = st.lists(st.builds(Ask, **usual | fields), min_size=least, max_size=most)
+    return asks.map(lambda asks: sorted(asks, key=lambda ask: ask.at))
+
+
 @dataclass
 class Run:
     groups: list[list[Inference]]

@@ -29,7 +29,7 @@ from simulate.loop import ARRIVE, Serves
 from simulate.replica import Stretch
 from simulate.server import SimulatedServer
 from tests.counts import examples
-from tests.virtual import Ask, any_order, any_policy, make_scheduler
+from tests.virtual import Ask, any_asks, any_order, any_policy, make_scheduler
 
 ODD = Costs(
     "odd",
@@ -104,17 +104,8 @@ def disaggregated(prefill: int = 1, decode: int = 1) -> Layout:
     return Layout(prefill + decode, "least_tokens", prefill_replicas=prefill, kv_gbps=16e-9)
 
 
-@st.composite
-def loads(draw: st.DrawFn) -> list[Ask]:
-    several = st.builds(
-        Ask, at=st.integers(0, 60).map(lambda t: t / 10), prompt=st.integers(1, 12),
-        tokens=st.integers(1, 40), rows=st.sampled_from([1, 1, 1, 2]), n=st.sampled_from([1, 1, 2]),
-        content=st.none() | st.sampled_from([0, 0, 1]), user=st.sampled_from([None, "a", "b"]),
-        adapter=st.sampled_from(["", "a", "b", "c"]), priority=st.integers(0, 2),
-        seed=st.integers(0, 3), deadline=st.none() | st.integers(1, 120).map(lambda t: t / 10),
-        streamed=st.booleans(),
-    )  # fmt: skip
-    return sorted(draw(st.lists(several, min_size=1, max_size=8)), key=lambda ask: ask.at)
+def tenths(most: int) -> st.SearchStrategy[float]:
+    return st.integers(0, most).map(lambda t: t / 10)
 
 
 # the second one fills a block before the first does that comes to hold the same: that one is found
@@ -122,7 +113,9 @@ ALIKE = [Ask(0.0, 1, 20, content=0), Ask(0.1, 3, 30, content=0), Ask(2.5, 12, 2,
 THREE = [Ask(0.0, tokens=20), Ask(0.1, tokens=20), Ask(2.5, tokens=20)]
 SLOTS = st.tuples(st.integers(1, 2), st.sampled_from(get_args(Rule)), st.none() | st.just(1))
 LAYOUTS = st.builds(disaggregated, st.integers(1, 2), st.integers(1, 2))
-FAILS_AT = st.just(math.inf) | st.integers(0, 80).map(lambda t: t / 10)
+FAILS_AT = st.just(math.inf) | tenths(80)
+LONG = {"prompt": st.integers(1, 12), "tokens": st.integers(1, 40), "streamed": st.booleans()}
+ASKS = any_asks(8, 1, at=tenths(60), deadline=st.none() | tenths(120), **LONG)
 COSTS = st.sampled_from([ODD, EVEN])
 COUNTS_ALL = Dynamic("whole", budget_counts="all", prefill="first")
 
@@ -132,7 +125,7 @@ COUNTS_ALL = Dynamic("whole", budget_counts="all", prefill="first")
 # more rows decode than the budget allows; and the number of iterations decides when B joins
 @example(COUNTS_ALL, Fcfs(), THREE, 3, 2, 4.1, ODD, None, None)
 @example(Dynamic(prefill="every:3"), Fcfs(), THREE, 2, 9, 1.0, EVEN, None, None)
-@given(any_policy(), any_order(), loads(), st.integers(2, 4), st.sampled_from([2, 9]), FAILS_AT,
+@given(any_policy(), any_order(), ASKS, st.integers(2, 4), st.sampled_from([2, 9]), FAILS_AT,
        COSTS, st.none() | SLOTS, st.none() | LAYOUTS)  # fmt: skip
 def test_jumping_comes_to_what_stepping_does(
     policy: Policy, order: Order, asks: list[Ask], rows: int, budget: int, fails_at: float,
