@@ -1,4 +1,4 @@
-"""Imports point one way: the table of docs/design.md, no arrow more and none less."""
+"""Imports point one way: each room uses those before it in the list of docs/design.md alone."""
 
 from __future__ import annotations
 
