@@ -42,21 +42,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Watch:
-    """Notified of a replay's events: counts requests in flight, which a display may show."""
+    """Notified of a replay's events; a progress display overrides those that it shows."""
 
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.counts: list[int] = []  # of requests in flight, at each tick
+    def sent(self) -> None: ...
 
-    def sent(self) -> None:
-        self.in_flight += 1
-
-    def ended(self, outcome: Outcome) -> None:
-        self.in_flight -= 1
+    def ended(self, outcome: Outcome) -> None: ...
 
     def tick(self) -> None:
         """Called twenty times a second on average, at random instants, from first send to end."""
-        self.counts.append(self.in_flight)
 
 
 def replay(
