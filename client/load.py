@@ -199,9 +199,7 @@ def _no_pauses() -> Iterator[None]:
 
 
 def allow_open_files(n: int) -> int:
-    """Let this process and its children open n files, of which each request is one, or as many as
-    they may; return how many.
-    """
+    """Let this process and its children open n files, or as many as they may; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
