@@ -18,9 +18,7 @@ from config import ConfigError, read_key
 
 
 def server_url(given: str | None) -> str:
-    """Return --url, else IP of the environment or a .env, else this machine; on port 8500. Raises
-    ConfigError.
-    """
+    """Return --url, else IP of the environment or .env, else this machine. Raises ConfigError."""
     address = given or _setting("IP") or "127.0.0.1"
     if "//" not in address:
         address = f"http://{address}"
@@ -32,9 +30,7 @@ def server_url(given: str | None) -> str:
 
 
 def base_url(url: str, flag: str) -> str:
-    """Return the address before a server's routes; OpenAI's clients write /v1 after it. Raises
-    ConfigError.
-    """
+    """Return an address without the /v1 that OpenAI clients write. Raises ConfigError."""
     try:
         urlsplit(url).port  # noqa: B018
     except ValueError as error:

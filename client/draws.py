@@ -76,9 +76,7 @@ def _rounded_up(drawn: np.ndarray, cap: int) -> np.ndarray:
 
 
 def whole_numbers(texts: Sequence[str]) -> list[int]:
-    """Return the numbers of texts. Raises ValueError for one that is not whole, below 1 or beyond
-    MOST.
-    """
+    """Return the numbers of texts, from 1 to MOST. Raises ValueError for others."""
     values = [int(text) for text in texts]
     if not 1 <= min(values) <= max(values) <= MOST:
         raise ValueError

@@ -42,21 +42,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Watch:
-    """Notified of a replay's events: counts requests in flight, which a display may show."""
+    """Notified of a replay's events; a progress display overrides those that it shows."""
 
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.counts: list[int] = []  # of requests in flight, at each tick
+    def sent(self) -> None: ...
 
-    def sent(self) -> None:
-        self.in_flight += 1
-
-    def ended(self, outcome: Outcome) -> None:
-        self.in_flight -= 1
+    def ended(self, outcome: Outcome) -> None: ...
 
     def tick(self) -> None:
         """Called twenty times a second on average, at random instants, from first send to end."""
-        self.counts.append(self.in_flight)
 
 
 def replay(
@@ -206,9 +199,7 @@ def _no_pauses() -> Iterator[None]:
 
 
 def allow_open_files(n: int) -> int:
-    """Let this process and its children open n files, of which each request is one, or as many as
-    they may; return how many.
-    """
+    """Let this process and its children open n files, or as many as they may; return how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = n if hard == resource.RLIM_INFINITY else min(n, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

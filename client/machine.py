@@ -106,9 +106,7 @@ def limit_key() -> str:
 
 
 def send_limit() -> dict[str, Any] | None:
-    """Return how fast this client can send, if `python -m compare.calibrate` has measured it on
-    this machine.
-    """
+    """Return how fast this client can send, if `compare.calibrate` has measured that here."""
     try:
         saved = read_json(cache() / LIMIT)
     except (OSError, ValueError):

@@ -114,6 +114,26 @@ def warm_up(target: Target, by_ids: bool = False) -> None:
                 raise ServerError(f"{target.name} at {url} failed its first request: {why}")
 
 
+class _Counting(Watch):
+    """Counts requests in flight at every tick, and notifies another watch of all events."""
+
+    def __init__(self, other: Watch):
+        self._other, self._now = other, 0
+        self.counts: list[int] = []
+
+    def sent(self) -> None:
+        self._now += 1
+        self._other.sent()
+
+    def ended(self, outcome: Outcome) -> None:
+        self._now -= 1
+        self._other.ended(outcome)
+
+    def tick(self) -> None:
+        self.counts.append(self._now)
+        self._other.tick()
+
+
 def measure(
     target: Measurable,
     requests: Sequence[Request],
@@ -129,16 +149,16 @@ def measure(
     """
     if target.ours:
         target.begin()
-    interrupted = False
+    interrupted, counting = False, _Counting(watch)
     try:
-        outcomes = target.replay(requests, timeout_s, watch)
+        outcomes = target.replay(requests, timeout_s, counting)
     except Interrupted as stopped:
         interrupted, outcomes = True, stopped.outcomes
     trace = Trace.of(requests)
     ended = Outcomes.of(trace, outcomes)
     result = {"variant": target.name} | judged(trace, ended, goodput) | {"partial": interrupted}
-    if watch.counts:
-        result["mean_in_flight"] = float(np.mean(watch.counts))
+    if counting.counts:
+        result["mean_in_flight"] = float(np.mean(counting.counts))
     if target.are_several:
         result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
     if target.ours:

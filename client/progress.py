@@ -141,14 +141,16 @@ class Replayed(Watch):
     """One replay's counts, and the time left on this clock."""
 
     def __init__(self, name: str, requests: Sequence[Request]):
-        super().__init__()
         self._name, self._total = name, len(requests)
         self._started = self._last_ended = time.monotonic()
-        self._ended = self._failed = 0
+        self._in_flight = self._ended = self._failed = 0
         self.show: Callable[[Outcome], None] = lambda outcome: None  # called with each outcome
 
+    def sent(self) -> None:
+        self._in_flight += 1
+
     def ended(self, outcome: Outcome) -> None:
-        super().ended(outcome)
+        self._in_flight -= 1
         self._ended += 1
         self._last_ended = time.monotonic()
         self._failed += bool(outcome.error)
@@ -163,7 +165,7 @@ class Replayed(Watch):
         rate = self._ended / elapsed if elapsed else 0.0
         left = f"{(self._total - self._ended) / rate:.0f} s left" if rate else f"{elapsed:.0f} s"
         failed = f" · {self._failed} failed" if self._failed else ""
-        return f"{counts} · {rate:.1f}/s · {self.in_flight} in flight{failed} · {left}"
+        return f"{counts} · {rate:.1f}/s · {self._in_flight} in flight{failed} · {left}"
 
     def __rich__(self) -> Line:
         return Line(str(self), self._ended, self._total)

@@ -118,8 +118,6 @@ def of_point(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_summary(result: Mapping[str, Any], swept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a measurement that a summary has. swept: the outcome of its sweep, if
-    there was one. Raises KeyError.
-    """
+    """Return the numbers of a result, and of its sweep, that a summary has. Raises KeyError."""
     numbers = {key.name: result[key.name] for key in (*OF_POINT, *OF_SUMMARY)}
     return numbers | {key.name: swept[key.name] for key in OF_SWEEP if key.name in swept}

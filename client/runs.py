@@ -148,9 +148,7 @@ def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file, or if it is missing its compressed form, which ends in .gz. Raises OSError and
-    ValueError.
-    """
+    """Read NAME.json, or NAME.json.gz where only that is there. Raises OSError and ValueError."""
     if path.exists() or not (packed := path.with_name(f"{path.name}.gz")).exists():
         value = reading.read_json(path)
     else:

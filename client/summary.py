@@ -52,9 +52,7 @@ def summarise(
 
 
 def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
-    """Return the rate, and the share of all n, that meet all limits; None each without limits or
-    without requests.
-    """
+    """Return rate and share of n that meet all limits; None without limits or requests."""
     if not limits_ms or not n:
         return {"goodput": None, "attainment": None}
     good = int(meet(answers, limits_ms).sum())

@@ -187,9 +187,7 @@ def load_trace(path: Path, scale: int | None = None) -> list[Request]:
 def replayed(
     path: Path, scale: int | None, arrival: str | None, seed: int
 ) -> tuple[Sequence[Request], dict[str, Any]]:
-    """Return the requests of a trace, with other arrivals if `arrival` is given, and their
-    description in a report. Raises WorkloadError.
-    """
+    """Return a trace, with other arrivals if given, and its words. Raises WorkloadError."""
     requests, scale = _read(path, scale)
     where = f"as in {path}"
     words = {"lengths": where, "arrival": arrival or where} | ({"scale": scale} if scale else {})

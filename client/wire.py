@@ -118,9 +118,7 @@ class Streaming(Wire):
 
 
 class OpenAI(Wire):
-    """POST /v1/completions as a stream that goes on beyond an end-of-text, so that every server
-    computes as much.
-    """
+    """POST /v1/completions as a stream, on every server beyond an end-of-text."""
 
     path = "/v1/completions"
     form = "chunks in another form than OpenAI's completions; is --api inference meant?"
@@ -168,9 +166,7 @@ def wire(api: str, model: str = "", stream: bool = False) -> Wire:
 
 
 def events(reply: Reply) -> list[tuple[float, Any]]:
-    """Return (instant, JSON) of each event up to [DONE]. Raises Unreadable, also without [DONE] and
-    for an error event.
-    """
+    """Return (instant, JSON) of each event. Raises Unreadable, also without [DONE]."""
     arrived: list[tuple[float, Any]] = []
     rest = b""
     for at, data in reply.pieces:

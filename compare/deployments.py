@@ -91,9 +91,7 @@ class Deployed(Target):
         return len(self.replicas) > 1
 
     def report(self) -> ServerReport:
-        """Return the report of all: counts are sums. Raises ServerError, also if one was
-        replaced.
-        """
+        """Return the sum of all reports. Raises ServerError, also if a replica was replaced."""
         engine = get(f"{self.url}/stats", key=self.key)
         if sorted(engine.pop("replicas")) != [*self.replicas]:
             raise ServerError("a replica was replaced, and what it had counted went with it")

@@ -238,9 +238,7 @@ def _number(value: Any) -> float:
 
 
 def _request(values: Sequence[Any]) -> list[float]:
-    """Return the values of REQUEST, NaN where an instant is missing. Raises TypeError for others,
-    and ValueError for instants out of order.
-    """
+    """Return the values of REQUEST, NaN for a missing instant. Raises TypeError and ValueError."""
     numbers = [math.nan if each is None else _number(each) for each in values]
     sent, first, last, answered = numbers[:4]
     if first < sent or last < first or answered < sent:

@@ -136,9 +136,7 @@ class Options:
 
 
 def parser_of(program: str, description: str, *most_used: str) -> Parser:
-    """Return a parser of the flags that compare.sh and simulate.sh share, but for settings.
-    most_used: flags of its own that --help shows besides.
-    """
+    """Return a parser of the flags that two programs share. most_used: those --help adds."""
     parser = Parser(
         prog=program,
         usage="%(prog)s [--flag X …]",
@@ -159,9 +157,7 @@ def new_folder() -> Path:
 
 
 def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
-    """Return the runs of --runs, and the folder of --out. Raises ConfigError, also where it holds a
-    report.
-    """
+    """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
     parser, flags = Parser(prog="./compare.sh", add_help=False), HOW | OF_SERVERS
     arguments.add(parser, {name: flags[name] for name in ("--runs", "--out", "--overwrite")})
     known, unknown = parser.parse_known_args(argv)

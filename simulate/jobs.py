@@ -53,7 +53,6 @@ class Stoppable(Watch):
     """Interrupts a worker's replay when all are stopped."""
 
     def tick(self) -> None:
-        super().tick()
         if _shared is not None and _shared.stopped.is_set():
             raise KeyboardInterrupt
 

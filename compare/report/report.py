@@ -156,9 +156,7 @@ def write(run: Run) -> None:
 
 
 def over_seeds(run: Run) -> dict[str, Any]:
-    """Return summary.json of several seeds: mean, half of the interval and values of each headline,
-    also in each group of requests; and paired differences.
-    """
+    """Return summary.json of several seeds: estimates, also in groups, and paired differences."""
     keys = dict.fromkeys([*tables.HEADLINES, *tables.COMPARED])
     return {
         "seeds": [summary["seed"] for summary in run.summaries],

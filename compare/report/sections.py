@@ -156,9 +156,7 @@ def estimates_by_group(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def by_group(results: Results, figure: Sequence[str]) -> list[str]:
-    """Return the section on the effect of each variant on short and long requests, users,
-    priorities and classes.
-    """
+    """Return the section on short and long requests, users, priorities and classes."""
     groups = groups_of(results).values()
     text = BY_LENGTH + BY_SEED * (len(next(iter(results.values()))) > 1)
     shown = [group_table(each, results) for each in groups]

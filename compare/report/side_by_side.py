@@ -111,9 +111,7 @@ def _for_terminal(markdown: str) -> tables.Terminal:
 
 
 def compare_runs(runs: Sequence[Run], out: Path) -> str:
-    """Write a report of several runs side by side: what differs between them, each variant in each,
-    and by how much it changed. Return its text.
-    """
+    """Write a report of runs of ours: what differs, and each variant in each. Return its text."""
     names = [escape(run.folder.resolve().name) for run in runs]
     if len(set(names)) < len(names):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
@@ -287,9 +285,7 @@ def _numbers(runs: Mapping[str, Measured]) -> list[str]:
 
 
 def _columns(run: Measured) -> Columns:
-    """Return the requests as columns, in an order in which the same ones of two runs stand at the
-    same places; instants in seconds since the first was sent.
-    """
+    """Return requests as columns, sorted alike in all runs; instants since the first."""
     columns = {name: np.array([r[name] for r in run.requests], float) for name in foreign.REQUEST}
     start = columns["sent_at"].min()
     order = np.lexsort([columns[n] for n in ("sent_at", "completion_tokens", "prompt_tokens")])

@@ -17,7 +17,8 @@ from client import drawing
 from client.machine import ROOT, command_line, stamp
 from config import ConfigError
 from config.reading import parse, read_lines
-from lab.studies.study import Case, Cases, Study, figure, tables
+from lab.studies.study import Case, Cases, Study, tables
+from lab.studies.study import figure as draw
 
 CODE = (
     "batching.py", "model.py", "stats.py", "client", "compare", "config", "generate", "scheduling",
@@ -143,8 +144,8 @@ def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = 
     made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
     page = f"# {study.title}\n\n{study.question}\n\n{caption}. Made by {made}.\n\n{body}\n"
     folder.mkdir(parents=True, exist_ok=True)
-    draw = study.drawn or functools.partial(figure, study)
-    if drawn := draw(result["cases"], caption.replace("`", "")):
+    draws = study.drawn or functools.partial(draw, study)
+    if drawn := draws(result["cases"], caption.replace("`", "")):
         drawing.save(drawn, folder / f"{study.name}.png")
         page += f"\n![{study.figure}]({study.name}.png)\n"
     (folder / f"{study.name}.md").write_text(page)
