@@ -84,12 +84,12 @@ class SimulatedServer:
         self,
         requests: Sequence[Request],
         timeout_s: float = math.inf,  # has no effect: a client of these servers is patient
-        watch: Watch = Watch(),  # noqa: B008  (it has no state)
+        watch: Watch | None = None,
     ) -> Outcomes:
         """Serve a trace. Raises Interrupted on Ctrl-C, WorkloadError for a request beyond the
         context, and ServerError if a user's own policy fails.
         """
-        replay = _Replay(self, Trace.of(requests), watch)
+        replay = _Replay(self, Trace.of(requests), watch or Watch())
         try:
             self.replicas = replay.serve()
         except KeyboardInterrupt:

@@ -26,18 +26,18 @@ from simulate import PS
 from simulate.costs import FAKE, Costs
 from simulate.server import SimulatedServer
 
-MS, WATCH = PS // 1000, Watch()
+MS = PS // 1000
 AWAY = Costs("away", FAKE.line, request=1 * MS, answer=4 * MS)
 ms = 1e-3
 
 
 def served(
     requests: Sequence[Request], mode: str = "nobatch", costs: Costs = FAKE, stream: bool = False,
-    jump: bool = True, watch: Watch = WATCH, **settings: Any,
+    jump: bool = True, watch: Watch | None = None, **settings: Any,
 ) -> tuple[dict[str, Any], list[Outcome]]:  # fmt: skip
     config = build(mode, {"model": "fake", "device": "cpu", **settings}, {})
     target = SimulatedServer(mode, config, costs, stream=stream, jump=jump)
-    return measure(target, requests, {}, 3600.0, watch)
+    return measure(target, requests, {}, 3600.0, watch or Watch())
 
 
 def ask(i: int, at: float = 0.0, tokens: int = 10, **fields: Any) -> Request:
