@@ -86,9 +86,7 @@ def _adapters(config: Config, model: GPT2) -> Adapters:
 
 def _padded(config: Config, model: GPT2, n_vocab: int) -> PaddedGenerator:
     """Return the engine of rectangles, warm."""
-    generator = PaddedGenerator(
-        model, n_vocab, _sampler(config), config.padded_prefill, config.padded_compact
-    )
+    generator = PaddedGenerator(model, n_vocab, _sampler(config), config.padded_prefill)
     prompt_tokens = min(config.max_model_len - 1, config.token_budget)
     generator.warm_up(config.max_batch_size, prompt_tokens)
     return generator
