@@ -2,9 +2,10 @@
 reports; pure.
 
 A measure of a request is declared once, in MEASURES: /stats, the `timings` of an answer,
-Prometheus and the client's results read it there; reports choose their columns. Seconds inside, milliseconds in
-keys that end in `_ms`; keys follow vLLM's benchmark JSON where it has one. Percentiles are linear
-(numpy, which is loaded where columns are computed: a page in a browser has none).
+Prometheus and the client's results read it there; reports choose their columns. Seconds inside,
+milliseconds in keys that end in `_ms`; keys follow vLLM's benchmark JSON where it has one.
+Percentiles are linear (numpy, which is loaded where columns are computed: a page in a browser has
+none).
 """
 
 from __future__ import annotations
