@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from config.checks import refusals
 from config.config import Config
 from config.left import LEFT
-from config.settings import KINDS, ConfigError, flag, meaning
+from config.settings import KINDS, ConfigError, flag
 from scheduling.policies import MODES, ORDERS
 from scheduling.user_policies import PROBLEMS
 
@@ -155,6 +155,15 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
 
 
 # ---- parsers of command lines
+
+
+def meaning(name: str) -> tuple[str, str]:
+    """Return what a setting means, and its default in words."""
+    field = Config.model_fields[name]
+    known = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    default = str(known.get("shown", field.default))
+    names = {"False": "off", "None": "none", "": "none", "PydanticUndefined": ""}
+    return " ".join(str(field.description).split()), names.get(default, default)
 
 
 def add_settings(

@@ -343,12 +343,3 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         """Refuse a text that its reader cannot read, with the reader's sentence."""
         READERS[str(info.field_name)](text)
         return text
-
-
-def meaning(name: str) -> tuple[str, str]:
-    """Return what a setting means, and its default in words."""
-    field = Settings.model_fields[name]
-    known = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    default = str(known.get("shown", field.default))
-    names = {"False": "off", "None": "none", "": "none", "PydanticUndefined": ""}
-    return " ".join(str(field.description).split()), names.get(default, default)

@@ -14,8 +14,7 @@ from client.traces import Request
 from compare.report.tables import markdown
 from config import flag
 from config.checks import APART, ENGINES, FEATURES
-from config.flags import GROUPS
-from config.settings import meaning
+from config.flags import GROUPS, meaning
 from scheduling.errors import Cancelled, ServingError
 from server.api import answers, bodies
 from server.api.openapi import DESCRIBED, PROBLEMS
