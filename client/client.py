@@ -207,7 +207,8 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
 def report(folder: Path) -> None:
     """Make the report of a saved run by the program for it. Raises RunError with its errors."""
     program = [sys.executable, "-m", "compare.report", str(folder.resolve())]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, cwd=ROOT, env=path, capture_output=True, text=True)
     if done.returncode:
         why = done.stderr.strip().removeprefix("error: ")
         raise runs.RunError(f"the run is saved in {folder}, but has no report: {why}")

@@ -23,6 +23,7 @@ from compare.foreign import Measured
 from compare.report import figures, sentences, tables
 from compare.report.report import distributions, document, latencies, write_files
 from compare.report.sections import marked
+from config import in_todays_names
 from stats import LIMITED
 
 LINES = ("-", "--", ":", "-.")  # of runs, in figures
@@ -153,8 +154,9 @@ def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
     """A table of facts about the runs, and of the settings in which they differ."""
     first = [run.first for run in runs.values()]
     rows = [["", *runs], *([what, *map(of, first)] for what, of in ABOUT.items())]
-    for name in dict.fromkeys(name for summary in first for name in summary["config"]):
-        settings = [tables.setting(summary["config"].get(name, tables.NONE)) for summary in first]
+    configs = [in_todays_names(summary["config"]) for summary in first]
+    for name in dict.fromkeys(name for config in configs for name in config):
+        settings = [tables.setting(config.get(name, tables.NONE)) for config in configs]
         if len(set(settings)) > 1:
             rows.append([escape(name), *settings])
     return rows

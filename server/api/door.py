@@ -35,7 +35,7 @@ class Headers(Protocol):
 
 
 class Caller(NamedTuple):
-    """The client of a request that has a key, or needs none. user: the name of its key, if any."""
+    """The client of a request whose key is right. user: the name of the key, if it has one."""
 
     user: str | None
 
@@ -59,11 +59,11 @@ class Door:
             self._routes.setdefault(route.path, {})[route.method] = route
         self._prefixes = [path.removesuffix(NAME) for path in self._routes if NAME in path]
 
-    def caller(self, method: str, path: str, headers: Headers) -> Caller:
-        """Check the key of a request. Raises Refused."""
+    def caller(self, method: str, path: str, headers: Headers) -> Caller | None:
+        """Check the key of a request; return None if it needs none. Raises Refused."""
         route, _, _ = self._find(method, path)
         if not self._keys or route in OPEN or self._shows_page(route, headers):
-            return Caller(None)
+            return None
         return Caller(user_of(self._keys, headers.get("Authorization", "")))
 
     def admit(
@@ -77,10 +77,11 @@ class Door:
         """Check a request; return its route, or the answer where no handler is needed. Raises
         Refused.
 
-        caller: as `caller` returned it, if it was called before. prefix: before the path, as a
-        replica has.
+        caller: as `caller` returned it, if it was called before. That a request needs no key is
+        decided here once more: before, its path was not decoded yet. prefix: before the path, as
+        a replica has.
         """
-        user = (caller or self.caller(method, path, headers)).user
+        caller = caller or self.caller(method, path, headers)
         route, taken, name = self._find(method, path)
         if method == "POST" and route is not None:
             check_body(headers)
@@ -95,7 +96,7 @@ class Door:
             return to_page(prefix)
         if method == "OPTIONS":
             return Answer(b"", headers={"Allow": allowed}, content_type=HTML)
-        return Admitted(route, name, user)
+        return Admitted(route, name, caller.user if caller else None)
 
     def _find(self, method: str, path: str) -> tuple[Route | None, Mapping[str, Route], str]:
         """Return the route that takes a request (of OPTIONS, any one of the path), all routes of

@@ -241,7 +241,7 @@ class Worker(base.Worker):
             reader = Reader(self.cfg, client, MAX_BODY_BYTES, self._admit)
             self._connections.add(Connection(next(self._numbers), sock, client, server, reader))
 
-    def _admit(self, request: Request) -> Caller:
+    def _admit(self, request: Request) -> Caller | None:
         """Check the key of a request before its body is read. Raises Refused."""
         headers, door = Headers(request.headers), self.wsgi.extensions["door"]
         try:

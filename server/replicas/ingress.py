@@ -129,11 +129,11 @@ def create_app(config: Config, replicas: Handles, pids: Sequence[int] = ()) -> F
     async def defect(http: Http, error: Exception) -> Response:
         return respond(failure(error))  # and Ray's log has it
 
-    app.add_middleware(Guarded, door=Door(config))
+    app.add_middleware(AtTheDoor, door=Door(config))
     return app
 
 
-class Guarded:
+class AtTheDoor:
     """ASGI middleware: every request passes the door; finds the replica that a path names, and puts
     the request's id into the answer's headers.
     """

@@ -14,7 +14,7 @@ from generate.lora import random_adapter
 from scheduling.errors import ModelNotFound
 from scheduling.inference import Inference
 from tests.generate.test_lora import save
-from tests.server.api.test_guard import KEY, LOAD, OF_MODELS, UNLOAD
+from tests.server.api.test_door import KEY, LOAD, OF_MODELS, UNLOAD
 from tests.server.observers.test_metrics import families
 from tests.servers import ClientOf, wait_until
 

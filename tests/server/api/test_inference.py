@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 
 from server.api.routes import ROUTES
 from server.serving import member_seed
-from tests.server.api.test_guard import OF_MODELS
+from tests.server.api.test_door import OF_MODELS
 from tests.servers import ClientOf, events
 
 JSON = "application/json"

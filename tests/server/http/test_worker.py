@@ -263,6 +263,19 @@ def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
         yield url, process
 
 
+def test_a_key_is_asked_for_by_the_path_as_it_is_decoded() -> None:
+    """With a body these came in without a key, as another path and another header need none."""
+    with server("dynamic", {"model": "fake"}, key="secret") as url:
+        rest = b"Host: a\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx"
+        for start in (
+            b"GET /live/%65vents HTTP/1.1\r\n",
+            b"GET / HTTP/1.1\r\nAccept: text/html\r\nAccept: application/json\r\n",
+        ):
+            connection = connect(url)
+            connection.sendall(start + rest)
+            assert b" 401 " in ended(connection).split(b"\r\n")[0]
+
+
 def test_a_still_reader_and_bodies_that_fill_the_memory_lose_their_connections() -> None:
     with changed(STILL_S=1, MAX_UNFINISHED_BYTES=5_000_000) as (url, process):
         with connect(url, receive_buffer=65_536) as still:

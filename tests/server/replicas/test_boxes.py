@@ -193,6 +193,8 @@ def test_the_files_of_compose_agree() -> None:
                 assert source in boxes["volumes"] and target.startswith("/")
         assert "build" in service or re.fullmatch(r"[a-z/]+:v?\d+\.\d+[\w.-]*", service["image"])
     assert [name for name, box in boxes["services"].items() if "build" in box] == ["server"]
+    build = boxes["services"]["server"]["build"]  # a path from the file, and one from there
+    assert (DEPLOY / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
     port = only("EXPOSE")
     assert boxes["services"]["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
