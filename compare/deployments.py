@@ -6,7 +6,6 @@ All run on this machine, so that they share one clock.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from client.analysis import occupancy_over_time
 from client.calls import ServerError, get
 from client.measure import BINS, ServerReport, Target, stats_of
 from client.results import Key, keys
-from config import ConfigError
+from config import ConfigError, check_replicas
 from scheduling.routers import ON_RAY
 from stats import ROW_KINDS
 
@@ -64,15 +63,9 @@ def deployment_of(known: argparse.Namespace) -> Deployment | None:
         if known.router is not None:
             raise ConfigError("--router applies to several servers; add --replicas N")
         return None
-    if known.replicas < 1:
-        raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
     if known.router not in (None, *ON_RAY):
         raise ConfigError(f"--router {known.router!r}: on Ray Serve there are {', '.join(ON_RAY)}")
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "--replicas needs Ray; install it: .venv/bin/python -m pip install -r "
-            "requirements-ray.txt, or simulate replicas with ./simulate.sh"
-        )
+    check_replicas(known.replicas)
     return Deployment(known.replicas, known.router or ON_RAY[0])
 
 

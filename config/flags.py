@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import itertools
 import os
 import textwrap
@@ -26,6 +27,7 @@ from config.config import Config
 from config.left import LEFT
 from config.settings import KINDS, ConfigError, flag
 from scheduling.policies import MODES, ORDERS
+from scheduling.routers import ON_RAY
 from scheduling.user_policies import PROBLEMS
 
 FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]  # resolves `auto`, and what was left out
@@ -34,6 +36,7 @@ MOST_USED = (
     *("--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching"),
     *("--max-model-len", "--model", "--weights", "--device", "--speculate", "--port", "--api-key"),
 )
+SEVERAL = "several servers"  # a group of flags that are no settings, and that --help shows, too
 # settings by what a user wants to do: the order of --help and of docs/settings.md
 GROUPS = {
     title: tuple(names.split())
@@ -77,16 +80,16 @@ def parse(
     parser = Parser(
         prog="./server.sh",
         usage="%(prog)s MODE [--setting X …]",
-        description="Serve GPT-2 in one batching mode; with --replicas N [--router NAME] "
-        "[--autoscale NAME=VALUE …] as N replicas on Ray Serve.",
+        description="Serve GPT-2 in one batching mode.",
         most_used=MOST_USED,
         examples=["./server.sh dynamic --max-batch-size 16"],
     )
     parser.add_argument("mode", nargs="?", metavar="MODE", help=meaning("mode")[0])
+    add_replicas(parser)  # for --help and suggestions: server.replicas.serve takes them out
     add_settings(parser)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
-    flags = vars(known)
+    flags = {name: value for name, value in vars(known).items() if name in Config.model_fields}
     return build(flags.pop("mode"), flags, from_environment(environ, dotenv), fill_in)
 
 
@@ -191,8 +194,31 @@ def add_settings(
             group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=help, **kind)
 
 
-def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
-    """Raise ConfigError, naming the nearest flag, if argparse left anything over."""
+def add_replicas(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(SEVERAL).add_argument
+    add("--replicas", type=int, metavar="N", help="serve as N replicas on Ray Serve")
+    router = "policy that chooses a replica for each request (default: %(default)s)"
+    add("--router", choices=ON_RAY, default=ON_RAY[0], help=router)
+    autoscale = "begin with --replicas and let Ray Serve follow the load: settings of its "
+    autoscale += "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24"
+    add("--autoscale", nargs="+", metavar="NAME=VALUE", help=autoscale)
+
+
+def check_replicas(replicas: int) -> None:
+    """Raise ConfigError if there are none, or if Ray is missing."""
+    if replicas < 1:
+        raise ConfigError(f"--replicas {replicas}: give 1 or more")
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "--replicas needs Ray; install it: .venv/bin/python -m pip install -r "
+            "requirements-ray.txt, or simulate replicas with ./simulate.sh"
+        )
+
+
+def refuse_unknown(parser: Parser, unknown: Sequence[str], left: Mapping[str, str] = LEFT) -> None:
+    """Raise ConfigError, naming the nearest flag, if argparse left anything over. left: flags that
+    left, and what to use instead.
+    """
     if unknown:
         valid = [
             option
@@ -200,7 +226,7 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
             if option.startswith("--") and action.help != argparse.SUPPRESS
         ]
         name = unknown[0].split("=")[0]
-        if instead := LEFT.get(name.removeprefix("--").removeprefix("no-").replace("-", "_")):
+        if instead := left.get(name.removeprefix("--").removeprefix("no-").replace("-", "_")):
             raise ConfigError(f"{name} is no longer a flag: {instead}")
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
@@ -282,6 +308,11 @@ class Parser(argparse.ArgumentParser):
         formatter.start_section("flags most used")
         formatter.add_arguments(self._get_positional_actions() + shown)
         formatter.end_section()
+        for group in self._action_groups:
+            if group.title == SEVERAL:
+                formatter.start_section(SEVERAL)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
         if self._examples:
             formatter.add_text("\n  ".join(["examples:", *self._examples]))
         formatter.add_text(f"{self.help_flag} shows all {n_flags} flags")

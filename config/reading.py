@@ -63,21 +63,22 @@ class PoolSize(NamedTuple):
         return f"{self.amount:.15g}{self.unit}"
 
 
-UNITS = {"gb": "GB", "blocks": "blocks", "%": "%"}
+MOST = {"gb": PoolSize(1e6, "GB"), "blocks": PoolSize(1e9, "blocks"), "%": PoolSize(100, "%")}
 
 
 def read_size(text: str) -> PoolSize:
     """Return what a text such as 4GB stands for. Raises ValueError."""
-    words = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?) ?(gb|blocks|%)", str(text).strip().lower())
+    words = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?(gb|blocks|%)", str(text).strip().lower())
     if words is None:
         raise ValueError(
             "must be a size with its unit: 4GB, 2048blocks, or 90% (of a GPU's memory)"
         )
-    size = PoolSize(float(words[1]), UNITS[words[2]])
+    most = MOST[words[2]]
+    size = PoolSize(float(words[1]), most.unit)
+    if size > most:
+        raise ValueError(f"is too large; give {most} or less")
     if size.amount <= 0 or (size.unit == "blocks" and size.amount % 1):
         raise ValueError("must be above 0, in whole blocks")
-    if size.unit == "%" and size.amount > 100:
-        raise ValueError("is more than all of a GPU's memory; give 100% or less")
     return size
 
 

@@ -57,6 +57,7 @@ BENCHMARK = Benchmark(
     # one schedule is fitted: of `dynamic`, with blocks whole or on demand
     PREFIXES
     | {"mode", "loop_interval_ms", "ahead", *ONLY_IN, *ONLY_OVER_HTTP} - {"kv_reservation"},
+    {"seed": "the traffic of each round is drawn by the round's number; leave it out"},
 )
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from config import (
     meaningful,
     refuse_unknown,
 )
+from config.left import LEFT
 from generate.auto import build
 from generate.kernels import KernelUnavailable
 from generate.memory import OutOfMemory
@@ -46,14 +47,15 @@ class Benchmark:
 
     description: the module's docstring. options: its own flags, each with its default (or its type,
     if it has none) and help. unused: settings of a server without effect here, which are neither
-    offered nor recorded. of_engine: it measures the engine, and refuses a model or a generator
-    without one.
+    offered nor recorded. left: its flags that left, and what to use instead. of_engine: it measures
+    the engine, and refuses a model or a generator without one.
     """
 
     name: str
     description: str | None
     options: Mapping[str, tuple[Any, str]]
     unused: Collection[str] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
     of_engine: bool = False
 
     @property
@@ -87,7 +89,7 @@ class Benchmark:
         parser = self.parser(most_used=[*self.options])
         add_settings(parser, self.unused)
         options, unknown = parser.parse_known_args()
-        refuse_unknown(parser, unknown)
+        refuse_unknown(parser, unknown, {**LEFT, **self.left})
         values = {
             name: str(value(options) if callable(value) else value)
             for name, value in defaults.items()

@@ -29,12 +29,16 @@ NAMES = (
     "arena", "prefill", "speculation", "padded", "adapters", "approximations", "apart", "ahead",
     "peers",
 )  # fmt: skip
-LEFT = {  # studies, and what to do instead
+LEFT = {  # studies and flags of one, and what to do instead
     "batches": "run orders --only table=batches",
     "urgent": "run orders --only table=urgent",
     "deadlines": "run fair --only table=points",
     "http": "use the code of commit 7f5e74e",
     "swap": "use the code of commit 7f5e74e",
+    "fidelity --costs": "each part has costs of its own; python -m lab.benchmarks.costs measures "
+    "them anew",
+    "routers --costs": "use ./simulate.sh --replicas N --router NAME --costs NAME",
+    "approximations --costs": "its costs are gpt2's; leave it out",
 }
 
 
@@ -136,10 +140,11 @@ def main(argv: Sequence[str] | None = None, program: str = "lab.studies") -> Non
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     named = [name for name in NAMES if name in words[:1]]  # others may need missing packages
     try:
-        if words[0] in LEFT:
-            raise ConfigError(f"{words[0]} left: {LEFT[words[0]]}")
-        options = parser_of([*map(load, named or NAMES)]).parse_args(words)
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+        for name in (words[0], *(f"{words[0]} {flag}" for flag in flags)):
+            if name in LEFT:
+                raise ConfigError(f"{name} left: {LEFT[name]}")
+        options = parser_of([*map(load, named or NAMES)]).parse_args(words)
         if options.source and (unused := flags - {"--from", "--only", "--out"}):
             raise ConfigError(
                 f"--from measures nothing anew; leave out {', '.join(sorted(unused))}"

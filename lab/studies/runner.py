@@ -128,7 +128,9 @@ def _call(run: Callable[..., dict[str, Any]], arguments: Run) -> dict[str, Any]:
     return run(*arguments)
 
 
-def write(study: Study, folder: Path, result: Mapping[str, Any], program: str = "studies") -> None:
+def write(
+    study: Study, folder: Path, result: Mapping[str, Any], program: str = "lab.studies"
+) -> None:
     """Write a study's page, its figure, and its numbers with the commit, date and command that made
     them.
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from config import Config, ConfigError, Parser, check_port, flag, parse
+from config.flags import add_replicas, check_replicas
 from generate.auto import resolve
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
-from scheduling.routers import ON_RAY
 from server.replicas.replica import needs
 
 if TYPE_CHECKING:
@@ -58,18 +58,11 @@ class Fleet(NamedTuple):
 def read(argv: Sequence[str]) -> Fleet:
     """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
     parser = Parser(prog="./server.sh", usage=USAGE, description=__doc__)
-    add = parser.add_argument
-    add("--replicas", type=int, metavar="N", help="number of servers")
-    router = "policy that chooses a replica for each request (default: %(default)s)"
-    add("--router", choices=ON_RAY, default=ON_RAY[0], help=router)
-    autoscale = "begin with --replicas and let Ray Serve follow the load: settings of its "
-    autoscale += "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24"
-    add("--autoscale", nargs="+", metavar="NAME=VALUE", help=autoscale)
+    add_replicas(parser)
     known, settings = parser.parse_known_args(argv)
     if known.replicas is None:
         raise ConfigError("--router and --autoscale apply to several servers; add --replicas N")
-    if known.replicas < 1:
-        raise ConfigError(f"--replicas {known.replicas}: give 1 or more")
+    check_replicas(known.replicas)
     rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
     most = rule.max_replicas if rule else known.replicas
     config = parse(settings, fill_in=sharing_cores(most))

@@ -14,6 +14,7 @@ from config import Config, ConfigError
 from config.flags import GROUPS
 from lab.benchmarks.harness import Benchmark
 from lab.studies import __main__ as studies
+from server import launch
 from simulate import simulation
 from tests.config import serve
 
@@ -80,7 +81,11 @@ def test_help_shows_every_setting_once_with_its_default_in_a_group(shown: Shown)
     text = shown(serve, "--help all", 80)
     grouped = [name for names in GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(Config.model_fields)
-    assert all(title in text for title in GROUPS) and text.count("(default:") == len(grouped) - 1
+    assert all(title in text for title in GROUPS) and text.count("(default:") == len(grouped)
+    for words in ("--help", "--help all"):  # beside the settings, of which MODE shows no default
+        _, _, group = shown(serve, words, 80).partition("\nseveral servers:\n")
+        flags = re.findall("^  (--[a-z]+)", group.partition("\n\n")[0], re.MULTILINE)
+        assert (*flags,) == launch.OF_REPLICAS
 
 
 @pytest.mark.parametrize("program", [*PARSERS][:4])

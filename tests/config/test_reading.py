@@ -20,7 +20,7 @@ from client.machine import send_limit
 from client.traces import Request, load_trace, replayed, save_trace
 from compare import foreign
 from config import ConfigError
-from config.reading import parse, read_keys
+from config.reading import MOST, PoolSize, parse, read_keys, read_size
 from config.shapes import shape_of
 from lab.studies.__main__ import load as load_study
 from lab.studies.__main__ import result_of
@@ -130,6 +130,17 @@ def test_a_file_that_is_deep_huge_or_no_text_is_refused_in_a_sentence(
     for text, why in (DEEP, "nested too deeply"), ("1e400", "too large"), ("9" * 400, "too large"):
         with pytest.raises(ValueError, match=why):
             parse(text)
+
+
+@examples(300)
+@given(share=st.floats(0, 1, exclude_min=True), most=st.sampled_from([*MOST.values()]))
+def test_a_size_that_is_read_is_printed_as_one_that_is_read(share: float, most: PoolSize) -> None:
+    """`0.00001GB` was printed as 1e-05GB, and numbers beyond a float as inf: neither was a size."""
+    amount = share * most.amount
+    text = f"{max(1, round(amount)) if most.unit == 'blocks' else amount}{most.unit}"
+    printed = str(read_size(text))
+    assert str(read_size(printed)) == printed
+    assert read_size(printed).amount == pytest.approx(read_size(text).amount, rel=1e-14)
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -27,6 +27,7 @@ SENTENCES = """
     => no mode given; valid modes are nobatch, static
     sjf => sjf is an order, not a mode; write dynamic --order sjf
     dynamic --order static => static is a mode, not an order; write it without --order
+    dynamic --replica 2 => unknown flag --replica (did you mean --replicas?)
     dynamic --prot 1 => unknown flag --prot (did you mean --port?); --help all shows all flags
     dynamic --port => --port: expected one argument
 
@@ -64,6 +65,8 @@ SENTENCES = """
 
     dynamic --kv-cache 4 => '4': must be a size with its unit: 4GB, 2048blocks, or 90% (of a GPU's
     dynamic --kv-cache nanGB => --kv-cache 'nanGB': must be a size with its unit
+    dynamic --kv-cache 1e400GB => --kv-cache '1e400GB': is too large; give 1000000GB or less
+    dynamic --kv-cache 10000000000000000000000000000blocks => large; give 1000000000blocks or
     dynamic --kv-cache 0GB => --kv-cache '0GB': must be above 0
     dynamic --kv-cache 70.5blocks => --kv-cache '70.5blocks': must be above 0, in whole blocks
     dynamic --kv-cache 50% => --kv-cache 50% is a share of a GPU's memory; on a CPU give a size such
@@ -160,7 +163,7 @@ ON_GPU = rows("""
     dynamic --linear int8 => linear int8 runs on a CPU alone; leave --linear out, or use --device
     dynamic --attention kernel => attention kernel runs on a CPU alone; leave --attention out
     dynamic --kv-dtype int8 => kv_dtype int8 runs on a CPU alone; leave --kv-dtype out
-    dynamic --kv-cache 101% => --kv-cache '101%': is more than all of a GPU's memory
+    dynamic --kv-cache 101% => --kv-cache '101%': is too large; give 100% or less
     dynamic --linear triton --lora-random 2:8 => linear triton cannot add adapters; leave
     dynamic --batch-invariant --linear plain => needs --attention triton and --linear triton, which
     dynamic --batch-invariant --lora-random 2:8 => add in one order; state both, and leave --kernels

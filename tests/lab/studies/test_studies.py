@@ -77,7 +77,8 @@ def test_every_study_has_its_module_and_every_module_its_study() -> None:
     shown = " ".join(ran("lab.studies").stdout.split())
     assert all(f"{name} {load(name).question}" in shown for name in NAMES)
     for name, instead in LEFT.items():
-        assert ran("lab.studies", name, "--seeds", "1").stderr == f"error: {name} left: {instead}\n"
+        words = [*name.split(), "--seeds", "1"]
+        assert ran("lab.studies", *words).stderr == f"error: {name} left: {instead}\n"
 
 
 @pytest.mark.parametrize("variant", ["static", "multibin, 4 bins", "static, sjf", "dynamic"])

@@ -19,7 +19,7 @@ from client.wire import Plain
 from compare import deployments, options
 from compare.deployments import Deployed, added_over_time
 from compare.report import sentences
-from config import ConfigError, environment
+from config import ConfigError
 from config import parse as build_from
 from generate import auto
 from generate.auto import build
@@ -29,7 +29,7 @@ from server.replicas.replica import Full, Replica
 from server.request import Request
 from simulate import simulation as simulate
 from tests.programs import output
-from tests.servers import asks, free_port, processes_with
+from tests.servers import asks, processes_with
 
 
 @pytest.mark.extra
@@ -95,7 +95,8 @@ WORDS: dict[Callable[[list[str]], Any], dict[str, str]] = {
 def test_a_wrong_word_is_a_sentence_before_any_server_starts(
     parse: Callable[[list[str]], Any], argv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # Ray is not installed
+    ray = object() if parse is of_serve else None  # None: it is not installed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ray)
     with pytest.raises(ConfigError) as caught:
         parse(argv.split())
     assert WORDS[parse][argv] in str(caught.value) and "\n" not in str(caught.value)
@@ -147,11 +148,16 @@ def test_with_a_replaced_replica_no_sums_are_reported(monkeypatch: pytest.Monkey
     assert "a replica was replaced" in next(iter(result["errors"]))
 
 
-def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", ["", "--autoscale max_replicas=4"])
+def test_without_ray_the_command_that_installs_it_is_named_before_a_file_is_fetched(
+    more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError) as missing:
-        serve.serve(["dynamic", "--model", "fake", "--replicas", "2", "--port", str(free_port())])
-    assert "pip install -r requirements-ray.txt" in str(environment.sentence(missing.value))
+    monkeypatch.setattr(serve, "load_tokenizer", lambda name: pytest.fail("it was fetched"))
+    with pytest.raises(SystemExit) as ended:
+        serve.main(["dynamic", "--model", "fake", "--replicas", "2", *more.split()])
+    assert ended.value.code == 2
+    assert "pip install -r requirements-ray.txt" in capsys.readouterr().err
 
 
 # ---- a replica in an event loop, as in an ingress: requests that it hands back or refuses
