@@ -195,7 +195,7 @@ OTHERS = {
     "compact batches": case("static", compact_batches=True),
     "limits of users": case(
         "dynamic", "refused: rate_limit_exceeded",
-        user_requests_per_minute=5, user_tokens_per_minute=400,
+        user_requests_per_minute=5, user_tokens_per_minute=400, max_waiting=64,  # none is too many
     ),
     "queue policies": case("dynamic", order="priority", queue_policy=QUEUES, max_wait_s=0.004),
     "aging": case("dynamic", order="sjf", aging=2000.0, max_wait_s=0.004),
