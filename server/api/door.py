@@ -61,8 +61,10 @@ class Door:
 
     def caller(self, method: str, path: str, headers: Headers) -> Caller | None:
         """Check the key of a request; return None if it needs none. Raises Refused."""
+        if not self._keys:
+            return None
         route, _, _ = self._find(method, path)
-        if not self._keys or route in OPEN or self._shows_page(route, headers):
+        if route in OPEN or self._shows_page(route, headers):
             return None
         return Caller(user_of(self._keys, headers.get("Authorization", "")))
 
