@@ -262,11 +262,11 @@ DEFINITIONS = {
     "from the schedule",
     "schedule_lag_ms": "sent - scheduled; its p99 over 10 ms marks a run client_limited; a later "
     "turn of a conversation is scheduled think_s after the answer before it",
-    "requested_rate": "requests a second as scheduled: (n - 1) / (last - first); none in "
+    "requested_rate": "requests per second as scheduled: (n - 1) / (last - first); none in "
     "a closed loop and for conversations, where answers set the times",
-    "achieved_rate": "requests a second as sent: (n - 1) / (last - first)",
-    "offered_throughput": "completion tokens a second that a trace asks for: requested_rate * its "
-    "mean_num_tokens",
+    "achieved_rate": "requests per second as sent: (n - 1) / (last - first)",
+    "offered_throughput": "completion tokens per second that a trace asks for: requested_rate * "
+    "its mean_num_tokens",
     "nominal_num_tokens": "mean completion tokens of the distribution that a trace is drawn from",
     "index_of_dispersion": "variance / mean of arrivals in windows of ten mean gaps; 1 for Poisson",
     "mean_in_flight": "requests sent and not ended, counted at a random instant of each 50 ms from "
@@ -281,7 +281,7 @@ DEFINITIONS = {
     "busy_s": "the longest stretch from admission to admission in which requests were always "
     "waiting; in /stats: seconds of all iterations",
     "busy_throughput": "completion tokens made in that stretch / its seconds, tok/s",
-    "capacity": "requests a second that a server completes while requests are always waiting: "
+    "capacity": "requests per second that a server completes while requests are always waiting: "
     "busy_throughput / nominal_num_tokens, over the busy_s of all rates of a sweep beyond it",
     "goodput_rate": "the highest sustained rate of a sweep at which 90% of requests meet every "
     "limit (DistServe's goodput); rates are 9% apart, and traces are scaled to them",

@@ -33,7 +33,7 @@ DRAWN: Flags = {  # each a field of Workload
         "answer"},
     "--users": {"nargs": "+", "metavar": "NAME,RATE,LENGTHS[,FROM-TO]", "help":
         "instead of --arrival and --lengths: two users or more, each with Poisson arrivals of RATE "
-        "requests a second and LENGTHS of its own, FROM second TO second or all the time; the "
+        "requests per second and LENGTHS of its own, FROM second TO second or all the time; the "
         "trace ends with the last TO; name a user twice to let it come back"},
     "--priorities": {"nargs": "+", "metavar": "SHARE:LEVEL", "help":
         "give a SHARE of the requests priority LEVEL, 1 the highest; shares sum to 1"},

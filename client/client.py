@@ -237,7 +237,7 @@ def _show(
     )
     if known.goodput:
         limits = " ".join(known.goodput)
-        console.print(f"{result['goodput'] or 0:.2f} requests a second within {limits}")
+        console.print(f"{result['goodput'] or 0:.2f} requests per second within {limits}")
     for reason, n in [*result["errors"].items()][:5]:
         console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
 

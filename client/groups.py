@@ -120,7 +120,7 @@ def described(load: Mapping[str, Any]) -> str:
     elif rate is None:
         when = "all at once"
     else:
-        when = f"{rate:.4g} {'conversations' if talk else 'requests'} a second"
+        when = f"{rate:.4g} {'conversations' if talk else 'requests'} per second"
         if load["index_of_dispersion"] is not None:
             when += f" with index of dispersion {load['index_of_dispersion']:.2f}"
     if talk:

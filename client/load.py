@@ -49,7 +49,7 @@ class Watch:
     def ended(self, outcome: Outcome) -> None: ...
 
     def tick(self) -> None:
-        """Called twenty times a second on average, at random instants, from first send to end."""
+        """Called twenty times per second on average, at random instants, from first send to end."""
 
 
 def replay(

@@ -294,7 +294,7 @@ def burst_size(config: Config) -> int:
 def measure_capacity(
     target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
 ) -> dict[str, Any]:
-    """Measure the tokens a second of busy rows. Raises ServerError and KeyboardInterrupt."""
+    """Measure the tokens per second of busy rows. Raises ServerError and KeyboardInterrupt."""
     result, outcomes = measure(target, burst, {}, timeout_s, watch)
     if result["partial"]:
         raise KeyboardInterrupt

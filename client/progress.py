@@ -32,7 +32,7 @@ class Progress:
         self.console = console
         self.lines: dict[Any, RenderableType] = {}
         self._table: RenderableType | None = None
-        # twice a second: drawing takes time from the replay that it shows
+        # twice per second: drawing takes time from the replay that it shows
         self._live = Live(
             console=console, refresh_per_second=2, get_renderable=self._render, transient=True
         )

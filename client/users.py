@@ -58,7 +58,7 @@ class Stream(NamedTuple):
         except ValueError:
             raise WorkloadError(
                 f"unknown user {spec!r}; give NAME,RATE,LENGTHS or NAME,RATE,LENGTHS,FROM-TO, such "
-                f"as modest,2,uniform:50:200,10-40: two requests a second from second 10 to 40"
+                f"as modest,2,uniform:50:200,10-40: two requests per second from second 10 to 40"
             ) from None
 
     def draw(
@@ -95,7 +95,7 @@ class Users:
 
     @property
     def rate(self) -> float:
-        """Requests a second of all users, while each of them sends."""
+        """Requests per second of all users, while each of them sends."""
         return sum(s.rate for s in self._streams)
 
     def draw(self, n: int | None, seed: int) -> Drawn:

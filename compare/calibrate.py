@@ -49,7 +49,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
             best, answered = rate, max(answered, point["request_throughput"])
     if not best:
         raise ServerError(
-            f"this machine is too busy to send {RATES[0]} requests a second in time; try again "
+            f"this machine is too busy to send {RATES[0]} requests per second in time; try again "
             f"when it is idle"
         )
     result = {
@@ -90,7 +90,7 @@ def sentence(result: dict[str, Any] | None) -> str:
         )
     return (
         f"This client kept its schedule (p99 lag within {CLIENT_LIMITED_MS:g} ms) up to "
-        f"{result['rate']:g} streaming requests of {result['tokens']} tokens a second on this "
+        f"{result['rate']:g} streaming requests of {result['tokens']} tokens per second on this "
         f"machine, beside a fake engine that answered at most {result['answered']:.0f} (commit "
         f"{result['commit']}, {result['date'][:10]})."
     )

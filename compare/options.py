@@ -210,7 +210,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         (known.users and sweep,
          "--sweep sends at rates of its own, and --users have theirs; leave out one of them"),
         (sessions and (known.arrival or "auto") == "auto",
-         "--sessions needs an --arrival, such as poisson:2 (conversations a second): auto goes "
+         "--sessions needs an --arrival, such as poisson:2 (conversations per second): auto goes "
          "by what a server can do with single requests, and later turns have longer prompts"),
         (known.seconds is not None and not sweep, "--seconds applies to a sweep; add --sweep"),
     ):

@@ -2,7 +2,7 @@
 
 A burst shows roughly where the capacity is, and rates around it where the queue begins to grow. The
 capacity is what the server completed while requests were always waiting, at all rates beyond.
-All rates lie on one lattice, 2^(k/8) requests a second, so that modes meet at the same rates.
+All rates lie on one lattice, 2^(k/8) requests per second, so that modes meet at the same rates.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def misses(point: Mapping[str, Any]) -> bool:
 
 
 def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the requests a second that a server completes while requests are always waiting,
+    """Return the requests per second that a server completes while requests are always waiting,
     over all stretches of these points.
 
     A request counts by its tokens: as many as the distribution's mean request has. None where

@@ -137,7 +137,7 @@ class _Window:
 
 
 class UserLimits(Extension):
-    """Requests and tokens a minute that each user may ask for; None: any number (as fair queueing
+    """Requests and tokens per minute that each user may ask for; None: any number (as fair queueing
     is compared with: Sheng et al., OSDI 2024, section 5).
 
     Tokens are those of prompts, and all that may be generated. Refused requests do not count.

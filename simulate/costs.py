@@ -208,7 +208,7 @@ class CostFunction(Costs):
 
 _OF_FAKE = {"iteration": fake.ITERATION_S, "row": fake.ROW_S, "prefill": fake.PREFILL_TOKEN_S}
 FAKE = Costs("fake", Line(**{term: round(s * PS) for term, s in _OF_FAKE.items()}))
-SECOND = Costs("second", Line(iteration=PS))  # an iteration a second, as in worked examples
+SECOND = Costs("second", Line(iteration=PS))  # an iteration per second, as in worked examples
 STATED = {costs.name: costs for costs in (FAKE, SECOND)}
 _TIMES = [term.name for term in fields(Costs) if term.type == "int"]
 HTTP = ("request", "answer", "request_turn", "answer_turn")  # between client and server

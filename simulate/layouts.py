@@ -15,7 +15,7 @@ FLAGS = {  # with their values
     "--prefill-replicas N": "instead: servers that compute prompts and first tokens alone, and "
     "send keys and values to --decode-replicas",
     "--decode-replicas N": "servers that compute all other tokens",
-    "--kv-gbps GBPS": "gigabits a second at which each of --prefill-replicas sends keys and values",
+    "--kv-gbps GBPS": "gigabits per second at which each prefill replica sends keys and values",
     "--router NAME": f"policy that chooses a replica for each request: {', '.join(ROUTERS)} "
     f"(default: {Layout.router})",
     "--stale-s S": "seconds that the router's knowledge of the replicas may be old (default: 0)",

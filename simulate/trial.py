@@ -36,7 +36,7 @@ class Question:
     """Limits to be met, the share of requests that must meet them, and the traffic.
 
     slo: limits in ms. arrival: in words. requests: of a trace; None where the traffic has a number
-    of its own, or where `rate` (requests a second) and what the growth of a queue needs determine
+    of its own, or where `rate` (requests per second) and what the growth of a queue needs determine
     it. uncertainty: relative standard deviation of the costs as a whole, from their fit. drawn:
     each seed has traffic of its own.
     """
@@ -76,8 +76,9 @@ def question_of(known: argparse.Namespace, costs: Costs, repeats: bool) -> Quest
 
 
 def _rate(known: argparse.Namespace) -> float | None:
-    """Return the requests a second; None where users or a trace have a length of their own. Raises
-    ConfigError, and WorkloadError for an unknown arrival.
+    """Return the requests per second; None where users or a trace have a length of their own.
+
+    Raises ConfigError, and WorkloadError for an unknown arrival.
     """
     if known.users:
         users = Users(known.users)

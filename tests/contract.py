@@ -49,8 +49,8 @@ def serve_within_limits(
     policy: Policy, order: Order, asks: Sequence[Ask], *, rows: int, budget: int, spare_blocks: int,
     preserve_ordering: bool = False, **options: Any,
 ) -> None:  # fmt: skip
-    """Serve `asks` in virtual time, an iteration a second. Raises AssertionError with the sentence
-    that is violated, and what the scheduler raises of an impossible plan.
+    """Serve `asks` in virtual time, an iteration per second. Raises AssertionError with the
+    sentence that is violated, and what the scheduler raises of an impossible plan.
     """
     seen_running: set[int] = set()
     prompts_computed: Counter[int] = Counter()

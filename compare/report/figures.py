@@ -120,7 +120,7 @@ def latency_vs_throughput(sweeps: Sweeps, caption: str) -> Figure:
     """Median latency per token against throughput while the rate rises (Orca's figure 10)."""
     figure, axis = _curves(sweeps, "output_throughput", "p50_normalized_latency_ms", caption)
     axis.set(
-        xlabel="throughput, completion tokens a second",
+        xlabel="throughput, completion tokens per second",
         ylabel="latency per token, median, ms (log scale)",
         title="Latency per token over throughput",
     )
@@ -135,14 +135,14 @@ def latency_vs_throughput(sweeps: Sweeps, caption: str) -> Figure:
 
 @styled
 def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
-    """Requests a second within the limits against those sent; all are on the diagonal."""
+    """Requests per second within the limits against those sent; all are on the diagonal."""
     figure, axis = _curves(sweeps, "achieved_rate", "goodput", caption)
     points = [point for seeds in sweeps.values() for points in seeds for point in points]
     ends = [0, max((point["achieved_rate"] or 0 for point in points), default=1)]
     axis.plot(ends, ends, ":", color="#999999", label="every request within the limits", zorder=0)
     axis.set(
-        xlabel="requests a second, as sent",
-        ylabel="goodput, requests a second",
+        xlabel="requests per second, as sent",
+        ylabel="goodput, requests per second",
         title=f"Goodput over the rate: {limits}",
         xlim=(0, None),
         ylim=(0, None),

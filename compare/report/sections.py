@@ -167,7 +167,7 @@ def by_group(results: Results, figure: Sequence[str]) -> list[str]:
 
 RATES_TEXT = (
     "A variant's capacity is what it completed while requests were always waiting, at all rates "
-    "beyond it: tokens a second over the mean tokens of a request. Its queue begins to grow "
+    "beyond it: tokens per second over the mean tokens of a request. Its queue begins to grow "
     "between two rates 9% apart: at the second, each second of sending adds over "
     f"{GROWTH:g} s to the wait for the first token, over {100 * GROWTH:g}% of what is sent stays "
     f"in flight, or over {100 * sweep.LOST:g}% of requests fail. Near the capacity "

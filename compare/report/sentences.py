@@ -172,7 +172,7 @@ def littles_law(run: Run) -> str | None:
     percent, name = max(differences, key=lambda difference: abs(difference[0]))
     return (
         "Little's law: requests in flight, which the client counted at random instants, differ "
-        "from requests answered a second × mean latency at the server by "
+        "from requests answered per second × mean latency at the server by "
         f"{f'{percent:+.1f}'.replace('-', '−')}% at most ({name})."
     )
 

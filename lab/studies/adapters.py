@@ -71,7 +71,7 @@ def served(case: Case, n: int, seed: int, arrivals: str) -> dict[str, Any]:
 
 @functools.cache
 def capacity(n: int) -> float:
-    """Return the requests a second that are completed with a slot for each of 16 adapters."""
+    """Return the requests per second that are completed with a slot for each of 16 adapters."""
     case = {"adapters": 16, "popularity": "uniform", "slots": 16, "variant": "mixed"}
     tokens = Workload(LENGTHS, seed=1, prompts="ids").requests(n, "burst", scaled=True)
     mean = sum(request.num_tokens for request in tokens) / n
@@ -79,7 +79,7 @@ def capacity(n: int) -> float:
 
 
 def decoded(case: Case) -> float:
-    """Return tokens a second of rows that decode on a real engine."""
+    """Return tokens per second of rows that decode on a real engine."""
     n, rows, steps = case["adapters"], case["rows"], ITERATIONS[case["model"]]
     lora = {"lora_random": f"{n}:{RANK}", "max_loras": n} if n else {}
     config, generator = engine(**MODELS[case["model"]], max_batch_size=32, **lora)

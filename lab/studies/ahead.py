@@ -70,8 +70,8 @@ STUDY = Study(
             text="Between the end of an iteration and the launch of the next one the host works "
             "for `host ms`. `in turn`: the engine waits for it. `ahead`: it works while the engine "
             "computes (`--ahead`). Expected: an iteration takes the longer one of both mean times "
-            f"instead of their sum. TTFT and TPOT are at {LOAD:.0%} of the requests a second that "
-            "`in turn` completes of a burst.",
+            f"instead of their sum. TTFT and TPOT are at {LOAD:.0%} of the requests per second "
+            "that `in turn` completes of a burst.",
         )
     ],
     figure="Throughput of a burst against the host's time (dotted: expected)",

@@ -14,7 +14,7 @@ from simulate.server import SimulatedServer
 
 WORDS = "--costs roofline:a100,gpt2-xl,bfloat16 --max-batch-size 64 --router least_tokens"
 LENGTHS = {"512+64": (512, 64), "256+256": (256, 256), "64+512": (64, 512)}  # prompt, mean answer
-RATES = {"512+64": 60, "256+256": 20, "64+512": 10}  # requests a second at which gaps are shown
+RATES = {"512+64": 60, "256+256": 20, "64+512": 10}  # requests per second at which gaps are shown
 LIMITS = {"strict": {"ttft": 40, "tpot": 4}, "lax": {"ttft": 200, "tpot": 20}}  # ms
 GBYTES = (1, 10, 100)  # GB/s at which a prefill replica sends
 FASTEST = GBYTES[-1]
@@ -105,7 +105,7 @@ STUDY = Study(
             "- `first`: four replicas that compute prompts first; token budget 2048.\n"
             "- `mixed`: four replicas that mix prompts and decode rows; token budget 256.\n"
             "- `apart 1+3`: one prefill and three decode replicas; token budget 2048.\n\n"
-            "Gaps are those at 60, 20 and 10 requests a second, by lengths.",
+            "Gaps are those at 60, 20 and 10 requests per second, by lengths.",
         ),
         Table(("gbytes", "variant"), (), (), SLOWER,
               "By the bandwidth of a prefill replica in GB/s (512+64)"),

@@ -51,7 +51,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
-    """Return the capacity in a burst, in requests a second; or times at a load, in ms."""
+    """Return the capacity in a burst, in requests per second; or times at a load, in ms."""
     of = case["variant"], POOLS[case["memory"]]
     if case["load"] == BURST:
         return {"capacity": capacity(*of, n, seed)}
@@ -62,7 +62,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
 
 @functools.cache
 def capacity(variant: str, kv_blocks: int, n: int, seed: int) -> float:
-    """Return the requests a second that are completed while others always wait."""
+    """Return the requests per second that are completed while others always wait."""
     return float(measures(variant, kv_blocks, drawn(variant, FAST, n, seed))["capacity"])
 
 

@@ -149,7 +149,7 @@ def serve(policy: str, trace: Trace, costs: str, requests: Sequence[Request]) ->
 
 @functools.cache
 def capacity(name: str, costs: str) -> float:
-    """Return the requests a second that vLLM's default completes while requests always wait."""
+    """Return the requests per second that vLLM's default completes while requests always wait."""
     burst = requests_of(TRACES[name], FAST, BURST, CAPACITY_SEED)
     return while_waiting(serve(league.BASE, TRACES[name], costs, burst).answers.times_at_server)
 

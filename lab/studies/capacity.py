@@ -25,7 +25,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 
 def true_capacity(mode: str, n: int) -> float:
-    """Return the requests completed a second until the last one of a burst of n is admitted."""
+    """Return the requests completed per second until the last one of a burst of n is admitted."""
     burst = Workload(LENGTHS, seed=virtual.CAPACITY_SEED).requests(n, "burst", scaled=True)
     answers = virtual.server({"mode": mode}).replay(burst).answers
     return virtual.while_waiting(answers.times_at_server)

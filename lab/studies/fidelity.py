@@ -96,7 +96,7 @@ def cases(n: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def trace(kind: str, seed: int, n: int, rate: float | None) -> Sequence[Request]:
-    """Return requests at so many a second; None: all at once."""
+    """Return requests at so many per second; None: all at once."""
     fields, arrival = KINDS[kind]
     data = Workload(seed=FIRST_SEED + seed, **fields)
     requests = data.requests(n, arrival.format(rate) if rate else BURST, scaled=True)

@@ -34,7 +34,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 @functools.cache
 def capacity(kv_blocks: int, n: int) -> float:
-    """Return the requests a second that `whole` completes when all come at once."""
+    """Return the requests per second that `whole` completes when all come at once."""
     burst = Workload(LENGTHS, seed=CAPACITY_SEED).requests(n, "burst", scaled=True)
     return measures("whole", kv_blocks, burst)["throughput"] * n / float(burst.num_tokens.sum())
 

@@ -33,7 +33,7 @@ ROWS = 12
 
 
 def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
-    """Return tokens a second; padding's share of computed tokens; and the share that decode rows
+    """Return tokens per second; padding's share of computed tokens; and the share that decode rows
     lack of a tight rectangle of their keys and values.
     """
     model, variant = case["model"], VARIANTS[case["variant"]]

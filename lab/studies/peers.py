@@ -1,4 +1,4 @@
-"""Our engine and its peers on the same requests and weights: tokens a second, and their ratio.
+"""Our engine and its peers on the same requests and weights: tokens per second, and their ratio.
 
 A run is ours and then one peer, or the other way round: only neighbours in time compare.
 """
@@ -54,7 +54,7 @@ def cases(n: int, models: str, peers: str, vllm: str) -> list[dict[str, Any]]:
 
 
 def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
-    """Return the tokens a second of both, their ratio, and the peer's version."""
+    """Return the tokens per second of both, their ratio, and the peer's version."""
     words = {"ours": f"{OURS} {case['ours']}", "peer": f"{PEERS} {case['peer']}"}
     pythons = {"ours": sys.executable, "peer": case["python"] or sys.executable}
     burst = ["--model", case["model"], "--n", str(case["rows"])]

@@ -67,7 +67,7 @@ def served(
 
 @functools.cache
 def capacity(model: str, prompt: int, n: int, variant: str = "mixed", budget: int = 256) -> float:
-    """Return the requests a second that are completed when all come at once."""
+    """Return the requests per second that are completed when all come at once."""
     burst = drawn(prompt, CAPACITY_SEED).requests(n, "burst", scaled=True)
     return n / float(served(model, variant, budget, burst, RELAXED)["wall_clock_s"])
 

@@ -77,7 +77,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 @functools.cache
 def rate_of(trace: str, variant: str, kv_blocks: int | None, n: int) -> float:
-    """Return the requests completed a second, or the conversations where there are any."""
+    """Return the requests completed per second, or the conversations where there are any."""
     burst = data_of(trace, CAPACITY_SEED).requests(4 * n, scaled=True)
     turns = int(TRACES[trace].get("sessions", "1").split(":")[0])
     tokens = turns * data_of(trace, 0).mean_num_tokens

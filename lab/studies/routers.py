@@ -21,7 +21,7 @@ ROWS, BLOCKS = 16, 1000  # of a replica; its cache holds few of the prefixes
 
 
 class TraceKind(NamedTuple):
-    """A kind of trace. rate: requests a second that a replica gets."""
+    """A kind of trace. rate: requests per second that a replica gets."""
 
     words: str
     rate: float
@@ -95,7 +95,7 @@ STUDY = Study(
         "cached": ("cached prompt tokens, %", "{:.0f}"),
         "uneven": ("most requests of a replica ÷ fewest", "{:.2f}"),
     },
-    text="Rates are requests a second per replica. A router knows the load of each replica as it "
+    text="Rates are requests per second per replica. A router knows the load of each replica as it "
     "was at the last report, which is up to `stale s` seconds old, without the requests that it "
     "has sent since. With 0 it knows the load of the moment.",
     tables=[

@@ -90,7 +90,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
 
 
 def forced(case: Case, seed: int) -> float:
-    """Return tokens a second of rows that decode, over some iterations."""
+    """Return tokens per second of rows that decode, over some iterations."""
     rows, model = case["rows"], case["model"]
     limits = {"max_batch_size": 64, "token_budget": 640}
     config, plain = engine(model=model, **MODELS[model][1], **limits)
@@ -128,7 +128,7 @@ def prompt(text: str, seed: int) -> list[int]:
 
 
 def trace(n: int, seed: int, rate: float | None) -> list[Request]:
-    """Return requests at so many a second; None: all at once."""
+    """Return requests at so many per second; None: all at once."""
     draw, at, requests = random.Random(seed), 0.0, []
     for i in range(n):
         at += draw.expovariate(rate) if rate else 0.0
@@ -140,7 +140,7 @@ def trace(n: int, seed: int, rate: float | None) -> list[Request]:
 
 @functools.cache
 def capacity(n: int) -> float:
-    """Return the requests a second that are completed without speculation when all come at once."""
+    """Return the requests per second that are completed without speculation in a burst."""
     return n / float(served(trace(n, 1, None), max_batch_size=8)["wall_clock_s"])
 
 
@@ -153,7 +153,7 @@ def served(requests: list[Request], **settings: Any) -> dict[str, Any]:
 
 
 def with_closed_form(cases: Cases) -> list[dict[str, Any]]:
-    """Add gains: tokens a second ÷ those without speculation; and what the formula says: expected
+    """Add gains: tokens per second ÷ those without speculation; and what the formula says: expected
     tokens, times the ratio of iterations' times, which is the gain of drafts that are all rejected.
     """
     result = [dict(case) for case in cases]
@@ -174,7 +174,7 @@ def with_closed_form(cases: Cases) -> list[dict[str, Any]]:
 
 
 def break_even(cases: Cases, model: str, rate: float, k: int) -> str:
-    """Return the rows up to which draft tokens raise the tokens a second, with the interval in
+    """Return the rows up to which draft tokens raise the tokens per second, with the interval in
     which the gain's own reaches 1: on a straight line over the logarithm of rows.
     """
     keys = {**FORCED, "model": model, "rate": rate, "speculate": k}

@@ -79,7 +79,7 @@ def served(settings: Settings, requests: Sequence[Request], **more: Any) -> tupl
 
 
 def throughput(outcomes: Outcomes) -> float:
-    """Return completion tokens a second."""
+    """Return completion tokens per second."""
     tokens: float = outcomes.answers["completion_tokens"].sum()
     return tokens / float(outcomes.ended["ended_at"].max())
 
@@ -124,7 +124,7 @@ def mean_and_p99(answers: Answers, of: str = "") -> dict[str, float]:
 
 
 def while_waiting(times: Times) -> float:
-    """Return the requests completed a second until the last one is admitted. times: of a trace in
+    """Return the requests completed per second until the last one is admitted. times: of a trace in
     which requests wait all the time until then.
     """
     end = float(np.max(times.admitted_at))

@@ -89,7 +89,9 @@ class LoadRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    rate: Annotated[NotNegative, Field(le=1000)] = Field(description="requests a second; 0 ends it")
+    rate: Annotated[NotNegative, Field(le=1000)] = Field(
+        description="requests per second; 0 ends it"
+    )
     # a default is cut to half the context
     num_tokens: Range = Field(default=[1, 256], description="fewest and most completion tokens")
     prompt_tokens: Range = Field(default=[4, 64], description="fewest and most prompt tokens")

@@ -87,8 +87,8 @@ PROBLEMS = {
     408: "headers or body came too slowly",
     413: f"the body is larger than {MAX_BODY_BYTES:,} bytes",
     415: "a POST must be application/json, and not compressed",
-    429: "the queue is full, the user has reached a limit a minute, or the request's limit on time "
-    "to first token is out of reach; try again after `Retry-After` seconds",
+    429: "the queue is full, the user has reached a limit per minute, or the request's limit on "
+    "time to first token is out of reach; try again after `Retry-After` seconds",
     431: "the headers are too large",
     500: "the engine failed in an iteration of this request",
     503: "the server is shutting down, its engine is broken, or unfinished bodies fill its memory",

@@ -32,7 +32,7 @@ function firstBeyond(low, high, isBeyond) {
 const COLUMNS = [ // of an iteration; some are given, and others follow from them
   "at", "seconds", "waiting", "blocks",
   "tokens", "allTokens", // that came in it, and since the run is known
-  "rate", // tokens a second
+  "rate", // tokens per second
   "gap", "gaps", // time per token, mean of so many
   "ttft", // mean of the first tokens that came; NaN without
 ];

@@ -1,6 +1,6 @@
 /* The live page: what a server's batches look like, iteration by iteration.
 
-   It shows the history of a server, which it asks 7 times a second, or histories that are saved in
+   It shows the history of a server, which it asks 7 times per second, or histories that are saved in
    the page itself. Each file imports only files before it: text.js · history.js (what is known) ·
    view.js (what is in sight) · readout.js (the words) · drawing.js and curves.js (the pixels) ·
    controls.js (time, keys, mouse) · server.js · this one, which puts them together. */
@@ -38,7 +38,7 @@ const frames = {
     if (moves || replay && !state.paused) draw.soon();
   },
 
-  /** Write all words and figures; a few times a second, which is as fast as they are read. */
+  /** Write all words and figures; a few times per second, which is as fast as they are read. */
   say(time) {
     this.said = time;
     draw.words = false;

@@ -180,7 +180,7 @@ function sayAdapters() {
   }
 }
 
-/** All of it; a few times a second, which is as fast as it is read. */
+/** All of it; a few times per second, which is as fast as it is read. */
 export function sayAll() {
   const run = marked()?.run ?? state.runs[state.active], i = current(run);
   const snapshot = run.snapshotAt(i);
@@ -198,6 +198,6 @@ export function speak() {
     const i = shown(run) - 1, s = run.slot(Math.max(0, i));
     if (i < run.first) return "no iteration yet";
     return `${count(run.live(s), "live row")}${nameOf(run)}, ${figure(run.waiting[s])} waiting, ` +
-      `${count(Math.round(run.rate[s]), "token")} a second`;
+      `${count(Math.round(run.rate[s]), "token")} per second`;
   }).join("; "));
 }

@@ -1,4 +1,4 @@
-/* A running server: its history, asked for a few times a second, and what is asked of it from this
+/* A running server: its history, asked for a few times per second, and what is asked of it from this
    page: a load and the completion of a prompt. */
 
 import {layout} from "./drawing.js";
@@ -129,7 +129,7 @@ function kept(name, value) {
   }
 }
 
-/** 0.5 … 500 requests a second, each step as many percent more. */
+/** 0.5 … 500 requests per second, each step as many percent more. */
 const rate = () => Number((0.5 * 1000 ** (get("rate").value / 300)).toPrecision(2));
 const number = (id) => Math.max(1, Math.round(get(id).value) || 1);
 const range = (least, most) => [number(least), Math.max(number(least), number(most))];

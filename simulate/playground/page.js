@@ -47,7 +47,7 @@ const octaves = (low, high) => steps(low, high, [1, 1.5], 2).filter(Number.isInt
 
 const SLIDERS = [ // name, group, label, unit, values, help
   ["rate", "load", "load", "requests/s", steps(0.05, 2000),
-    "Requests come at random instants (a Poisson process), so many a second on average."],
+    "Requests come at random instants (a Poisson process), so many per second on average."],
   ["tokens", "load", "answers", "tokens on average", steps(2, 400),
     "Completion tokens: each costs its request a row in one iteration."],
   ["prompt", "load", "prompts", "tokens on average", steps(1, 400),

@@ -176,7 +176,7 @@ def test_another_server_is_seen_from_its_first_tokens() -> None:
 def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
     """More rows than requests: first tokens come at once, and each row slows the others."""
     sent = np.arange(0, 20, 0.1)
-    ended = 10 * np.cumsum(np.full(200, 0.1)) / 7  # seven a second
+    ended = 10 * np.cumsum(np.full(200, 0.1)) / 7  # seven per second
     times = enumerate(zip(sent.tolist(), ended.tolist()))
     answers = [Answer(i, s, s, s + 0.01, e, e, 1, 9, [], None) for i, (s, e) in times]
     assert growth(answers) < 0.01

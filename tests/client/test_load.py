@@ -85,7 +85,7 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
 
 @alone
 def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> None:
-    """At equal intervals each of twenty counts a second fell on the same instant of a gap."""
+    """At equal intervals each of twenty counts per second fell on the same instant of a gap."""
     requests = Workload("fixed:2").requests(60, "constant:20")
     with stub(first_s=0.025) as server:
         result, _ = measure(Target("stub", server.url, STUB, ours=False), requests, {}, 10, Watch())

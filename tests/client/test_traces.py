@@ -31,15 +31,15 @@ DESCRIBED: dict[str, Sequence[Request]] = {
     "3 requests, TOKENS, all at once": FIVE.requests(3),
     "3 requests, TOKENS, 7 in flight: the next is sent when one is answered":
         FIVE.requests(3, "closed:7"),
-    "100 requests, TOKENS, 20 requests a second with index of dispersion 0.00":
+    "100 requests, TOKENS, 20 requests per second with index of dispersion 0.00":
         FIVE.requests(100, "constant:20"),
-    "20 requests, TOKENS, 20 requests a second": FIVE.requests(20, "constant:20"),
-    "4 requests in 2 conversations, TOKENS, 5 conversations a second, each later turn 0 s on "
+    "20 requests, TOKENS, 20 requests per second": FIVE.requests(20, "constant:20"),
+    "4 requests in 2 conversations, TOKENS, 5 conversations per second, each later turn 0 s on "
     "average after an answer": TALKS.requests(4, "constant:5"),
-    "4 requests, TOKENS, 1 requests a second; 2 of ann from 0.0 to 1.0 s, 1 of no user from 2.0 to "
-    "2.0 s, 1 of bob from 3.0 to 3.0 s; 2 of level 1, 1 of level 2, 1 of the default level":
+    "4 requests, TOKENS, 1 requests per second; 2 of ann from 0.0 to 1.0 s, 1 of no user from 2.0 "
+    "to 2.0 s, 1 of bob from 3.0 to 3.0 s; 2 of level 1, 1 of level 2, 1 of the default level":
         several(("ann", 1), ("ann", 1), (None, None), ("bob", 2)),
-    "9 requests, TOKENS, 1 requests a second; of 9 users": several(*((name, 0) for name in NINE)),
+    "9 requests, TOKENS, 1 requests per second; of 9 users": several(*((name, 0) for name in NINE)),
     "2 requests, TOKENS, all at once; 2 of class chat": MIXED.requests(2),
 }  # fmt: skip
 

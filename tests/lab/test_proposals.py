@@ -45,7 +45,7 @@ def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
         test_orders.test_orders_never_read_how_long_an_answer_may_be(kind)
 
 
-# an iteration a second; A runs when the others come; LATE finds two blocks of WARM's prompt
+# an iteration per second; A runs when the others come; LATE finds two blocks of WARM's prompt
 WARM, COLD, LATE = Ask(0.0, 9, 3, content=1), Ask(0.1, 5), Ask(0.2, 9, content=1)
 SESSIONS = [replace(WARM, user="u"), COLD, replace(LATE, user="u"), replace(LATE, user="u")]
 CHUNKS = [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)]

@@ -16,7 +16,7 @@ from server.request import Request
 from server.serving import Server
 from tests.virtual import Ask, begun, make_scheduler, run
 
-# The worked example of docs/policies.md: two slots, three rows, an iteration a second
+# The worked example of docs/policies.md: two slots, three rows, an iteration per second
 EXAMPLE = [
     Ask(0.0, tokens=3, adapter="a"), Ask(0.0, tokens=8, adapter="b"),
     Ask(0.5, tokens=2, adapter="c"), Ask(0.6, tokens=3, adapter="a"),

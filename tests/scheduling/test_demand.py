@@ -24,7 +24,7 @@ def demand(victim: Victim = "newest", watermark: float = 0.0) -> Dynamic:
     return Dynamic(kv_reservation="demand", victim=victim, watermark=watermark)
 
 
-# A worked example: two rows, an iteration a second, three blocks of four tokens.
+# A worked example: two rows, an iteration per second, three blocks of four tokens.
 #
 #     request   arrives   prompt   tokens
 #     A         0         4        5         its fifth and its ninth token need a block more

@@ -18,7 +18,7 @@ from scheduling.policies.deadlines import due_at, read_slo_classes
 from scheduling.scheduler import Scheduler
 from tests.virtual import Ask, begun, make_scheduler, run, step
 
-# One row, an iteration a second.
+# One row, an iteration per second.
 #
 #     request   arrives   tokens   first token due    each later one due
 #     A         0.0       4        never

@@ -38,7 +38,7 @@ from scheduling.sampling import Sampling
 from tests.counts import examples
 from tests.virtual import Ask, begun, every_policy, make_scheduler, run
 
-# A worked example: one row, an iteration a second; A runs when the others come.
+# A worked example: one row, an iteration per second; A runs when the others come.
 #
 #     request   arrives   prompt   tokens   priority
 #     A         0.0       1        3        2

@@ -32,7 +32,7 @@ from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
 from tests.virtual import Ask, any_order, any_policy, every_policy, make_scheduler, run
 
-# A worked example, after Orca's figures 3 and 4: two rows, an iteration a second.
+# A worked example, after Orca's figures 3 and 4: two rows, an iteration per second.
 #
 #     request   arrives   tokens
 #     A         0.0       5

@@ -18,7 +18,7 @@ from scheduling.scheduler import Scheduler
 from tests.counts import examples
 from tests.virtual import Ask, begun, run, step
 
-# A worked example: one row, an iteration a second.
+# A worked example: one row, an iteration per second.
 #
 #     request   arrives   tokens
 #     A         0.0       5
@@ -40,7 +40,7 @@ def test_the_shortest_remaining_one_runs_and_the_others_are_paused() -> None:
     assert max(iteration.running for _, iteration in served.iterations) == 2, "paused ones run"
 
 
-# Skip-join MLFQ: one row, quanta of 2, 4, 8 tokens, an iteration a second.
+# Skip-join MLFQ: one row, quanta of 2, 4, 8 tokens, an iteration per second.
 #
 #     request   arrives   prompt   tokens
 #     A         0.0       1        5        enters level 0; its prompt and a token use 2

@@ -91,7 +91,7 @@ def test_a_trace_is_as_long_as_is_needed(tmp_path: Path, monkeypatch: pytest.Mon
 TRAFFIC = {
     "users": "--users a,10,fixed:2 b,10,fixed:1",
     "their seconds": "--users a,10,fixed:2,0-14 b,10,fixed:1,0-14",
-    # 2 conversations a second; while they last, at first and at the end, fewer requests come
+    # 2 conversations per second; while they last, at first and at the end, fewer requests come
     "conversations": "--lengths fixed:2 --arrival poisson:2 --sessions 5:2",
 }
 

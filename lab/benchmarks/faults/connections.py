@@ -46,7 +46,7 @@ BODY = HEAD + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 
 def overload(served: Served, short: bool) -> Iterator[Finding]:
     seconds, rows, tokens = (2 if short else 10), 8, 400
-    capacity = rows / (tokens * (ITERATION_S + rows * ROW_S))  # requests a second
+    capacity = rows / (tokens * (ITERATION_S + rows * ROW_S))  # requests per second
     requests = requests_of(int(10 * capacity * seconds), tokens, a_second=10 * capacity)
     outcomes = replay(served.url, requests)
     stats = get(f"{served.url}/stats")

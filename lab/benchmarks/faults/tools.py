@@ -149,7 +149,7 @@ def serving(settings: Settings, program: Sequence[str] = SERVER) -> Iterator[Ser
 
 
 def requests_of(n: int, num_tokens: int, a_second: float = 0.0) -> list[Request]:
-    """n requests with prompts and seeds of their own: all at once, or so many a second."""
+    """n requests with prompts and seeds of their own: all at once, or so many per second."""
     gap_s = 1 / a_second if a_second else 0.0
     return [
         Request(id=i, at=i * gap_s, prompt=f"prompt {i}", num_tokens=num_tokens, seed=i)

@@ -35,7 +35,7 @@ ASKS = [
 
 
 def recorded(**settings: Any) -> list[str]:
-    """The lines of a server that serves ASKS, an iteration a second."""
+    """The lines of a server that serves ASKS, an iteration per second."""
     entries: list[Entry] = []
     scheduler = record(build("dynamic", SETTINGS | settings, {}), entries.append)
     drive(scheduler, [(ask.at, ask.group(4)) for ask in ASKS], lambda iteration: 1.0)
