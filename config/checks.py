@@ -36,7 +36,7 @@ def refusals(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
     for sentence, found in CONTRADICTIONS.items():
         if it := found(config):
             yield sentence.format(c=config, it=it)
-    yield from _apart(config)
+    yield from _excluded(config)
 
 
 def _without_meaning(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
@@ -116,7 +116,7 @@ _BY_CACHED_ENGINE = {
     AHEAD: "iterations are planned ahead",
 }
 # of each pair that does not go together, why
-APART = {
+EXCLUDED = {
     **{
         (engine, feature): f"{what} by the cached engine alone"
         for engine in ENGINES
@@ -127,8 +127,8 @@ APART = {
 }
 
 
-def _apart(config: Config) -> Iterator[str]:
-    for (one, other), why in APART.items():
+def _excluded(config: Config) -> Iterator[str]:
+    for (one, other), why in EXCLUDED.items():
         if one.chosen(config) and other.chosen(config):
             yield f"{why}; leave {other.flag} or {one.flag} out"
     for name, value in AHEAD_WITHOUT.items() if config.ahead else ():

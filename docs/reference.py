@@ -13,7 +13,7 @@ from client.results import KEYS
 from client.traces import Request
 from compare.report.tables import markdown
 from config import flag
-from config.checks import APART, ENGINES, FEATURES
+from config.checks import ENGINES, EXCLUDED, FEATURES
 from config.flags import GROUPS, meaning
 from scheduling.errors import Cancelled, ServingError
 from server.api import answers, bodies
@@ -52,7 +52,7 @@ def features() -> str:
     n = len(FEATURES) - 1
     lines = [f"| | {' | '.join(each.name for each in FEATURES[:-1])} |", "|---|" + "---|" * n]
     for i, row in enumerate(FEATURES[1:], 1):
-        apart = [(column, row) in APART or (column, row) == ENGINES for column in FEATURES[:i]]
+        apart = [(column, row) in EXCLUDED or (column, row) == ENGINES for column in FEATURES[:i]]
         cells = ["no" if no else "yes" for no in apart] + [""] * (n - i)
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
