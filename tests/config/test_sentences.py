@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from config import Config, checks
-from config.checks import APART, FEATURES, Feature
+from config.checks import EXCLUDED, FEATURES, Feature
 from config.shapes import Shape
 from generate import auto
 from tests.config import parsed, refused
@@ -200,7 +200,7 @@ PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != checks.ENGINES]
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: " + ".join(f.name for f in pair))
 def test_two_features_are_refused_where_the_table_says_so(pair: tuple[Feature, Feature]) -> None:
     line = " ".join(["dynamic", *(FLAGS.get(each, each.flag) for each in pair)])
-    if pair in APART:
+    if pair in EXCLUDED:
         assert re.search("leave .* out", refused(line))
     else:
         assert all(each.chosen(parsed(line)) for each in pair)
