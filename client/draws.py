@@ -208,6 +208,31 @@ class TokenIds(Sequence[list[int]]):
         return self._ids[self._ends[n - 1] if n else 0 : self._ends[n]].tolist()
 
 
+class BlockIds(Sequence[int]):
+    """Ids of a prompt and its answer, made at each access: equal where recorded hashes are, and
+    else of this request alone.
+
+    Tokens of a block have one id, and its first token has that of the block before: so the tokens
+    that are computed while a block is filled, which are those after them, are equal.
+    """
+
+    def __init__(self, blocks: Sequence[int], block_size: int, n: int, own: int):
+        self._blocks, self._size, self._n, self._own = blocks, block_size, n, own
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self.at(position) for position in range(self._n)[i]]
+        return self.at(range(self._n)[i])
+
+    def at(self, position: int) -> int:
+        """Return the id at a position, also one of the answer."""
+        block = max(0, position - 1) // self._size
+        return self._blocks[block] if block < len(self._blocks) else self._own
+
+
 class Prefixes(NamedTuple):
     """Prefixes that prompts share: `kinds` of them, `tokens` ids each. A prompt begins with the
     r-th of them with a probability in proportion to r^-zipf (Zipf's law; 0: all alike).

@@ -60,21 +60,26 @@ class Comparison:
         self.options, self.progress, self.arrival = options, progress, options.arrival
         arrival = None if self.arrival == "auto" else self.arrival
         self.trace: Sequence[Request] | None = None
-        # an invalid workload, of any seed, is an error before any server starts
-        if options.trace:
-            trace = replayed(options.trace, options.scale, arrival, options.seed)
-            self.trace, self.workload = trace
-            first = self.trace[0]
-        else:
-            for seed in reversed(self.seeds):
-                data = Workload(**options.workload, seed=seed)
-                first = data.requests(options.numsamples, arrival or "burst")[0]
-            self.workload = data.words
-        self.by_ids = first.prompt_ids is not None
+        self.by_ids = self.first_of_workload(arrival).prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
         self.points: dict[str, list[sweep.Point]] = {}  # of the seed that is measured, by server
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.machine = runs.facts()
+
+    def first_of_workload(self, arrival: str | None) -> Request:
+        """Set the workload; return its first request: an invalid one, of any seed, is an error
+        before any server starts. arrival: None if it is measured first.
+        """
+        options = self.options
+        if options.trace:
+            trace = replayed(options.trace, options.scale, arrival, options.seed)
+            self.trace, self.workload = trace
+            return self.trace[0]
+        for seed in reversed(self.seeds):
+            data = Workload(**options.workload, seed=seed)
+            first: Request = data.requests(options.numsamples, arrival or "burst")[0]
+        self.workload = data.words
+        return first
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that are the same in every seed's summary."""
@@ -181,7 +186,7 @@ class Comparison:
         Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
         kept, marked as partial.
         """
-        _, requests = self._traffic(seed)
+        _, requests = self.traffic(seed)
         if not self.stopped:
             self.progress.say(f"seed {seed}: {described(describe(requests))}")
         self.points, by_name = {}, dict[str, Measured]()
@@ -207,7 +212,7 @@ class Comparison:
             runs.clear(self.options.out)
         folder.mkdir(parents=True, exist_ok=True)
         # a large trace is drawn again where it is needed
-        if saved := bool(self.trace) or len(requests) <= traces.MOST_SAVED:
+        if saved := self.saves(requests):
             save_trace(folder / "trace.jsonl", requests)
         workload = {"arrival": self.arrival, "saved": saved} | self.workload
         points = {name: done[name].points for name in measured if done[name].points}
@@ -223,12 +228,16 @@ class Comparison:
         }
         runs.save(folder, requests, measured, workload, facts, swept)
 
+    def saves(self, requests: Sequence[Request]) -> bool:
+        """Return whether a trace is saved with the results."""
+        return bool(self.trace) or len(requests) <= traces.MOST_SAVED
+
     def measured(self, seed: int, name: str) -> Measured:
         """Measure one server with one seed's trace."""
         done = Measured()
         self.points[name] = done.points
         try:
-            data, requests = self._traffic(seed)
+            data, requests = self.traffic(seed)
             with self.target(name) as target:
                 result, outcomes = self._replay(target, name, requests)
                 done.result = with_requests(result, outcomes)
@@ -246,7 +255,7 @@ class Comparison:
         """Show the state of the sweep of the seed that is measured."""
         self.progress.table(tables.sweep_table({n: [rates] for n, rates in self.points.items()}))
 
-    def _traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
+    def traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
         data = Workload(**self.options.workload, seed=seed)
         return data, self.trace or data.requests(self.options.numsamples, self.arrival)
 

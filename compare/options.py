@@ -112,6 +112,10 @@ class Options:
         return [*self.variants, *self.also]
 
     @property
+    def model(self) -> str:
+        return self.config(self.reference).model
+
+    @property
     def key(self) -> str | None:
         """The API key of the servers that are started; those that run already do not get it."""
         secret = self.config(next(iter(self.variants))).api_key
@@ -220,11 +224,13 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     return known
 
 
-def chosen(known: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of Options that `parser_of` knows. Raises ConfigError."""
+def chosen(known: argparse.Namespace, mode: str | None = None) -> dict[str, Any]:
+    """Return the fields of Options that `parser_of` knows. mode: of variants that name none.
+    Raises ConfigError.
+    """
     compared = variants.parse_modes(known.modes)
     if known.variant:
-        compared = variants.parse_variants(known.variant)
+        compared = variants.parse_variants(known.variant, mode)
     goodput = known.goodput
     if goodput is None:
         goodput = SWEEP_GOODPUT if known.sweep and not known.slo_mix else []

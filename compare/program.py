@@ -36,10 +36,7 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
     if busy := sentences.busy(comparison.facts()):
         progress.say(busy)
     runs.refuse_overwriting(runs.files(options.out, options.names), options.overwrite)
-    progress.say(
-        f"{', '.join(options.names)} on {options.config(options.reference).model}; results go to "
-        f"{options.out}"
-    )
+    progress.say(f"{', '.join(options.names)} on {options.model}; results go to {options.out}")
     try:
         for url in options.also.values():  # a missing server is an error now, not after the others
             openai_model(url)

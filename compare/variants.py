@@ -57,13 +57,15 @@ def taken(name: str, others: Iterable[str]) -> bool:
     return name.casefold() in {"summary", *(other.casefold() for other in others)}
 
 
-def parse_variants(texts: Sequence[str]) -> dict[str, Variant]:
-    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. Raises ConfigError."""
+def parse_variants(texts: Sequence[str], mode: str | None = None) -> dict[str, Variant]:
+    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. mode: of those without one.
+    Raises ConfigError.
+    """
     variants: dict[str, Variant] = {}
     for text in texts:
         name, _, words = text.partition("=")
         parser = Parser(prog="--variant", add_help=False)
-        parser.add_argument("mode", nargs="?")
+        parser.add_argument("mode", nargs="?", default=mode)
         add_settings(parser)
         try:
             known, unknown = parser.parse_known_args(shlex.split(words))

@@ -96,7 +96,7 @@ class Shape:
 SHAPES = {
     "demo": Shape(n_layer=2, n_head=4, n_embd=256, vocab_size=257),
     "demo-draft": Shape(n_layer=1, n_head=3, n_embd=192, vocab_size=257),  # its draft model
-    "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257),  # has no tensors
+    "fake": Shape(n_layer=1, n_head=1, n_embd=1, vocab_size=257, n_ctx=2**20),  # has no tensors
     "gpt2": Shape(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": Shape(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": Shape(n_layer=36, n_head=20, n_embd=1280),

@@ -1,15 +1,20 @@
-"""vLLM's scheduler, and a line of JSON for each of its iterations: the requests in the batch, which
-vLLM's own log does not name.
+"""vLLM's scheduler, and a line of JSON for each of its iterations. Copy this one file beside your
+server:
 
-    RECORD_ITERATIONS=vllm.jsonl PYTHONPATH=. vllm serve MODEL \
-        --scheduler-cls lab.vllm_recorder.AsyncRecordingScheduler
+    vllm serve MODEL … --scheduler-cls vllm_recorder.AsyncRecordingScheduler
 
-Runs inside vLLM (written against 0.32) and needs nothing of ours. docs/live.md has the format;
-`simulate.vllm` reads it.
+Runs inside vLLM 0.30 to 0.32 and needs nothing else. It records lengths, times and schedules, and
+of prompts shortened hashes of whole blocks (with prefix caching): no text and no token.
+docs/your_vllm.md has the format; `simulate.vllm` reads it.
+
+RECORD_ITERATIONS   the file (default: vllm.jsonl)
+RECORD_MB           its size, in 10^6 bytes, beyond which it becomes FILE.1, in place of an earlier
+                    FILE.1, and a new file begins (default: 500)
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -17,43 +22,86 @@ from collections import deque
 from itertools import count, islice
 from typing import Any
 
+import torch
 from vllm import __version__
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-FORMAT = 1
+FORMAT = 2
+VERSIONS = ("0.30.", "0.31.", "0.32.")
 QUEUE = 64  # waiting requests that a line names
+HASH = 6  # bytes of a block's hash
+OF_SCHEDULER = (  # settings that are written under vLLM's names, if this version has them
+    *("policy", "max_num_seqs", "max_num_active_seqs", "long_prefill_token_threshold"),
+    *("max_num_partial_prefills", "max_long_partial_prefills", "prefill_schedule_interval"),
+    *("watermark", "scheduler_reserve_full_isl", "async_scheduling"),
+)
 
 
 class RecordingScheduler(Scheduler):
     """Scheduler for a vLLM that was started with --no-async-scheduling."""
 
     def __init__(self, *args: Any, **kwargs: Any):
+        if not __version__.startswith(VERSIONS):
+            raise RuntimeError(
+                f"this recorder was written for vLLM 0.30 to 0.32, and this is {__version__}; use "
+                "the vllm_recorder.py of a newer effective-batching, or one of these versions"
+            )
         super().__init__(*args, **kwargs)
-        path = os.environ.get("RECORD_ITERATIONS", "vllm.jsonl")
-        # for as long as vLLM runs; a killed one loses one line at most
-        try:
-            self._file = open(path, "x", buffering=1)  # noqa: SIM115
-        except FileExistsError:
-            raise FileExistsError(
-                f"{path} is there already; name another file with RECORD_ITERATIONS"
-            ) from None
+        parallel = self.vllm_config.parallel_config
+        self._path = os.environ.get("RECORD_ITERATIONS", "vllm.jsonl")
+        if parallel.data_parallel_size > 1:  # each rank has a scheduler
+            self._path += f".rank{parallel.data_parallel_rank}"
+        self._most_bytes = 1e6 * float(os.environ.get("RECORD_MB", "500"))
         self._count = count()
-        self._numbers: dict[str, int] = {}  # of requests in flight
+        self._known: dict[str, tuple[int, Any]] = {}  # number and request of each in flight
         self._new: list[list[Any]] = []  # requests that no line has named yet
         self._steps = deque[dict[str, Any]]()  # scheduled, and not computed yet
+        if os.path.exists(self._path):
+            raise FileExistsError(
+                f"{self._path} is there already; name another file with RECORD_ITERATIONS"
+            )
+        self._begin([])
+
+    def _begin(self, in_flight: list[list[Any]]) -> None:
+        """Begin a file. in_flight: requests that the file before it has the beginnings of."""
+        # open for as long as vLLM runs; a killed one loses one line at most
+        self._file = open(self._path, "w", buffering=1)  # noqa: SIM115
+        config, scheduler = self.vllm_config, self.scheduler_config
+        graphs = getattr(config.compilation_config, "cudagraph_capture_sizes", None)
         self._write(
             {
-                "vllm": __version__,
                 "format": FORMAT,
-                "model": self.vllm_config.model_config.model.rstrip("/").rpartition("/")[2],
-                "policy": self.scheduler_config.policy,
-                "max_num_seqs": self.scheduler_config.max_num_seqs,
+                "engine": f"vLLM {__version__}",
+                "model": config.model_config.model.rstrip("/").rpartition("/")[2],
+                "dtype": str(config.model_config.dtype).removeprefix("torch."),
+                "hardware": current_platform.get_device_name(),
+                "versions": {"torch": torch.__version__},
+                **{n: getattr(scheduler, n) for n in OF_SCHEDULER if hasattr(scheduler, n)},
                 "max_num_batched_tokens": self.max_num_scheduled_tokens,
+                "max_model_len": self.max_model_len,
                 "num_blocks": self._pool.num_gpu_blocks - 1,  # without the null block
                 "block_size": self.block_size,
+                "prefix_caching": bool(self.cache_config.enable_prefix_caching),
+                "graph_sizes": [] if current_platform.is_cpu() else sorted(graphs or []),
+                "unknown": self._unknown(),
+                "in_flight": in_flight,
             }
         )
+
+    def _unknown(self) -> list[str]:
+        """Features of this vLLM that a line does not describe."""
+        config = self.vllm_config
+        found = {
+            "speculative decoding": config.speculative_config is not None,
+            "LoRA adapters": config.lora_config is not None,
+            "multimodal inputs": config.model_config.is_multimodal_model,
+            "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
+            "a KV connector": config.kv_transfer_config is not None,
+            "several kinds of KV caches": len(self.kv_cache_config.kv_cache_groups) > 1,
+        }
+        return [name for name, is_there in found.items() if is_there]
 
     @property
     def _pool(self) -> Any:
@@ -62,13 +110,17 @@ class RecordingScheduler(Scheduler):
     def _write(self, entry: dict[str, Any]) -> None:
         self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")
 
+    def _described(self, number: int, request: Any) -> list[Any]:
+        lengths = request.num_prompt_tokens, request.max_tokens
+        arrived_at = round(request.arrival_time, 6)
+        return [number, arrived_at, *lengths, request.priority, _hashes(request.block_hashes)]
+
     def add_request(self, request: Any) -> None:
         """Number the request, and pass it on."""
-        if request.request_id not in self._numbers:
-            number = self._numbers[request.request_id] = next(self._count)
-            lengths = request.num_prompt_tokens, request.max_tokens
-            arrived_at = round(request.arrival_time, 6)
-            self._new.append([number, request.request_id, arrived_at, *lengths])
+        if request.request_id not in self._known:
+            number = next(self._count)
+            self._known[request.request_id] = number, request
+            self._new.append([*self._described(number, request), round(time.time(), 6)])
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,20 +128,20 @@ class RecordingScheduler(Scheduler):
         at = time.time()
         output = super().schedule(*args, **kwargs)
         if output.num_scheduled_tokens:
-            numbers, pool = self._numbers, self._pool
+            known, pool = self._known, self._pool
             step = {
                 "at": round(at, 6),
                 "until": None,
                 "new": self._new,
                 "rows": [
-                    [numbers[id_], self.requests[id_].num_computed_tokens - n, n]
+                    [known[id_][0], known[id_][1].num_computed_tokens - n, n]
                     for id_, n in output.num_scheduled_tokens.items()
                 ],
-                "preempted": [numbers[id_] for id_ in output.preempted_req_ids or ()],
-                # those that finished by themselves have no number any more
-                "aborted": [numbers.pop(id_) for id_ in output.finished_req_ids if id_ in numbers],
+                "preempted": [known[id_][0] for id_ in output.preempted_req_ids or ()],
+                # those that finished by themselves are not known any more
+                "aborted": [known.pop(id_)[0] for id_ in output.finished_req_ids if id_ in known],
                 "waiting": self.get_request_counts()[1],
-                "queue": [numbers[r.request_id] for r in islice(self.waiting, QUEUE)],
+                "queue": [known[r.request_id][0] for r in islice(self.waiting, QUEUE)],
                 "blocks_used": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
             }
             self._new = []
@@ -103,15 +155,33 @@ class RecordingScheduler(Scheduler):
         if scheduler_output.num_scheduled_tokens:
             step = self._steps.popleft()
             answers = [answer for part in outputs.values() for answer in part.outputs]
-            numbers = self._numbers
-            tokens = {numbers[a.request_id]: len(a.new_token_ids) for a in answers}
+            known = self._known
+            tokens = {known[a.request_id][0]: len(a.new_token_ids) for a in answers}
             step["until"] = round(until, 6)
             step["rows"] = [[*row, tokens.get(row[0], 0)] for row in step["rows"]]
-            step["finished"] = {
-                numbers.pop(a.request_id): str(a.finish_reason) for a in answers if a.finished
-            }
+            step["finished"], hashes = {}, {}
+            for answer in answers:
+                if answer.finished:
+                    number, request = known.pop(answer.request_id)
+                    step["finished"][number] = str(answer.finish_reason)
+                    first = request.num_prompt_tokens // self.block_size
+                    if len(request.block_hashes) > first:  # those of blocks with its answer
+                        hashes[number] = _hashes(request.block_hashes[first:])
+            if hashes:
+                step["hashes"] = hashes
             self._write(step)
+            if not self._steps and self._file.tell() > self._most_bytes:
+                self._file.close()
+                os.replace(self._path, f"{self._path}.1")
+                new = {number for number, *_ in self._new}
+                requests = [each for each in known.values() if each[0] not in new]
+                self._begin([self._described(*each) for each in requests])
         return outputs
+
+
+def _hashes(hashes: Any) -> str:
+    """Return the beginnings of blocks' hashes in one text, eight characters each."""
+    return base64.b64encode(b"".join(each[:HASH] for each in hashes)).decode()
 
 
 class AsyncRecordingScheduler(RecordingScheduler, AsyncScheduler):

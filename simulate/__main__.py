@@ -1,6 +1,6 @@
 """`python -m simulate`, which `./simulate.sh` runs."""
 
-from simulate.simulation import main
+from simulate.program import main
 
 if __name__ == "__main__":
     main()

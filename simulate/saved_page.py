@@ -28,11 +28,12 @@ from scheduling import user_policies
 from scheduling.scheduler import Scheduler
 from server.live import page
 from server.live.observer import RunObserver, about
-from simulate import vllm
 from simulate.costs import Costs, CostsError
 from simulate.costs import load as load_costs
 from simulate.replay import ReplayError, replay_file
 from simulate.server import SimulatedServer
+from simulate.vllm.history import NAME, history
+from simulate.vllm.recording import is_recording
 
 MOST_BYTES = 30_000_000  # of a page that a browser still opens quickly
 
@@ -69,8 +70,8 @@ def main() -> None:
 
 def histories(path: Path) -> tuple[dict[str, str], str]:
     """Return each server's history as JSON, and which of several seeds. Raises RunError."""
-    if vllm.is_recording(path):
-        return {vllm.NAME: vllm.history(path)}, ""
+    if is_recording(path):
+        return {NAME: history(path)}, ""
     if path.is_file():
         return recorded(path), ""
     run = load(path)
@@ -191,8 +192,8 @@ def beside(texts: Mapping[str, str], names: list[str] | None, log: Path) -> dict
         raise RunError("beside --vllm a page shows one server; name one with --of")
     [text] = chosen(texts, names)
     first = min((arrived_at for _, arrived_at, *_ in json.loads(text)["requests"]), default=0.0)
-    name = vllm.NAME if vllm.NAME not in names else f"{vllm.NAME} 2"
-    return {names[0]: text, name: vllm.history(log, first)}
+    name = NAME if NAME not in names else f"{NAME} 2"
+    return {names[0]: text, name: history(log, first)}
 
 
 def chosen(texts: Mapping[str, str], names: list[str] | None) -> list[str]:

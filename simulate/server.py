@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from client.calls import ServerError
-from client.draws import WorkloadError
+from client.draws import BlockIds, WorkloadError
 from client.load import TICK_S, UNSENT, Interrupted, Watch
 from client.measure import ServerReport
 from client.outcomes import Answer, Outcome, Outcomes
@@ -108,7 +108,9 @@ class SimulatedServer:
             "occupancy": rows.occupied / (rows.busy * most) if rows.busy else 0.0,
         }
         stats = self.stats.run().report() | exact | {"replicas": self.replicas}
-        return stats, rows.over_time(), self.config.model_dump(mode="json")
+        source = self.costs.source  # of a recording names its model
+        engine = {name: source[name] for name in ("model", "dtype") if name in source}
+        return stats, rows.over_time(), self.config.model_dump(mode="json") | engine
 
 
 class _InFlight(NamedTuple):
@@ -265,7 +267,9 @@ class _Replay:
         """Return ids that differ by completion, so that prompts share none by chance."""
         ended = (0,)
         return [
-            int(self._in_flight.get(row.inference, ended)[-1])
+            row.inference.prompt_ids.at(row.start + row.n_tokens)
+            if isinstance(row.inference.prompt_ids, BlockIds)  # a recording knows answers, too
+            else int(self._in_flight.get(row.inference, ended)[-1])
             for row in iteration.rows
             for _ in range(row.samples + len(row.drafts))
         ]

@@ -101,7 +101,7 @@ ABSENT = {  # modules, and what they load without
     "simulate.playground.worker": "client numpy pydantic rich aiohttp torch",
     "client.client, compare.comparison": f"{HEAVY} matplotlib scipy tiktoken "
     "ray fastapi server.replicas.serve",
-    "simulate.simulation, simulate.server": f"{HEAVY} matplotlib scipy server.serving batching",
+    "simulate.program, simulate.server": f"{HEAVY} matplotlib scipy server.serving batching",
     "server.serving": "flask gunicorn",
     "server.replicas.replica, server.replicas.serve": "flask ray torch",
     "server.api.about, server.api.door, server.api.pending": "flask werkzeug torch",

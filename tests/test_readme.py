@@ -22,8 +22,8 @@ from config.config import Config
 from generate.auto import resolve
 from server import launch
 from server.replicas import serve
+from simulate.program import parse as parse_simulation
 from simulate.simulation import ENGINE
-from simulate.simulation import parse as parse_simulation
 from tests.programs import output, ran
 from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub

@@ -48,6 +48,7 @@ def contents(run: Run) -> str:
         " ".join(sentences.sentences(run)),
         tables.differences_table(run.variants, run.baseline) if several else "",
         sentences.conditions(run),
+        *sections.foreseen(run),
         *shown("latency_vs_tokens"),
         *sections.by_group(run.variants, shown("by_group")),
         *sections.rates(run, shown("latency_vs_throughput", "goodput")),

@@ -263,6 +263,40 @@ def measured_replicas(run: Run) -> list[str]:
     return ["## Replicas", SUMS, *seed, table] if cases else []
 
 
+# ---- one's own server, which was recorded
+
+NEAR = (
+    "How near to saturation a prediction lies: the first seed again, with costs 5% lower and 5% "
+    "higher. Where these are far apart, small errors of the costs become large ones of latency."
+)
+
+
+NEAR_KEYS = ("output_throughput", "p99_ttft_ms", "p99_e2el_ms")
+
+
+def foreseen(run: Run) -> list[str]:
+    """Return the section on what was recorded and simulated; empty for all other runs."""
+    if not (recorded := (run.first.get("simulated") or {}).get("recorded")):
+        return []
+    rows = [["", "recorded", "simulated", "simulated ÷ recorded"]]
+    for words, was, now in recorded["table"]:
+        cells = ["–" if value is None else f"{value:,.4g}" for value in (was, now)]
+        rows.append([words, *cells, f"{now / was:.2f}" if was and now is not None else "–"])
+    changed = [["variant", "costs", *(key.replace("_", " ") for key in NEAR_KEYS)]]
+    for name, result in run.results[0].items():
+        known = result.get("costs_changed", {}) | {"1": result}
+        for factor in sorted(known, key=float):
+            values = [known[factor][key] for key in NEAR_KEYS]
+            changed.append([escape(name), f"× {factor}", *(f"{value:,.0f}" for value in values)])
+    return [
+        "## How well your server is foreseen",
+        " ".join(map(escape, recorded["remarks"])),
+        markdown(rows),
+        NEAR,
+        markdown(changed, left=2),
+    ]
+
+
 # ---- how it was made
 
 SHOWN = "lengths prompts prefixes sessions priorities slo_mix adapters scale"  # of a workload

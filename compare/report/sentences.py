@@ -110,7 +110,9 @@ def simulated(run: Run) -> str | None:
     if not (facts := run.first.get("simulated")):
         return None
     costs, held = f"what the costs {code(facts['costs'])} say", ""
-    if hardware := facts["hardware"]:
+    if recording := facts.get("recording"):
+        costs += f", fitted on {escape(recording)}"
+    elif hardware := facts["hardware"]:
         engine = escape(processor(hardware, facts["engine"]))
         costs += f", fitted on {engine} (commit {facts['commit']}, {facts['date'][:10]})"
         held = " These costs were not held against real servers."

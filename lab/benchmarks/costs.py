@@ -35,10 +35,10 @@ from client.traces import Request
 from client.wire import Plain, wire
 from compare.servers import server
 from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError
-from lab.benchmarks.fitting import Served, fit, observe, residuals
 from lab.benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
 from simulate import PS
 from simulate.costs import FOLDER, HTTP, STATED, Costs, save
+from simulate.fitting import Served, fit, observe, residuals
 
 # completion tokens of a request at most: as many as take LONG_S alone. A server that was idle is
 # cold for some 10 ms, which must not be the half of what is fitted

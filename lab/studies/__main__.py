@@ -27,7 +27,7 @@ from simulate.costs import CostsError
 NAMES = (
     "orders", "fair", "memory", "prefixes", "routers", "capacity", "fidelity", "vllm_schedule",
     "arena", "prefill", "speculation", "padded", "adapters", "approximations", "apart", "ahead",
-    "peers",
+    "peers", "own",
 )  # fmt: skip
 LEFT = {  # studies and flags of one, and what to do instead
     "batches": "run orders --only table=batches",

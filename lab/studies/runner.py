@@ -36,7 +36,7 @@ class FinishedRuns:
     """Results of finished runs, a line each in a file, so that a stopped study goes on."""
 
     def __init__(self, path: Path, code: str):
-        self._path, self._code = path, code
+        self.path, self._code = path, code
         self._results: dict[str, dict[str, Any]] = {}
         try:
             for row in map(parse, read_lines(path) if path.exists() else ()):
@@ -55,8 +55,8 @@ class FinishedRuns:
 
     def add(self, run: Run, result: Mapping[str, Any]) -> None:
         line = json.dumps({"run": run, "code": self._code, "result": result})
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
             file.write(line + "\n")
         self._results[_key(run)] = json.loads(line)["result"]
 

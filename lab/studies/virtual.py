@@ -17,8 +17,9 @@ from generate.auto import build
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from simulate.costs import FAKE, Costs
+from simulate.program import parse
 from simulate.server import SimulatedServer
-from simulate.simulation import Simulation, parse
+from simulate.simulation import Simulation
 from stats import Times
 
 VIRTUAL = "virtual time, with the iteration times of `--model fake`"

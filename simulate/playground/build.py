@@ -25,7 +25,7 @@ from server.live import page
 from simulate.costs import FOLDER, Costs
 from simulate.playground import worker
 from simulate.playground.serve import serve
-from simulate.simulation import parse
+from simulate.program import parse
 
 VERSION = "314.0.7"
 PYODIDE = {  # its files that a browser loads, by their SHA-256

@@ -21,7 +21,7 @@ from scheduling.extensions import ResponseOrder
 from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
 from server import launch
-from simulate.simulation import parse as parse_simulation
+from simulate.program import parse as parse_simulation
 from tests.config import parsed, refused, serve
 from tests.servers import free_port
 

@@ -15,7 +15,7 @@ from config.flags import GROUPS
 from lab.benchmarks.harness import Benchmark
 from lab.studies import __main__ as studies
 from server import launch
-from simulate import simulation
+from simulate import program
 from tests.config import serve
 
 
@@ -29,7 +29,7 @@ def benchmark(argv: Sequence[str]) -> None:
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "./server.sh": serve,
     "./compare.sh": options.parse,
-    "./simulate.sh": simulation.parse,
+    "./simulate.sh": program.parse,
     "client/client.py": client.parse,
     "python -m benchmarks.it": benchmark,
 }

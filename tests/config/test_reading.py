@@ -25,10 +25,10 @@ from config.shapes import shape_of
 from lab.studies.__main__ import load as load_study
 from lab.studies.__main__ import result_of
 from lab.studies.runner import FinishedRuns
-from simulate import vllm as vllm_recording
 from simulate.costs import CostsError
 from simulate.costs import load as load_costs
 from simulate.replay import ReplayError, replay_file
+from simulate.vllm.history import history
 from tests.counts import examples
 from tests.server.observers.test_recordings import recorded
 from tests.servers import ROOT
@@ -63,7 +63,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "costs.json": (load_costs, CostsError, (RESULTS / "costs" / "gpt2.json").read_text()),
     "calls.jsonl": (lambda path: replay_file(str(path)), ReplayError, "\n".join(recorded())),
     "vllm.jsonl": (
-        vllm_recording.history, runs.RunError,
+        history, runs.RunError,
         "\n".join((RESULTS / "live" / "vllm.jsonl").read_text().splitlines()[:9]),
     ),
     "benchmarks.json": (

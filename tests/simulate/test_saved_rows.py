@@ -14,8 +14,8 @@ import pytest
 
 from client.runs import RunError
 from server.live.history import iterations
-from simulate import vllm as vllm_recording
 from simulate.saved_page import beside
+from simulate.vllm.history import history as history_of
 from tests.conftest import undraw
 from tests.programs import output, ran
 from tests.server.live.shown import computed, counted, rows_of
@@ -182,11 +182,11 @@ def test_what_cannot_be_shown_is_a_sentence(simulated: Path, tmp_path: Path) -> 
 
 
 RECORDING = ROOT / "results" / "live" / "vllm.jsonl"
-HEAD = '{"vllm":"0.32","format":1}\n'
+HEAD = RECORDING.read_text().split("\n")[0] + "\n"
 
 
 def read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(vllm_recording.history(path)))
+    return dict(json.loads(history_of(path)))
 
 
 @pytest.fixture
@@ -226,14 +226,14 @@ def test_vllms_first_request_arrives_with_that_of_the_server_beside_it() -> None
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("hello\n", "is no recording of vLLM; make one with lab/vllm_recorder.py, as docs"),
-    ('{"vllm":"0.40","format":2}\n', "it is of format 2, and this code reads format 1"),
-    (HEAD, "it has no iterations yet; send vLLM some requests first"),
-    (HEAD.replace("format", "for"), "is not as a recording of vLLM should be: KeyError"),
-    (HEAD + "{\n" + HEAD, "line 2 is no JSON"),
+    ("hello\n", "is no recording of vLLM, whose log in text is none; record it with lab/vllm_r"),
+    ('{"vllm":"0.40","format":3}\n', "reads formats 1 and 2"),
+    (HEAD, "has no iterations yet; send vLLM some requests first"),
+    (HEAD.replace("format", "for"), "its first line has another form ("),
+    (HEAD + "{\n" + HEAD, "line 2 is no iteration ("),
 ])  # fmt: skip
 def test_a_log_that_cannot_be_shown_is_refused(text: str, sentence: str, log: Path) -> None:
     log.write_text(text)
     with pytest.raises(RunError) as refused:
-        vllm_recording.history(log)
+        history_of(log)
     assert str(refused.value).startswith(str(log)) and sentence in str(refused.value)

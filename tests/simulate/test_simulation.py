@@ -23,8 +23,9 @@ from generate.auto import build
 from scheduling.policies import MODES, ORDERS
 from simulate import jobs
 from simulate.costs import FAKE, Costs, load, save
+from simulate.program import parse
 from simulate.server import SimulatedServer
-from simulate.simulation import ENGINE, parse
+from simulate.simulation import ENGINE
 from tests.conftest import undraw
 from tests.programs import output, ran
 

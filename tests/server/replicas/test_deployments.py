@@ -27,7 +27,7 @@ from server.api.messages import Answer
 from server.replicas import serve
 from server.replicas.replica import Full, Replica
 from server.request import Request
-from simulate import simulation as simulate
+from simulate import program as simulate
 from tests.programs import output
 from tests.servers import asks, processes_with
 

@@ -17,8 +17,8 @@ from scheduling.policies import MODES, ORDERS
 from simulate.playground import worker
 from simulate.playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, build, settings
 from simulate.playground.serve import Server
+from simulate.program import parse
 from simulate.server import SimulatedServer
-from simulate.simulation import parse
 from tests.servers import wait_until
 
 STATE = BURST | {"costs": "demo", "rate": 60.0, "requests": 40}

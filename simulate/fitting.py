@@ -16,7 +16,6 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from config import Config
 from scheduling.building import build_scheduler
@@ -236,6 +235,8 @@ def relative(terms: np.ndarray, seconds: np.ndarray, known: float | np.ndarray =
 
 def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Weighted least squares, no coefficient below 0 (Lawson and Hanson); of nothing all are 0."""
+    from scipy.optimize import nnls  # it takes 0.3 s, and most simulations fit nothing
+
     if not len(values):
         return np.zeros(terms.shape[1])
     weighted = terms * weights[:, None]

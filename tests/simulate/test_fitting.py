@@ -14,11 +14,11 @@ from config import Config, ConfigError
 from generate.auto import build
 from lab.benchmarks import costs as program
 from lab.benchmarks.costs import Segment, Traffic, at_once, turns
-from lab.benchmarks.fitting import Observed, Served, fit, observe, residuals
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
 from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line, load, work
+from simulate.fitting import Observed, Served, fit, observe, residuals
 from simulate.replica import Stretch
 from tests.programs import output, ran
 

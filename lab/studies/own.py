@@ -1,0 +1,264 @@
+"""One's own vLLM, foreseen and then run: one recording of a vLLM under load, what it says of other
+settings and other traffic, and the same vLLM really started with them, twice each.
+
+Runs in an environment with lab/benchmarks/requirements-vllm.txt. The model is a GPT-2 of 4 layers
+with random weights, so that a CPU decodes a token in some 15 ms.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from client.calls import ServerError, get
+from client.load import Watch, replay
+from client.machine import ROOT
+from client.measure import measure
+from client.traces import Request, Trace
+from client.wire import wire
+from config import free_port
+from generate.auto import build
+from lab.studies.runner import FinishedRuns
+from lab.studies.study import Case, Cases, Study, Table, only, values
+from simulate.server import SimulatedServer
+from simulate.vllm.foreseen import OwnServer
+
+LOAD = 0.7  # of what a burst reaches
+BLOCK, LONGEST, VOCABULARY = 32, 512, 50257
+ROWS, BUDGET, BLOCKS = 16, 256, 1023
+FEW_BLOCKS = 60  # a third of what 16 rows need
+FIXED = f"--max-model-len {LONGEST} --block-size {BLOCK} --skip-tokenizer-init --enforce-eager"
+BASE, OVERLOAD, PREFIXES, LEVELS = "base", "overload", "prefixes", "levels"
+# vLLM's flags, our settings, and the traffic
+SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "recorded": ("", {}, BASE),
+    "8 rows": ("--max-num-seqs 8", {"max_batch_size": 8}, BASE),
+    "32 rows": ("--max-num-seqs 32", {"max_batch_size": 32}, BASE),
+    "budget 64": ("--max-num-batched-tokens 64", {"token_budget": 64}, BASE),
+    "budget 512": ("--max-num-batched-tokens 512", {"token_budget": 512}, BASE),
+    "few blocks": (
+        f"--num-gpu-blocks-override {FEW_BLOCKS + 1}", {"kv_cache": f"{FEW_BLOCKS}blocks"}, BASE,
+    ),
+    "overload": ("", {}, OVERLOAD),
+    "prefixes": ("--enable-prefix-caching", {"prefix_caching": True}, PREFIXES),
+    "priorities": (
+        "--scheduling-policy priority", {"order": "priority", "priority_levels": 2}, LEVELS,
+    ),
+}  # fmt: skip
+MEASURES = {
+    "output_throughput": ("tok/s", "{:,.0f}"),
+    "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
+    "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
+    "mean_itl_ms": ("ITL mean, ms", "{:,.1f}"),
+    "p99_itl_ms": ("ITL p99, ms", "{:,.1f}"),
+    "mean_e2el_ms": ("latency mean, ms", "{:,.0f}"),
+    "p99_e2el_ms": ("latency p99, ms", "{:,.0f}"),
+    "preemptions": ("preemptions", "{:,.0f}"),
+}
+CHECKPOINT = """
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel
+torch.manual_seed(0)
+GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=4, n_embd=256)).save_pretrained(sys.argv[1])
+"""
+
+
+def trace(traffic: str, n: int, rate: float) -> list[Request]:
+    """Return n requests as a Poisson process: prompts of 16 to 300 tokens, answers of 4 to 80. Of
+    `overload` more come than can be served; of `prefixes` each begins with one of four beginnings
+    of 128 tokens; of `levels` every third has the higher priority.
+    """
+    chance = np.random.default_rng(1)
+    at = np.cumsum(chance.exponential(1 / (rate * (1.5 if traffic == OVERLOAD else 1)), n))
+    shared = chance.integers(0, VOCABULARY, (4, 128)) if traffic == PREFIXES else np.zeros((4, 0))
+    prompts, answers = chance.integers(16, 301, n), chance.integers(4, 81, n)
+    result = []
+    for i in range(n):
+        own = chance.integers(0, VOCABULARY, prompts[i])
+        ids = [*map(int, shared[chance.integers(4)]), *own.tolist()]
+        level = 1 + (i % 3 > 0) if traffic == LEVELS else None
+        result.append(
+            Request(
+                id=i,
+                at=float(at[i]),
+                prompt_ids=ids[:430],
+                num_tokens=int(answers[i]),
+                priority=level,
+            )
+        )
+    return result
+
+
+@contextmanager
+def vllm(folder: Path, flags: str, recording: Path) -> Iterator[str]:
+    """Run vLLM with the recorder; yield its URL. Raises ServerError if it does not come up."""
+    recording.unlink(missing_ok=True)
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    environment = os.environ | {
+        "RECORD_ITERATIONS": str(recording), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }  # fmt: skip
+    words = f"-m vllm.entrypoints.openai.api_server --model {folder} --served-model-name small"
+    scheduler = "--scheduler-cls lab.vllm_recorder.AsyncRecordingScheduler"
+    base = f"--max-num-seqs {ROWS} --max-num-batched-tokens {BUDGET}"
+    cache = f"--num-gpu-blocks-override {BLOCKS + 1} --no-enable-prefix-caching"
+    command = [sys.executable, *f"{words} {FIXED} {scheduler} {base} {cache} {flags}".split()]
+    with (folder / "vllm.log").open("w") as log:
+        server = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=log, stderr=log, env=environment
+        )
+        try:
+            deadline = time.monotonic() + 300
+            while True:
+                try:
+                    get(f"{url}/v1/models")
+                    break
+                except ServerError:
+                    if server.poll() is not None or time.monotonic() > deadline:
+                        raise ServerError(f"vLLM did not start; see {folder}/vllm.log") from None
+                    time.sleep(0.5)
+            yield url
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
+    """Really run a case; return its measures by vLLM's own instants, and the seconds it took."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ServerError("run it in an environment with lab/benchmarks/requirements-vllm.txt")
+    folder = kept.path.parent.resolve() / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.json").exists():
+        subprocess.run([sys.executable, "-c", CHECKPOINT, str(folder)], check=True)
+    rate, began = rate_of(folder), time.monotonic()
+    flags, _, traffic = SETTINGS[case["name"]]
+    path = folder / f"{case['name'].replace(' ', '-')}-{seed}.jsonl"
+    with vllm(folder, flags, path) as url:
+        outcomes = replay(url, trace(traffic, n, rate), wire("openai", "small"))
+    seconds = time.monotonic() - began
+    if failed := [outcome.error for outcome in outcomes if outcome.error]:
+        raise ServerError(f"a request failed: {failed[0]}")
+    measured = OwnServer.of(path, None).measured
+    kept_measures = {name: measured[name] for name in MEASURES}
+    return kept_measures | {"seconds": seconds, "rate": rate, "recording": str(path)}
+
+
+def rate_of(folder: Path) -> float:
+    """Return the requests per second of LOAD, measured once: all runs get the same traces."""
+    path = folder / "rate.json"
+    if not path.exists():
+        burst = [each.model_copy(update={"at": 0.0}) for each in trace(BASE, 6 * ROWS, 1.0)]
+        with vllm(folder, "", folder / "burst.jsonl") as url:
+            began = time.monotonic()
+            replay(url, burst, wire("openai", "small"))
+            path.write_text(json.dumps(round(LOAD * len(burst) / (time.monotonic() - began), 2)))
+    return float(json.loads(path.read_text()))
+
+
+def summarized(cases: Cases) -> list[dict[str, Any]]:
+    """Return the cases with what one recording, the first run's, says of each."""
+    began = time.monotonic()
+    first = next(case for case in cases if case["name"] == "recorded")["seeds"][0]
+    own = OwnServer.of(Path(first["recording"]), None)
+    result = []
+    for case in cases:
+        _, changed, traffic = SETTINGS[case["name"]]
+        config = build("dynamic", own.settings | changed, {})
+        requests = own.traffic.trace(0)
+        if traffic != BASE:
+            requests = Trace.of(trace(traffic, len(requests), first["rate"]))
+        server = SimulatedServer(case["name"], config, own.costs, stream=True)
+        foreseen, _ = measure(server, requests, {}, math.inf, Watch())
+        found: dict[str, Any] = {"seconds": fmean(values(case, "seconds"))}
+        for name in MEASURES:
+            real = values(case, name)
+            middle = fmean(real)
+            found |= {name: middle, f"{name}_foreseen": foreseen[name]}
+            if middle:
+                found[f"{name}_error"] = 100 * (foreseen[name] / middle - 1)
+                found[f"{name}_spread"] = 100 * (max(real) - min(real)) / middle
+        result.append({**case, "seeds": [found]})
+    result[0]["seeds"][0]["foreseeing_s"] = time.monotonic() - began
+    return result
+
+
+def columns(*names: str) -> list[str]:
+    return [f"{name}{part}" for name in names for part in ("", "_spread", "_foreseen", "_error")]
+
+
+def text(cases: Cases) -> str:
+    """Return how the settings rank, really and foreseen, and how long both took."""
+    settings = only(cases, {"traffic": BASE})
+    parts = []
+    for name, words, sign in (
+        ("p99_e2el_ms", "p99 of latency, the lowest first", 1),
+        ("output_throughput", "throughput, the highest first", -1),
+    ):
+        orders = []
+        for key in (name, f"{name}_foreseen"):
+            ranked = sorted(settings, key=lambda case: sign * values(case, key)[0])
+            orders.append(", ".join(case["name"] for case in ranked))
+        parts.append(f"- By {words}: really {orders[0]}; foreseen {orders[1]}.")
+    took = sum(values(case, "seconds")[0] for case in settings)
+    first = cases[0]["seeds"][0]
+    needed = first["seconds"] + first.get("foreseeing_s", 0.0)
+    parts.append(
+        f"- A run of each of these {len(settings)} settings, started and loaded as `vllm bench "
+        f"sweep serve` does, takes {took:.0f} s; one recording and the simulations of all "
+        f"{len(cases)} cases take {needed:.0f} s."
+    )
+    return EXPLAINED + "\n\n" + "\n".join(parts)
+
+
+EXPLAINED = """\
+Real runs are means of two, by the instants that vLLM itself recorded; *spread* is the difference of
+the two, in percent of their mean. *Foreseen* are simulations with costs from the first recording
+alone, and with its requests where the traffic is `base`. Where a load comes near saturation, small
+differences of the machine's speed become large ones of latency."""
+SHOWN = {
+    name + suffix: (heading + words, form)
+    for name, (heading, unit) in MEASURES.items()
+    for suffix, words, form in (
+        ("", ", real", unit), ("_spread", ": spread, %", "{:.0f}"),
+        ("_foreseen", ", foreseen", unit), ("_error", ": error, %", "{:+.0f}"),
+    )
+}  # fmt: skip
+STUDY = Study(
+    name="own",
+    title="One's own vLLM, foreseen from a recording",
+    question="Does one recording of a vLLM foresee what it does with other settings and traffic?",
+    workload="{n} requests at 0.7 of the capacity of 16 rows, recorded once; each case really run "
+    "{seeds} times",
+    requests=300,
+    seeds=2,
+    cases=lambda n: [{"name": name, "traffic": of[2]} for name, of in SETTINGS.items()],
+    run=run,
+    servers=True,
+    summarized=summarized,
+    measures=SHOWN,
+    text=text,
+    tables=[
+        Table(
+            ("name",),
+            columns("output_throughput", "preemptions"),
+            title="Throughput and preemptions",
+        ),
+        Table(("name",), columns("mean_ttft_ms", "p99_ttft_ms"), title="TTFT"),
+        Table(("name",), columns("mean_itl_ms", "p99_itl_ms"), title="ITL"),
+        Table(("name",), columns("mean_e2el_ms", "p99_e2el_ms"), title="Latency"),
+    ],
+)

@@ -1,0 +1,100 @@
+"""The schedule of a recording and ours: our scheduler gets the requests when vLLM's did, plans at
+the same instants, and is told the same ends of iterations. After a first difference both are in
+different states, so that nothing more is compared.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from config import Config
+from scheduling.building import build_scheduler
+from scheduling.errors import Cancelled
+from scheduling.inference import CachedPrefix, Inference, Iteration
+from scheduling.prefix_cache import block_keys
+from simulate.vllm.recording import Recording, read
+from simulate.vllm.traffic import Traffic
+
+
+class Agreement(NamedTuple):
+    """How many of a recording's iterations, from the first on, our scheduler plans as vLLM did."""
+
+    equal: int
+    of: int
+    difference: str = ""  # in words; nothing: there is none
+
+    def __str__(self) -> str:
+        if not self.difference:
+            return f"Our scheduler plans all {self.of:,} recorded iterations as vLLM did."
+        return (
+            f"Our scheduler plans the first {self.equal:,} of {self.of:,} recorded iterations as "
+            f"vLLM did; then {self.difference}."
+        )
+
+
+def agreement(recording: Recording, traffic: Traffic, config: Config) -> Agreement | None:
+    """Compare the rows of each iteration; None where the two cannot be compared: vLLM planned ahead
+    of what it computed, or the file begins in the middle. recording: read to its end.
+    """
+    again = build_scheduler(config)
+    tokens = {number: len(i.tokens) or 1 for number, i in recording.requests.items()}
+    flying: dict[int, Inference] = {}
+    numbers: dict[Inference, int] = {}
+    equal, total, until, difference = 0, 0, 0.0, ""
+    if recording.head.in_flight:
+        return None
+    for step in read(recording.path).steps():
+        total += 1
+        if difference:
+            continue
+        if step.at < until:  # it was planned before the last one was over
+            return None
+        until = step.until
+        if gave_up := [flying[number] for number in step.aborted if number in flying]:
+            again.fail(gave_up, Cancelled("Its client gave up."), step.at)
+        for asked in step.new:
+            ids = traffic.ids(recording.requests[asked.number], asked.number)
+            inference = Inference(
+                ids,  # type: ignore[arg-type]  # read as a list is
+                tokens[asked.number],
+                priority=traffic.level(asked.priority),
+            )
+            if config.prefix_caching:
+                inference.prefix = CachedPrefix(block_keys(ids, config.block_size))
+            again.enqueue([inference], step.at)
+            flying[asked.number] = inference
+            numbers[inference] = asked.number
+        iteration, _ = again.schedule(step.at)
+        ours = {numbers[row.inference]: (row.start, row.n_tokens) for row in iteration.rows}
+        theirs = {number: (start, n) for number, start, n, _ in step.rows}
+        if ours != theirs:
+            difference = _difference(ours, theirs)
+            continue
+        equal += 1
+        again.apply(iteration, next_ids(iteration), step.until)
+    return Agreement(equal, total, difference)
+
+
+def next_ids(iteration: Iteration) -> list[int]:
+    """Return the ids that rows of recorded requests sample."""
+    return [
+        row.inference.prompt_ids.at(row.start + row.n_tokens)  # type: ignore[attr-defined]
+        for row in iteration.rows
+        if row.samples
+    ]
+
+
+def _difference(ours: dict[int, tuple[int, int]], theirs: dict[int, tuple[int, int]]) -> str:
+    """Return a difference of two iterations, in words."""
+    for number in {**theirs, **ours}:
+        if number not in ours:
+            return f"vLLM computes request {number}, and ours does not"
+        if number not in theirs:
+            return f"ours computes request {number}, and vLLM does not"
+        (our_start, our_n), (start, n) = ours[number], theirs[number]
+        if ours[number] != theirs[number]:
+            return (
+                f"vLLM computes {n} tokens of request {number} from {start} on, and ours {our_n} "
+                f"from {our_start} on"
+            )
+    return "the order differs"

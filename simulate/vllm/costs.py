@@ -1,0 +1,94 @@
+"""Costs of a recording: lines through the times of its iterations, as of a server of ours."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from client.machine import stamp
+from client.runs import RunError
+from config import Config
+from simulate.costs import Costs
+from simulate.fitting import Observed, fit, residuals
+from simulate.loop import PS
+from simulate.vllm.recording import Recording
+
+MOST_ROWS = 10**6  # of the iterations that are fitted, which are so many that a line needs no more
+PART_S = 60.0  # the machine's speed changes by the minute; a short recording has
+PARTS = 10  # parts at least
+HELD_OUT = 5  # each so many-th part is held out of the fit
+LEAST = 300  # iterations
+
+
+def parts_of(first: float, last: float) -> float:
+    """Return the seconds of a part of a recording that lasts from first to last."""
+    return min(PART_S, max(last - first, 1e-3) / PARTS)
+
+
+def observed(recording: Recording) -> list[Observed]:
+    """Read a recording to its end; return its iterations, or evenly chosen ones of many. Raises
+    RunError."""
+    size = recording.path.stat().st_size
+    every = max(1, round(size / 20 / MOST_ROWS))  # a row takes some 20 bytes
+    result: list[Observed] = []
+    before: Observed | None = None
+    until = 0.0
+    for k, (step, begin, iteration, answered) in enumerate(recording.run()):
+        if before is not None:
+            # no work was left if all that runs now has come since
+            idle = all(row.inference.arrived_at > until for row in iteration.rows)
+            result.append(replace(before, gap=None if idle else begin - until))
+            before = None
+        until = step.until
+        if k % every == 0:
+            before = Observed(iteration, begin, max(until - begin, 1e-6), None, answered, False)
+    if len(result) < LEAST:
+        raise RunError(
+            f"{recording.path} has {len(result)} iterations, and costs need {LEAST}; record vLLM "
+            "under load for some minutes"
+        )
+    return result
+
+
+def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> Costs:
+    """Return costs by iterations of `observed`, with residuals. config: as they were served."""
+    head = recording.head
+    part_s = parts_of(first := seen[0].started_at, seen[-1].started_at)
+    parts = defaultdict[int, list[Observed]](list)
+    for each in seen:
+        parts[int((each.started_at - first) / part_s)].append(each)
+    held_out = [part for k, part in parts.items() if k % HELD_OUT == HELD_OUT - 1]
+    fitted = [part for k, part in parts.items() if k % HELD_OUT < HELD_OUT - 1]
+    sizes = sorted({1, *head.graph_sizes, *(n + 1 for n in head.graph_sizes)})
+    if not head.graph_sizes:
+        sizes = sorted({m << k for k in range(20) for m in (2, 3)} | {1, head.max_num_seqs})
+    costs = fit(recording.path.stem, [each for part in fitted for each in part], sizes, [])
+    errors = {"fitted": residuals(costs, fitted)}
+    if held_out:
+        errors["held_out"] = residuals(costs, held_out)
+    kept = errors.get("held_out", errors["fitted"])
+    source: dict[str, Any] = {
+        **stamp(),
+        "hardware": {"cpu": head.hardware or "unknown hardware"},
+        "recording": f"a recording of {head.engine} ({head.model}, {head.hardware}; of its parts "
+        f"of {part_s:.0f} s each fifth was held out of the fit, and took "
+        f"{kept['whole_percent']:+.1f}% of the time that the costs say)",
+        "engine": head.engine,
+        "model": head.model,
+        "dtype": head.dtype,
+        "versions": head.versions,
+        "residuals": errors,
+        "config": config.model_dump(mode="json"),
+    }
+    queued = [
+        asked.queued_at - asked.arrived_at
+        for asked in recording.asked.values()
+        if asked.queued_at is not None
+    ]
+    # of an idle vLLM: its scheduler takes what came once an iteration is over
+    request = round(max(0.0, float(np.percentile(queued, 10))) * PS) if queued else 0
+    return replace(costs, request=request, source=source)

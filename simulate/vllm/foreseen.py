@@ -1,0 +1,228 @@
+"""One's own vLLM in virtual time: what `./simulate.sh --vllm FILE` replays, and how well that
+foresees what was measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client.measure import judged
+from client.runs import RunError, is_run, load
+from compare import foreign
+from config import Config
+from generate.auto import build
+from simulate.costs import Costs
+from simulate.loop import PS
+from simulate.vllm.agreement import agreement
+from simulate.vllm.costs import costs_of, observed
+from simulate.vllm.recording import Head, Recording, read
+from simulate.vllm.traffic import Traffic
+
+SHOWN = {  # measures, in words
+    "output_throughput": "throughput, tok/s",
+    **{f"{each}_ttft_ms": f"TTFT {each}, ms" for each in ("mean", "p50", "p99")},
+    **{f"{each}_itl_ms": f"ITL {each}, ms" for each in ("mean", "p50", "p99")},
+    **{f"{each}_e2el_ms": f"latency {each}, ms" for each in ("mean", "p50", "p99")},
+    "rows": "rows, mean",
+    "preemptions": "preemptions",
+    "cached_fraction": "prompt tokens found cached",
+}
+JUDGED = [key for key in SHOWN if key.endswith("_ms") or key == "output_throughput"]
+ALIKE = 0.9  # part of a client's requests that must have the recorded number of tokens
+
+
+def settings_of(head: Head, longest: int = 0, levels: int = 0) -> dict[str, Any]:
+    """Return the settings of a server of ours that schedules as the recorded one did. longest: of
+    its requests, in tokens; levels: of priority.
+    """
+    settings: dict[str, Any] = {
+        "model": "fake",
+        "device": "cpu",
+        "max_batch_size": head.max_num_active_seqs or head.max_num_seqs,
+        "token_budget": head.max_num_batched_tokens,
+        "max_model_len": max(2, head.max_model_len or longest),
+        "kv_cache": f"{head.num_blocks}blocks",
+        "block_size": head.block_size,
+        "max_waiting": 10**9,
+        "kv_reservation": "demand",
+        "budget_counts": "all",
+        "watermark": head.watermark,
+        "prefix_caching": head.prefix_caching,
+    }
+    if head.policy == "priority":
+        settings |= {"order": "priority", "priority_levels": max(1, levels)}
+    return settings
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """A recorded vLLM: settings, costs and traffic of simulations, and what was measured."""
+
+    client: Path | None
+    recording: Recording
+    traffic: Traffic
+    settings: dict[str, Any]
+    costs: Costs
+    at_client: dict[str, Any] | None = None  # measures, if a client's run is there
+
+    @classmethod
+    def of(cls, path: Path, client: Path | None = None) -> OwnServer:
+        """Read a recording, and a client's saved run of the same requests. Raises RunError."""
+        recording = read(path)
+        seen = observed(recording)
+        traffic = Traffic(recording)
+        settings = settings_of(recording.head, traffic.longest, traffic.n_levels)
+        costs = costs_of(recording, seen, build("dynamic", settings, {}))
+        own = cls(client, recording, traffic, settings, costs)
+        return own._with(client) if client else own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it as its paths: a worker was forked with what was read."""
+        return own_server, (self.recording.path, self.client)
+
+    @property
+    def config(self) -> Config:
+        """Settings of a server of ours that schedules as vLLM did."""
+        return build("dynamic", self.settings, {})
+
+    def can_jump(self, config: Config) -> bool:
+        """Return whether a block of this config has tokens of one recorded block alone."""
+        return not config.prefix_caching or self.traffic.block_size % config.block_size == 0
+
+    def factor(self, seed: int) -> float:
+        """Return the factor of a seed's costs: 1 for the first, others are spread as the recorded
+        minutes are around the fit.
+        """
+        spread = self.costs.uncertainty if seed else 0.0
+        return math.exp(spread * np.random.default_rng([seed, 11]).standard_normal())
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Return the measures of the recording, by the keys of a simulated server's."""
+        trace, outcomes = self.traffic.outcomes()
+        recording, prompts = self.recording, sum(len(i.prompt_ids) for i in self.traffic.served)
+        of_schedule = {
+            "rows": recording.row_s / recording.busy_s,
+            "preemptions": recording.preemptions,
+            "cached_fraction": recording.cached_tokens / prompts,
+        }
+        return judged(trace, outcomes, {}) | of_schedule | (self.at_client or {})
+
+    def facts(self, simulated: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a report says of a simulation with the recorded settings: measures side by
+        side, in words how near they are, and the schedule's agreement.
+        """
+        config, measured = self.config, self.measured
+        rows = simulated["occupancy"] * config.max_batch_size
+        simulated = {**simulated, "rows": rows}
+        errors = {
+            key: abs(simulated[key] / measured[key] - 1) for key in JUDGED if measured.get(key)
+        }
+        caching = self.recording.head.prefix_caching
+        table = [
+            [words, measured.get(key), simulated.get(key)]
+            for key, words in SHOWN.items()
+            if caching or key != "cached_fraction"
+        ]
+        agreed = agreement(self.recording, self.traffic, config)
+        head = self.recording.head
+        remarks = [
+            _within(errors),
+            str(agreed)
+            if agreed
+            else "Our scheduler's agreement cannot be counted: vLLM planned "
+            "iterations ahead, or the file begins in the middle of its traffic.",
+            self._times(),
+        ]
+        if self.traffic.left_out:
+            remarks.append(
+                f"{self.traffic.left_out:,} requests are left out: they began before the file, got "
+                "no token, or failed."
+            )
+        for name, default in {
+            "long_prefill_token_threshold": 0,
+            "prefill_schedule_interval": 1,
+        }.items():
+            if (value := getattr(head, name)) != default:
+                remarks.append(f"vLLM ran with {name} {value}, which is not simulated.")
+        return {"engine": head.engine, "table": table, "remarks": remarks}
+
+    def _times(self) -> str:
+        if self.at_client:
+            return "Times are the client's, and those of HTTP are simulated, too."
+        return (
+            "Times begin when a request reaches vLLM, and end with its last token there: HTTP is "
+            "in neither column. A client's saved run of the same requests adds it: --with FOLDER."
+        )
+
+    def _with(self, path: Path) -> OwnServer:
+        """Return the same with HTTP's share of times, by a client's run. Raises RunError."""
+        if is_run(path):
+            run = load(path)
+            answered = [each for name in run.names for each in run.answered(name)]
+        else:
+            answered = [dict(each) for each in foreign.read(path).requests]
+        answered.sort(key=lambda request: request["sent_at"])
+        served = self.traffic.served[-len(answered) :]
+        pairs = list(zip(answered, served))
+        same = [r["completion_tokens"] == len(i.tokens) for r, i in pairs]
+        if not answered or len(served) < len(answered) or sum(same) < ALIKE * len(same):
+            raise RunError(
+                f"{path} holds {len(answered)} requests with times, which are not the last ones of "
+                f"{self.recording.path}; give the client's run that was sent while it was recorded"
+            )
+        late = [
+            (r["first_token_at"] - r["sent_at"]) - (i.token_times[0] - i.arrived_at)
+            for (r, i), alike in zip(pairs, same)
+            if alike
+        ]
+        answer = max(0, round(float(np.median(late)) * PS))
+        columns = {
+            "ttft": [r["first_token_at"] - r["sent_at"] for r in answered],
+            "e2el": [r["answered_at"] - r["sent_at"] for r in answered],
+        }
+        at_client = {
+            f"{each}_{name}_ms": 1e3 * float(of(values))
+            for name, values in columns.items()
+            for each, of in _STATISTICS.items()
+        }
+        costs = replace(self.costs, request=0, answer=answer)
+        return replace(self, costs=costs, at_client=at_client)
+
+
+@functools.cache
+def own_server(path: Path, client: Path | None) -> OwnServer:
+    """Return `OwnServer.of`, read once. Raises RunError."""
+    return OwnServer.of(path, client)
+
+
+_STATISTICS: dict[str, Callable[[Any], Any]] = {
+    "mean": np.mean,
+    "p50": np.median,
+    "p99": lambda values: np.percentile(values, 99),
+}
+
+
+def _within(errors: Mapping[str, float]) -> str:
+    """Return how far the simulation is from what was measured, in a sentence."""
+    most = {
+        part: max((error, key) for key, error in errors.items() if key.startswith("p99") == tail)
+        for part, tail in (("whole", False), ("tail", True))
+    }
+    (whole, _), (tail, key) = most["whole"], most["tail"]
+    return (
+        f"Your server is foreseen within {_percent(whole)} in its throughput and in means and "
+        f"medians of latencies, and within {_percent(tail)} in their p99 (most in "
+        f"{SHOWN[key].split()[0]})."
+    )
+
+
+def _percent(error: float) -> str:
+    return f"{math.ceil(100 * error)}%"

@@ -1,0 +1,57 @@
+"""The options of `./simulate.sh --vllm FILE`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from client import arguments
+from client.arguments import OF_WORKLOAD
+from client.runs import RunError
+from compare.options import chosen
+from compare.variants import Variant
+from config import ConfigError
+from simulate.costs import save
+from simulate.vllm.foreseen import own_server
+
+RECORDED = "recorded"  # the variant with the recorded settings
+SEEDS = 8  # of several variants, unless --repeats is given
+AS_RECORDED = Variant("dynamic", {})
+# flags that say which requests are sent, in place of the recorded ones
+REQUESTS = ("trace", "numsamples", "sweep", *OF_WORKLOAD)
+
+
+def options(
+    known: argparse.Namespace, given: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of Options of a comparison with the recorded server, and the further ones
+    of Simulation; write --save-costs. Raises ConfigError.
+    """
+    client = vars(known)["with"]
+    try:
+        own = own_server(Path(known.vllm), Path(client) if client else None)
+    except RunError as error:
+        raise ConfigError(str(error)) from None
+    drawn = [name for name in REQUESTS if getattr(known, name)]
+    if known.plan:
+        raise ConfigError("--plan draws requests of its own; give it --costs, from --save-costs")
+    compared = chosen(known, AS_RECORDED.mode)
+    asked = compared["variants"] if known.variant or known.modes else {}
+    if AS_RECORDED not in asked.values():
+        if RECORDED in asked:
+            raise ConfigError(
+                f"{RECORDED} is the name of the server as it was recorded; name others"
+            )
+        asked = {RECORDED: AS_RECORDED, **asked}
+    base = next(name for name, each in asked.items() if each == AS_RECORDED)
+    compared |= {"variants": asked, "baseline": known.baseline or base, "stream": True}
+    if len(asked) > 1 and "--repeats" not in given and not known.trace:
+        compared["repeats"] = SEEDS
+    if known.save_costs:
+        path = arguments.file(known.save_costs)
+        if path.suffix != ".json":
+            raise ConfigError(f"--save-costs {path}: give a name that ends in .json")
+        save(own.costs, path)
+    return compared, {"own": own, "replays": not drawn}

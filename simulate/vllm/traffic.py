@@ -1,0 +1,135 @@
+"""The requests of a recording as a trace: as they came, or their minutes drawn anew."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from client.draws import BlockIds
+from client.outcomes import Answer, Outcome, Outcomes
+from client.runs import RunError
+from client.traces import ANONYMOUS, LIMITED, Request, Trace
+from scheduling.inference import Inference, State
+from simulate.vllm.costs import parts_of
+from simulate.vllm.recording import HASH, Recording
+from stats import times_of, timings_of
+
+OWN = 2**48  # ids from here on are of one request alone; those of shared blocks are below
+
+
+class Traffic:
+    """Requests of a recording that was read to its end, without those that began before it, got no
+    token, or failed. Times are seconds from the first arrival.
+    """
+
+    def __init__(self, recording: Recording):
+        begun_before = {asked.number for asked in recording.head.in_flight}
+        served = [
+            inference
+            for inference in recording.requests.values()
+            if inference.token_times
+            and inference.id not in begun_before
+            and inference.state is not State.FAILED
+        ]
+        if not served:
+            raise RunError(f"{recording.path} has no request that got a token; send vLLM load")
+        self.left_out = len(recording.requests) - len(served)
+        self.served = sorted(served, key=lambda inference: inference.arrived_at)
+        self.zero = self.served[0].arrived_at
+        self.block_size = recording.head.block_size
+        self.at = np.array([inference.arrived_at - self.zero for inference in self.served])
+        levels = sorted({each.priority for each in recording.asked.values()})
+        self._levels = {}
+        if len(levels) > 1:  # in vLLM the lowest number goes first
+            self._levels = {priority: k for k, priority in enumerate(levels, 1)}
+        self._ids = self._shared_blocks(recording) if recording.head.prefix_caching else {}
+        last = max(inference.token_times[-1] for inference in self.served)
+        self.part_s = parts_of(self.zero, last)
+
+    def _shared_blocks(self, recording: Recording) -> dict[int, list[int]]:
+        """Return an id for each block of a request, up to the last that another has too."""
+        blocks = {
+            i.id: [text[k : k + HASH] for k in range(0, len(text), HASH)]
+            for i in self.served
+            if (text := recording.hashes[i.id])
+        }
+        times = Counter(each for one in blocks.values() for each in one)
+        numbers = {text: k for k, text in enumerate(times) if times[text] > 1}
+        return {id_: [numbers[t] for t in one if t in numbers] for id_, one in blocks.items()}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max(len(i.prompt_ids) + len(i.tokens) for i in self.served)
+
+    @property
+    def n_levels(self) -> int:
+        return len(self._levels)
+
+    def level(self, priority: int) -> int:
+        """Return a request's level, 1 the highest; 0: levels have no meaning."""
+        return self._levels.get(priority, 0)
+
+    def trace(self, seed: int) -> Trace:
+        """Return the requests as they came (seed 0), or a bootstrap of their minutes: as many,
+        drawn with replacement, one after another.
+        """
+        numbers, at = np.arange(len(self.served)), self.at
+        if seed:
+            part = (self.at / self.part_s).astype(int)
+            drawn = np.random.default_rng([seed, 13]).integers(0, part[-1] + 1, part[-1] + 1)
+            chosen = [np.flatnonzero(part == one) for one in drawn.tolist()]
+            shifts = [self.part_s * (k - one) for k, one in enumerate(drawn.tolist())]
+            numbers = np.concatenate(chosen)
+            at = np.concatenate([self.at[which] + by for which, by in zip(chosen, shifts)])
+        return self._trace(numbers, np.round(at, 6))
+
+    def _trace(self, numbers: np.ndarray, at: np.ndarray) -> Trace:
+        n, served = len(numbers), [self.served[number] for number in numbers.tolist()]
+        zeros = np.zeros(n, int)
+        return Trace(
+            functools.partial(self._request, served, at), np.arange(n), at,
+            np.array([len(inference.tokens) for inference in served]), zeros, [ANONYMOUS],
+            np.array([self.level(inference.priority) for inference in served]), zeros, [ANONYMOUS],
+            {name: np.full(n, np.inf) for name in LIMITED},
+            np.full(n, -1), np.full(n, np.nan), None,
+        )  # fmt: skip
+
+    def _request(self, served: Sequence[Inference], at: np.ndarray, i: int) -> Request:
+        """Return a request, unchecked: a prompt may have 131,072 ids, which are not there."""
+        inference = served[i]
+        return Request.model_construct(
+            id=i, at=float(at[i]), num_tokens=len(inference.tokens), seed=i,
+            priority=self.level(inference.priority) or None, prompt_ids=self.ids(inference, i),
+        )  # fmt: skip
+
+    def ids(self, inference: Inference, own: int) -> BlockIds:
+        blocks = self._ids.get(inference.id, ())
+        return BlockIds(blocks, self.block_size, len(inference.prompt_ids), OWN + own)
+
+    def outcomes(self) -> tuple[Trace, Outcomes]:
+        """Return the requests as they came, and as vLLM served them."""
+        trace = self.trace(0)
+        outcomes = Outcomes(len(trace), whole=True)
+        for i, inference in enumerate(self.served):
+            outcomes.add(i, self._outcome(trace[i], inference))
+        return trace, outcomes
+
+    def _outcome(self, request: Request, inference: Inference) -> Outcome:
+        inference.answered_at = inference.token_times[-1]
+        times = times_of(inference)
+        at = inference.arrived_at - self.zero
+        first, last = (each - self.zero for each in (times.first_token_at, times.last_token_at))
+        lengths = len(inference.prompt_ids), len(inference.tokens)
+        gaps = times.itl_s
+        timings = timings_of(inference) | {"itl_s": gaps}
+        return Outcome(
+            request,
+            at,
+            at,
+            last,
+            Answer(request.id, at, at, first, last, last, *lengths, gaps, timings),
+        )

@@ -1,0 +1,308 @@
+"""./simulate.sh --vllm FILE: a recording's costs, traffic and schedule; and measured, foreseen."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.load import Watch
+from client.measure import measure
+from client.runs import RunError
+from client.traces import Request
+from generate.auto import build
+from scheduling.inference import Inference
+from scheduling.records import IterationRecord
+from scheduling.scheduler import Scheduler
+from simulate.costs import Costs, Line, load
+from simulate.loop import PS
+from simulate.server import SimulatedServer
+from simulate.vllm.foreseen import OwnServer
+from simulate.vllm.recording import opened
+from tests.programs import output, ran
+
+RECORDING = Path(__file__).parent / "own_vllm.jsonl.gz"  # a minute of vLLM 0.32 on a CPU
+MS = PS // 1000
+COSTS = Costs(
+    "stated",
+    Line(10 * MS, 2 * MS, MS // 1000, MS // 10),
+    decode={n: Line((8 + 2 * n) * MS, context=MS // 1000) for n in (1, 2, 4, 8)},
+    prompts=Line(MS, 0, 0, MS // 10, MS // 10000),
+    gap=MS // 2,
+)
+LIMITS = {
+    "model": "fake", "max_batch_size": 8, "token_budget": 64, "max_model_len": 4096,
+    "kv_cache": "400blocks", "block_size": 16, "kv_reservation": "demand", "budget_counts": "all",
+}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+class Recorder:
+    """Writes the lines of docs/your_vllm.md for a scheduler of ours, as any engine can."""
+
+    def __init__(self, scheduler: Scheduler, lines: list[dict[str, Any]]):
+        self._scheduler, self._lines = scheduler, lines
+        self._known: set[int] = set()
+
+    def iteration(self, record: IterationRecord) -> None:
+        rows = record.iteration.rows
+        new = [row.inference for row in rows if row.inference.id not in self._known]
+        self._known |= {inference.id for inference in new}
+        until = record.started_at + record.seconds
+        self._lines.append({
+            "at": record.started_at,
+            "until": until,
+            "new": [self._described(inference) for inference in new],
+            "rows": [[r.inference.id, r.start, r.n_tokens, int(r.samples)] for r in rows],
+            "finished": {r.inference.id: "length" for r in rows if r.inference.is_over},
+        })  # fmt: skip
+
+    def _described(self, i: Inference) -> list[Any]:
+        return [i.id, i.arrived_at, len(i.prompt_ids), i.num_tokens, i.priority, ""]
+
+    def answered(self, inference: Inference) -> None: ...
+
+
+def drawn(n: int, seed: int = 0, rate: float = 3.0) -> list[Request]:
+    chance, at, requests = random.Random(seed), 0.0, []
+    for i in range(n):
+        at += chance.expovariate(rate)
+        prompt, tokens = [1] * chance.randint(5, 150), chance.randint(2, 60)
+        requests.append(Request(id=i, at=at, prompt_ids=prompt, num_tokens=tokens))
+    return requests
+
+
+def recorded(
+    path: Path, requests: Sequence[Request], costs: Costs = COSTS, **changed: Any
+) -> tuple[Path, dict[str, Any]]:
+    """Serve requests in virtual time; return a recording of it, and what was measured."""
+    settings = LIMITS | changed
+    lines: list[dict[str, Any]] = []
+    server = SimulatedServer(
+        "it", build("dynamic", settings, {}), costs, stream=True, jump=False,
+        observe=lambda scheduler: Recorder(scheduler, lines),
+    )  # fmt: skip
+    result, _ = measure(server, requests, {}, math.inf, Watch())
+    head = {
+        "format": 2, "engine": "Ours 1.0", "model": "any", "hardware": "an abacus",
+        "max_num_seqs": settings["max_batch_size"],
+        "max_num_batched_tokens": settings["token_budget"], "num_blocks": 400, "block_size": 16,
+        "max_model_len": settings["max_model_len"],
+    }  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
+    return path, result
+
+
+def test_a_recorded_vllm_is_foreseen() -> None:
+    """Its schedule exactly; its times within what a noisy machine allows."""
+    own = OwnServer.of(RECORDING, None)
+    server = SimulatedServer("recorded", own.config, own.costs, stream=True)
+    result, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
+    facts = own.facts(result)
+    assert "plans all 1,882 recorded iterations as vLLM did" in facts["remarks"][1]
+    for words, was, now in facts["table"]:
+        if words.startswith(("throughput", "latency", "ITL mean", "rows")):
+            assert now == pytest.approx(was, rel=0.12), words
+    assert own.costs.source["residuals"]["held_out"]["whole_percent"] == pytest.approx(0, abs=8)
+
+
+def test_costs_and_measures_of_any_engine_that_writes_the_lines(tmp_path: Path) -> None:
+    """What was served by known costs has these costs, and is foreseen to the millisecond."""
+    path, measured = recorded(tmp_path / "it.jsonl", drawn(300))
+    own = OwnServer.of(path, None)
+    assert {1, 2, 4} <= own.costs.decode.keys()
+    for n in (1, 2, 4):
+        assert own.costs.decode[n].iteration == pytest.approx(COSTS.decode[n].iteration, rel=0.01)
+    assert own.costs.prompts and COSTS.prompts
+    assert own.costs.prompts.prefill == pytest.approx(COSTS.prompts.prefill, rel=0.02)
+    assert own.costs.gap == pytest.approx(COSTS.gap, rel=0.02)
+    again = own.measured
+    server = SimulatedServer("it", own.config, own.costs, stream=True)
+    simulated, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
+    for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "p99_e2el_ms", "mean_itl_ms"):
+        assert again[key] == pytest.approx(measured[key], rel=1e-3), key
+        assert simulated[key] == pytest.approx(measured[key], rel=0.02), key
+    assert again["rows"] == pytest.approx(measured["occupancy"] * 8, rel=1e-6)
+
+
+def test_stalls_of_the_machine_do_not_move_the_costs(tmp_path: Path) -> None:
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(300))
+    head, *steps = path.read_text().splitlines()
+    late, chance, lines = 0.0, random.Random(1), [head]
+    for step in map(json.loads, steps):
+        step["at"] += late
+        late += 0.3 * (chance.random() < 0.03)
+        step["until"] += late
+        lines.append(json.dumps(step))
+    path.write_text("\n".join(lines) + "\n")
+    costs = OwnServer.of(path, None).costs
+    for n in (1, 2, 4):
+        assert costs.decode[n].iteration == pytest.approx(COSTS.decode[n].iteration, rel=0.03)
+
+
+def test_contexts_of_any_length(tmp_path: Path) -> None:
+    requests = [
+        each.model_copy(update={"prompt_ids": [1] * 100_000 if i == 40 else each.prompt_ids})
+        for i, each in enumerate(drawn(120))
+    ]
+    path, measured = recorded(
+        tmp_path / "it.jsonl", requests, max_model_len=131_072, token_budget=2048,
+        kv_cache="9000blocks",
+    )  # fmt: skip
+    text = path.read_text().replace('"num_blocks": 400', '"num_blocks": 9000')
+    path.write_text(text)
+    own = OwnServer.of(path, None)
+    assert own.config.max_model_len == 131_072
+    server = SimulatedServer("it", own.config, own.costs, stream=True)
+    simulated, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
+    assert simulated["output_throughput"] == pytest.approx(measured["output_throughput"], rel=0.05)
+
+
+def test_other_seeds_draw_the_recorded_minutes(tmp_path: Path) -> None:
+    own = OwnServer.of(recorded(tmp_path / "it.jsonl", drawn(200))[0], None)
+    as_recorded, other = own.traffic.trace(0), own.traffic.trace(1)
+    lengths = {(len(r.prompt_ids or ()), r.num_tokens) for r in as_recorded}
+    assert {(len(r.prompt_ids or ()), r.num_tokens) for r in other} <= lengths
+    assert list(other.at) != list(as_recorded.at) and other.at.max() < as_recorded.at.max() * 1.2
+    assert np.array_equal(own.traffic.trace(1).at, other.at), "the same for a seed"
+    assert own.factor(0) == 1
+
+
+def cached(tmp_path: Path, turns: int = 3) -> Path:
+    """A recording with prefix caching: conversations whose later turns repeat the answers too."""
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(60))
+    head, *lines = path.read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    for step in steps:
+        step["hashes"] = {}
+        for new in step["new"]:
+            number, _, prompt, most, *_ = new
+            conversation, turn = divmod(number, turns)
+            # blocks of a conversation are numbered; its turns share the first 4 of them
+            names = [f"{conversation:04}{k:04}" for k in range((prompt + most) // 16)]
+            names = [f"{n}" if k < 4 else f"{turn}{n[1:]}" for k, n in enumerate(names)]
+            new[5] = "".join(names[: prompt // 16])
+            if more := "".join(names[prompt // 16 :]):
+                last = next(s for s in steps if str(number) in s["finished"])
+                last.setdefault("hashes", {})[str(number)] = more
+    text = json.dumps(json.loads(head) | {"prefix_caching": True})
+    path.write_text("\n".join([text, *map(json.dumps, steps)]) + "\n")
+    return path
+
+
+def test_prefixes_are_found_by_recorded_hashes_with_and_without_jumps(tmp_path: Path) -> None:
+    """Later turns find what earlier ones computed, prompts and answers, but nothing by chance."""
+    own = OwnServer.of(cached(tmp_path), None)
+    found = []
+    for jump in (True, False):
+        server = SimulatedServer("it", own.config, own.costs, stream=True, jump=jump)
+        result, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
+        found.append(result["server"]["cached_tokens"])
+    assert found[0] == found[1] > 0
+    most = sum(min(64, len(i.prompt_ids) - 1) // 16 * 16 for i in own.traffic.served if i.id % 3)
+    assert 0.5 * most <= found[0] <= most
+    smaller = own.config.model_copy(update={"block_size": 8})
+    larger = own.config.model_copy(update={"block_size": 32})
+    assert own.can_jump(smaller) and not own.can_jump(larger)
+
+
+def test_the_command_answers_and_compares(tmp_path: Path) -> None:
+    path, costs = recorded(tmp_path / "it.jsonl", drawn(150))[0], tmp_path / "mine.json"
+    words = f"--vllm {path} --jobs 1 --repeats 2 --out {tmp_path / 'out'}"
+    said = output(
+        "simulate",
+        f"{words} --save-costs {costs} --variant now= --variant two='--max-batch-size 2'",
+    )
+    assert "Your server is foreseen within" in said
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "## How well your server is foreseen" in report and "| two | × 1.05 |" in report
+    assert "two − now" in report and "a recording of Ours 1.0 (any, an abacus" in report
+    assert load(costs).decode == OwnServer.of(path, None).costs.decode
+    again = output("simulate", f"--costs {costs} --numsamples 40 --out {tmp_path / 'again'}")
+    assert "simulated" in again
+    alone = output("simulate", f"--vllm {path} --arrival burst --out {tmp_path / 'alone'}")
+    assert "recorded: 150 answered" in alone
+
+
+def bench(path: Path, recording: Path, late_s: float) -> Path:
+    """What `vllm bench serve --save-detailed` saves of a recording's requests."""
+    served = OwnServer.of(recording, None).traffic.served
+    first = [i.token_times[0] - i.arrived_at + late_s for i in served]
+    whole = [i.token_times[-1] - i.arrived_at + late_s for i in served]
+    columns = {
+        "start_times": [i.arrived_at for i in served], "ttfts": first, "latencies": whole,
+        "input_lens": [len(i.prompt_ids) for i in served],
+        "output_lens": [len(i.tokens) for i in served], "errors": [""] * len(served),
+    }  # fmt: skip
+    numbers = {
+        "endpoint_type": "openai", "request_rate": "inf", "burstiness": 1.0, "model_id": "any",
+        "date": "20261127", "completed": len(served), "failed": 0, "duration": 1.0,
+        "total_input_tokens": 1, "total_output_tokens": 1, "request_throughput": 1.0,
+        "output_throughput": 1.0, "total_token_throughput": 1.0,
+    }  # fmt: skip
+    path.write_text(json.dumps(columns | numbers))
+    return path
+
+
+def test_a_clients_run_adds_https_share(tmp_path: Path) -> None:
+    recording, _ = recorded(tmp_path / "it.jsonl", drawn(100))
+    own = OwnServer.of(recording, bench(tmp_path / "bench.json", recording, 0.25))
+    assert own.costs.answer == pytest.approx(0.25 * PS, rel=1e-6)
+    alone = OwnServer.of(recording, None)
+    late = own.measured["mean_ttft_ms"] - alone.measured["mean_ttft_ms"]
+    assert late == pytest.approx(250, abs=1)
+    other, _ = recorded(tmp_path / "other.jsonl", drawn(100, seed=7))
+    with pytest.raises(RunError, match="which are not the last ones of"):
+        OwnServer.of(recording, bench(tmp_path / "bench.json", other, 0.25))
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (lambda lines: ["INFO vLLM engine"], "is no recording of vLLM, whose log in text is none"),
+    (lambda lines: [lines[0].replace('"format": 2', '"format": 3'), *lines[1:]], "formats 1 and 2"),
+    (lambda lines: ['{"format":2,"unknown":["LoRA adapters"],' + lines[0][1:], *lines[1:]],
+     "was recorded with LoRA adapters, which is not simulated; record vLLM without"),
+    (lambda lines: lines[:1], "has no iterations yet; send vLLM some requests first"),
+    (lambda lines: lines[:40], "costs need 300; record vLLM under load for some minutes"),
+    (lambda lines: [lines[0], lines[1][:30], *lines[2:]], "line 2 is no iteration ("),
+    (lambda lines: [lines[0], *lines[50:]], "is in no earlier line; a recording must have all"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
+    change: Any, sentence: str, tmp_path: Path
+) -> None:
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(60))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(change(lines)) + "\n")
+    done = ran("simulate", "--vllm", str(path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
+    assert sentence in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(60))
+    whole = OwnServer.of(path, None)
+    path.write_text(path.read_text()[:-20])
+    cut = OwnServer.of(path, None)
+    assert cut.recording.is_cut and not whole.recording.is_cut
+    assert len(cut.traffic.served) == len(whole.traffic.served)
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--with runs/x", "--with and --save-costs belong to --vllm; add it"),
+    (f"--vllm {RECORDING} --plan --slo ttft:9", "give it --costs, from --save-costs"),
+    (f"--vllm {RECORDING} --save-costs x.txt", "give a name that ends in .json"),
+    (f"--vllm {RECORDING} --variant recorded=static", "recorded is the name of the server as it"),
+])  # fmt: skip
+def test_flags_that_do_not_go_with_a_recording(words: str, sentence: str, tmp_path: Path) -> None:
+    done = ran("simulate", *words.split(), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr
+
+
+def test_the_first_line_names_what_was_served() -> None:
+    with opened(RECORDING) as file:
+        assert json.loads(file.readline())["vllm"] == "0.32.0"
