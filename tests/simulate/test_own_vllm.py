@@ -127,7 +127,7 @@ def test_costs_and_measures_of_any_engine_that_writes_the_lines(tmp_path: Path) 
     simulated, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "p99_e2el_ms", "mean_itl_ms"):
         assert again[key] == pytest.approx(measured[key], rel=1e-3), key
-        assert simulated[key] == pytest.approx(measured[key], rel=0.02), key
+        assert simulated[key] == pytest.approx(measured[key], rel=0.05), key
     assert again["rows"] == pytest.approx(measured["occupancy"] * 8, rel=1e-6)
 
 
