@@ -34,7 +34,7 @@ from tests.programs import ran
     ("gpu", "", "device cuda: no GPU is usable here; use --device cpu"),
     ("gpu", "--port 1", "unknown flag --port"),
     ("costs", "--model fake --name fake", "give another --name"),
-    ("costs", "--seed 1", "--seed is no longer a flag: the traffic of each round is drawn by the"),
+    ("costs", "--seed 1", "--seed is no longer a flag: all traffic is drawn from one seed"),
     ("costs", "--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
     ("faults", "--only nothing", "no fault has these words in its name"),
 ])  # fmt: skip
