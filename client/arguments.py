@@ -12,15 +12,16 @@ from typing import Any
 from client import draws
 from client.traces import BLOCK, SCALES
 from client.users import Users
-from client.workloads import PROMPTS, SELECTIONS
+from client.workloads import PROMPTS
 from config import ConfigError, flag
 from stats import LIMITED
 
 Flags = dict[str, dict[str, Any]]  # each with the options of argparse's `add_argument`
 DRAWN: Flags = {  # each a field of Workload
     "--lengths": {"help": f"completion lengths: {draws.LENGTHS} (default: normal)"},
-    "--selection": {"choices": SELECTIONS, "help":
-        "order of the lengths: random or descend (longest first; default: random)"},
+    "--prompt-lengths": {"help":
+        "token ids of prompts: the same distributions; implies --prompts ids (default: |N(10, 10)| "
+        "words)"},
     "--prompts": {"choices": PROMPTS, "help":
         "text: counting words; ids: as many random token ids below 256, which every tokenizer has "
         "(default: text)"},
@@ -54,7 +55,7 @@ WORKLOAD: Flags = DRAWN | {
         f"completions shrink by the same factor (a power of two; default: {BLOCK}, unchanged)"},
 }  # fmt: skip
 OF_WORKLOAD = [name.removeprefix("--").replace("-", "_") for name in DRAWN]
-OF_USERS = ("arrival", "wait", "lengths", "selection", "sessions")  # what --users say themselves
+OF_USERS = ("arrival", "lengths", "sessions")  # what --users say themselves
 
 
 def add(parser: argparse._ActionsContainer, flags: Flags) -> None:

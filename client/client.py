@@ -63,10 +63,7 @@ ONE: arguments.Flags = {
 }
 LOAD: arguments.Flags = {
     "--numsamples": {"type": int, "help": "number of requests"},
-    "--numtokens_range": {"type": int, "nargs": "+", "metavar": "N", "help":
-        "the same as --lengths choice:N,N,…"},
     "--arrival": {"help": f"{ARRIVALS} (default: wait:1)"},
-    "--wait": {"type": float, "metavar": "S", "help": "the same as --arrival wait:S"},
     "--seed": {"type": int, "default": 0, "help": "seed of the workload (default: 0)"},
     "--stream": {"action": "store_true", "help":
         "ask for streams (OpenAI's requests always do)"},
@@ -103,12 +100,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     arguments.add(parser.add_argument_group("a load"), LOAD | arguments.WORKLOAD)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
-    if known.numtokens_range:
-        known.lengths = "choice:" + ",".join(map(str, known.numtokens_range))
-    pairs = ("prompt", "numsamples"), ("prompt", "trace"), ("prompt", "users"), ("arrival", "wait")
-    for first, second in pairs:
-        if getattr(known, first) is not None and getattr(known, second) is not None:
-            parser.error(f"--{first} and --{second} contradict each other; leave one out")
+    for load in ("numsamples", "trace", "users"):
+        if known.prompt is not None and getattr(known, load) is not None:
+            parser.error(f"--prompt and --{load} contradict each other; leave one out")
     arguments.check_numbers(known)
     if wrong := arguments.contradiction(known):
         parser.error(wrong)
@@ -138,12 +132,11 @@ def one_prompt(url: str, known: argparse.Namespace) -> None:
 
 def load_of(known: argparse.Namespace) -> tuple[Sequence[Request], dict[str, Any]]:
     """Return the requests to send, and their description in a report. Raises WorkloadError."""
-    arrival = known.arrival or (None if known.wait is None else f"wait:{known.wait}")
     if known.trace:
-        requests, words = replayed(known.trace, known.scale, arrival, known.seed)
+        requests, words = replayed(known.trace, known.scale, known.arrival, known.seed)
     else:
         workload = Workload(**arguments.given_workload(known), seed=known.seed)
-        arrival = arrival or "wait:1"
+        arrival = known.arrival or "wait:1"
         requests = workload.requests(known.numsamples, arrival)
         words = {"arrival": arrival} | workload.words
     return requests, describe(requests) | words

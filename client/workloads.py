@@ -18,7 +18,6 @@ from client.traces import ANONYMOUS, LIMITED, Request, Trace, openings
 from client.users import Drawn, Users, read_priorities, read_slo_mix
 from scheduling.inference import Slo
 
-SELECTIONS = ("random", "descend")
 PROMPTS = ("text", "ids")
 # between the seeds of two traces' requests: what is drawn by them differs from trace to trace, such
 # as the texts, and the errors of a length predictor
@@ -32,8 +31,8 @@ class Workload:
 
     Lengths: `normal` is the original experiment's clip(|⌈N(100, 100)⌉|, 1, 200), `choice` its
     choice of 1, 25 and 100; `exponential` and `lognormal` are rounded up, and cut at their cap.
-    Selection: `random`, or `descend` for the longest first. Prompts: `text`, or random `ids`, as
-    many as there would be words; `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
+    Prompts: `text`, or random `ids`, as many as there would be words, or as `prompt_lengths` says;
+    `prefixes` ("K:TOKENS:ZIPF") put shared ids before them.
     `sessions` ("TURNS:THINK_S") make conversations of the requests; `priorities` ("SHARE:LEVEL"
     each) draw a level for each request or conversation, `slo_mix` ("SHARE:NAME=ttft:MS,tpot:MS"
     each) a class with limits, `adapters` ("N:DISTRIBUTION") a LoRA adapter. None of this changes
@@ -45,10 +44,10 @@ class Workload:
     def __init__(
         self,
         lengths: str | None = None,
-        selection: str | None = None,
         seed: int = 0,
         temperature: float = 0.0,
         prompts: str | None = None,
+        prompt_lengths: str | None = None,
         prefixes: str | None = None,
         sessions: str | None = None,
         users: Sequence[str] | None = None,
@@ -57,9 +56,9 @@ class Workload:
         adapters: str | None = None,
     ):
         lengths = "normal" if lengths is None else lengths
-        selection = "random" if selection is None else selection
-        assert selection in SELECTIONS and prompts in (None, *PROMPTS), "choices of the flags"
+        assert prompts in (None, *PROMPTS), "choices of the flag"
         self._draw_lengths = draws.lengths(lengths)
+        self._draw_prompts = draws.lengths(prompt_lengths) if prompt_lengths else None
         self._prefixes = Prefixes.parse(prefixes) if prefixes else None
         self._sessions = Sessions.parse(sessions) if sessions else None
         self._users = Users(users) if users else None
@@ -68,18 +67,21 @@ class Workload:
         self._draw_adapters: Callable[[int, int], Sequence[str | None]] = lambda n, seed: [None] * n
         if adapters:
             self._draw_adapters = draws.adapters(adapters)
-        if prefixes and prompts == "text":
-            raise WorkloadError("shared prefixes are token ids; leave out --prompts text")
-        if sessions and (prefixes or prompts == "ids"):
+        if (prefixes or prompt_lengths) and prompts == "text":
+            raise WorkloadError(
+                "shared prefixes and prompts of stated lengths are token ids; leave out --prompts "
+                "text"
+            )
+        self._as_ids = prompts == "ids" or bool(prefixes or prompt_lengths)
+        if sessions and self._as_ids:
             raise WorkloadError(
                 "a conversation is text, as its answers are, and shares its own past; with "
-                "--sessions leave out --prompts ids and --prefixes"
+                "--sessions leave out --prompts ids, --prompt-lengths and --prefixes"
             )
-        self._as_ids = prompts == "ids" or prefixes is not None
         self._turns = self._sessions.turns if self._sessions else 1
-        self.selection, self.seed, self.temperature = selection, seed, temperature
+        self.seed, self.temperature = seed, temperature
         words = {
-            "lengths": "of each user" if users else lengths, "selection": selection,
+            "lengths": "of each user" if users else lengths, "prompt_lengths": prompt_lengths,
             "prefixes": prefixes, "prompts": "ids" if self._as_ids else None,
             "sessions": sessions, "priorities": " ".join(priorities or ()),
             "slo_mix": " ".join(slo_mix or ()), "adapters": adapters,
@@ -104,19 +106,22 @@ class Workload:
         rng = np.random.default_rng(self.seed)
         if self._users:
             drawn = self._users.draw(n, self.seed)
-            words = folded_normal(rng, len(drawn.at), mean=10, std=10, most=64)
+            words = self._prompt_lengths(rng, len(drawn.at))
             return self._trace(Arrivals(drawn.at), drawn.num_tokens, words, "", drawn)
         assert n is not None, "only users can have a stated end instead"
         tokens = self._draw_lengths(rng, n)
         if scaled:
             self._to_mean(tokens)
-        words = folded_normal(rng, n, mean=10, std=10, most=64)
-        if self.selection == "descend":
-            longest_first = np.argsort(-tokens, kind="stable")
-            tokens, words = tokens[longest_first], words[longest_first]
+        words = self._prompt_lengths(rng, n)
         conversations = math.ceil(n / self._turns)
         opening = openings(arrival, conversations, self.seed, scaled, self._turns > 1)
         return self._trace(opening, tokens, words, arrival if scaled else "")
+
+    def _prompt_lengths(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """Return the words, or token ids, of n prompts. rng: after the completions' lengths."""
+        if self._draw_prompts:
+            return self._draw_prompts(np.random.default_rng([self.seed, 14]), n)
+        return folded_normal(rng, n, mean=10, std=10, most=64)
 
     def _trace(
         self,

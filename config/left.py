@@ -32,6 +32,7 @@ LEFT = {
     "out",
     "norms": "norms are ours where attention or linear layers are; use --kernels plain for "
     "PyTorch's",
+    "numtokens_range": "--lengths choice:N,N draws completion tokens from these numbers",
     "padded_compact": "a rectangle is copied as soon as half of its keys and values would be "
     "saved; leave it out",
     "preemption": "what a preempted request has computed is computed again; leave it out",
@@ -44,6 +45,7 @@ LEFT = {
     "ray": "--jobs N shares simulations among N processes of this machine",
     "sampler": "tokens are drawn by our kernel where attention or linear layers are ours; use "
     "--kernels plain for PyTorch's operations",
+    "selection": "lengths are in the order in which they are drawn; leave it out",
     "sampling_seed": "every request has a seed of its own, the field `seed`; leave it out",
     "tbt_ms": "--prefill adaptive:MS keeps gaps between tokens within MS milliseconds",
     "step": "a simulation jumps over equal iterations, with the results of one by one; leave it "
@@ -52,6 +54,7 @@ LEFT = {
     "save_trace": "client/client.py --out FOLDER saves the run, with its trace.jsonl",
     "temperature": "it is a field of a request; send one by POST /inference, or with --trace",
     "timeline": "python -m simulate.saved_page RUN shows a run's rows as a page; leave it out",
+    "wait": "--arrival wait:S is the same",
     "weights_seed": "the seed of random weights is 0; leave it out",
 }
 # settings that a saved run may have used, and the only value of today

@@ -299,7 +299,8 @@ def foreseen(run: Run) -> list[str]:
 
 # ---- how it was made
 
-SHOWN = "lengths prompts prefixes sessions priorities slo_mix adapters scale"  # of a workload
+# of a workload
+SHOWN = "lengths prompt_lengths prompts prefixes sessions priorities slo_mix adapters scale"
 
 
 def marked(run: Run) -> str:

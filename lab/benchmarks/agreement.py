@@ -126,7 +126,7 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
 
 def main() -> None:
     options, configs = BENCHMARK.configs(
-        lambda options: BASIC[::-1],
+        BASIC[::-1],
         token_budget=280,
         kv_cache="1GB",  # the oracle needs memory beside the engine
     )

@@ -1,6 +1,6 @@
 """Costs of an iteration on this machine: results/costs/NAME.json, which simulations use.
 
-    python -m lab.benchmarks.costs --model demo [--name NAME] [--more] [any setting of the engine]
+    python -m lab.benchmarks.costs --model demo [--name NAME] [any setting of the engine]
 
 A real server gets many kinds of iterations, and what it reports of them is fitted: every number of
 rows with contexts up to the longest, chunks of prompts alone and beside rows that decode. Rounds of
@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel
 
 from client.calls import ServerError, get, post
 from client.load import Watch, replay
-from client.machine import ROOT, processor
+from client.machine import processor
 from client.measure import Target, stats_of, warm_up
 from client.outcomes import Outcome
 from client.traces import Request
@@ -43,7 +42,6 @@ from simulate.fitting import Served, fit, observe, residuals
 # completion tokens of a request at most: as many as take LONG_S alone. A server that was idle is
 # cold for some 10 ms, which must not be the half of what is fitted
 LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
-KEPT = ROOT / "runs" / "costs"  # rounds, for --more
 LOADS = (0.5, 0.85)  # of held-out traffic, as parts of the rate of a burst of it
 BENCHMARK = Benchmark(
     "costs",
@@ -51,13 +49,15 @@ BENCHMARK = Benchmark(
     {
         "--name": (str, "name of the costs, if not the model's (fake: fake-server)"),
         "--seconds": (90.0, "seconds after which no new round begins; one is always run"),
-        "--more": (False, "fit the rounds of earlier calls, too: a machine's speed changes"),
         "--out": (FOLDER, "folder"),
     },
     # one schedule is fitted: of `dynamic`, with blocks whole or on demand
     PREFIXES
     | {"mode", "loop_interval_ms", "ahead", *ONLY_IN, *ONLY_OVER_HTTP} - {"kv_reservation"},
-    {"seed": "the traffic of each round is drawn by the round's number; leave it out"},
+    {
+        "more": "one call measures until --seconds are over; give it more of them",
+        "seed": "all traffic is drawn from one seed; leave it out",
+    },
 )
 
 
@@ -72,14 +72,6 @@ class Segment(NamedTuple):
     held_out: bool  # of the fit
     served: list[Served]
     iterations: list[list[float]]  # [started_at, seconds, live rows] each
-
-
-class Rounds(BaseModel):
-    """Traffic of a server with these settings; a file of it is for `--more`."""
-
-    config: Config
-    number: int = 0
-    segments: list[Segment] = []
 
 
 class _Senders(Watch):
@@ -171,13 +163,13 @@ class TrafficServer:
         )  # fmt: skip
 
 
-def measure(server: TrafficServer, seconds: float, seed: int) -> Iterator[list[Segment]]:
+def measure(server: TrafficServer, seconds: float) -> Iterator[list[Segment]]:
     """Rounds until so many seconds are over; one at least."""
     start = time.monotonic()
     rows = server.config.max_batch_size
     few = sorted({1, math.isqrt(rows), rows})
-    rng = random.Random(seed)
-    fitted, other = (Traffic(server.config, seed + k, server.tokens) for k in (0, 1))
+    rng = random.Random(0)
+    fitted, other = (Traffic(server.config, seed, server.tokens) for seed in (0, 1))
     for load in itertools.cycle(LOADS):
         kinds: list[Any] = [("burst", fitted.together(n)) for n in at_once(server.config)]
         kinds += [("loop", fitted.loop(users)) for users in few]
@@ -203,21 +195,10 @@ def at_once(config: Config) -> list[int]:
     return sorted(config.decoder_batch_sizes or (n for n in sizes if n <= config.max_batch_size))
 
 
-def kept(name: str, config: Config) -> Rounds:
-    """The rounds of earlier calls. Raises ConfigError if there are none, or of other settings."""
-    try:
-        rounds = Rounds.model_validate_json((KEPT / f"{name}.json").read_text())
-    except (OSError, ValueError):
-        raise ConfigError(f"--more: no rounds of {name} are kept here; leave it out") from None
-    if rounds.config.model_copy(update={"port": config.port}) != config:
-        raise ConfigError(f"--more: the rounds of {name} are of other settings; leave it out")
-    return rounds
-
-
-def fitted(name: str, rounds: Rounds) -> Costs:
+def fitted(name: str, config: Config, rounds: Sequence[Sequence[Segment]]) -> Costs:
     """The costs by all rounds, with the residuals."""
-    config = rounds.config
-    runs = [(run, observe(config, run.served, run.iterations)) for run in rounds.segments]
+    segments = itertools.chain(*rounds)
+    runs = [(run, observe(config, run.served, run.iterations)) for run in segments]
     train = [(run, observed) for run, observed in runs if not run.held_out]
     mixed = [observed for run, observed in train if run.arrivals != "burst" and not run.streamed]
     everything = [each for _, observed in train for each in observed]
@@ -228,7 +209,7 @@ def fitted(name: str, rounds: Rounds) -> Costs:
         part: residuals(costs, [seen for run, seen in runs if (run.held_out, run.streamed) == kind])
         for part, kind in parts.items()
     }
-    return replace(costs, source={"residuals": errors, "rounds": rounds.number})
+    return replace(costs, source={"residuals": errors, "rounds": len(rounds)})
 
 
 def http(segments: Sequence[Segment]) -> dict[str, Any]:
@@ -275,13 +256,8 @@ def main() -> None:
         raise ConfigError(f"{name} are the costs that need no file; give another --name")
     with server("dynamic", chosen_settings(options)) as url:
         traffic = TrafficServer(url)
-        rounds = kept(name, traffic.config) if options.more else Rounds(config=traffic.config)
-        for segments in measure(traffic, options.seconds, rounds.number):
-            rounds.segments.extend(segments)
-            rounds.number += 1
-    costs = fitted(name, rounds)
-    KEPT.mkdir(parents=True, exist_ok=True)
-    (KEPT / f"{name}.json").write_text(rounds.model_dump_json())
+        rounds = [*measure(traffic, options.seconds)]
+    costs = fitted(name, traffic.config, rounds)
     for part, errors in costs.source["residuals"].items():
         print(f"{part}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
     record = BENCHMARK.record([config])

@@ -65,9 +65,7 @@ class Benchmark:
     def parser(self, most_used: Sequence[str] = ()) -> Parser:
         parser = Parser(description=self.description, usage=argparse.SUPPRESS, most_used=most_used)
         for flag, (default, text) in self.options.items():
-            if default is False:
-                parser.add_argument(flag, action="store_true", help=text)
-            elif default == []:
+            if default == []:
                 parser.add_argument(flag, action="append", default=default, help=text)
             elif callable(default):
                 parser.add_argument(flag, type=default, help=f"{text} (default: none)")
@@ -78,9 +76,7 @@ class Benchmark:
         return parser
 
     def configs(
-        self,
-        modes: Callable[[argparse.Namespace], Sequence[str]] = lambda options: ["dynamic"],
-        **defaults: Any,
+        self, modes: Sequence[str] = ("dynamic",), **defaults: Any
     ) -> tuple[argparse.Namespace, list[Config]]:
         """Parse options and settings; return the options, and a Config for each mode.
 
@@ -97,10 +93,10 @@ class Benchmark:
         values = {name: value for name, value in values.items() if name not in self.unused}
         if "tokenizer" in self.unused:
             values["tokenizer"] = "bytes"  # which fits every vocabulary
-        chosen, names, configs = chosen_settings(options), modes(options), []
-        for mode in names:
+        chosen, configs = chosen_settings(options), []
+        for mode in modes:
             # a flag that no mode knows stays, so that `build` refuses it
-            elsewhere = {name for name in chosen if any(meaningful(name, other) for other in names)}
+            elsewhere = {name for name in chosen if any(meaningful(name, other) for other in modes)}
             flags = {k: v for k, v in chosen.items() if meaningful(k, mode) or k not in elsewhere}
             configs.append(build(mode, flags, values))
         if self.of_engine and any(c.model == "fake" or c.generator != "cached" for c in configs):

@@ -25,9 +25,8 @@ from lab.studies.study import Cases, Study
 from simulate.costs import CostsError
 
 NAMES = (
-    "orders", "fair", "memory", "prefixes", "routers", "capacity", "fidelity", "vllm_schedule",
-    "arena", "prefill", "speculation", "padded", "adapters", "approximations", "apart", "ahead",
-    "peers", "own",
+    "orders", "fair", "memory", "prefixes", "routers", "fidelity", "vllm_schedule", "arena",
+    "prefill", "speculation", "padded", "adapters", "apart", "ahead", "peers", "own",
 )  # fmt: skip
 LEFT = {  # studies and flags of one, and what to do instead
     "batches": "run orders --only table=batches",
@@ -35,10 +34,11 @@ LEFT = {  # studies and flags of one, and what to do instead
     "deadlines": "run fair --only table=points",
     "http": "use the code of commit 7f5e74e",
     "swap": "use the code of commit 7f5e74e",
+    "approximations": "use the code of commit 5a02a5b; docs/simulating.md has its findings",
+    "capacity": "use the code of commit 5a02a5b; docs/measuring.md has its findings",
     "fidelity --costs": "each part has costs of its own; python -m lab.benchmarks.costs measures "
     "them anew",
     "routers --costs": "use ./simulate.sh --replicas N --router NAME --costs NAME",
-    "approximations --costs": "its costs are gpt2's; leave it out",
 }
 
 

@@ -6,7 +6,6 @@ A trace mixes kinds of requests; a load is a share of what the default completes
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -128,10 +127,8 @@ def requests_of(trace: Trace, rate: float, n: int, seed: int) -> list[Request]:
         arrival = trace.arrival.format(kind.share * rate / turns)
         of_kind = data.requests(round(kind.share * n), arrival, scaled=True)
         drawn += [request.model_copy(update=dict(kind.has)) for request in of_kind]
-    if len(trace.kinds) == 1:  # turns of conversations name others by their ids
-        return drawn
-    drawn.sort(key=operator.attrgetter("at"))
-    return [request.model_copy(update={"id": i}) for i, request in enumerate(drawn)]
+    # turns of conversations name others by their ids
+    return drawn if len(trace.kinds) == 1 else virtual.by_time(drawn)
 
 
 def serve(policy: str, trace: Trace, costs: str, requests: Sequence[Request]) -> Outcomes:

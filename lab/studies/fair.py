@@ -116,8 +116,7 @@ def trace_of(name: str, seconds: float, seed: int) -> list[Request]:
                 request.model_copy(update={"at": request.at + begins * seconds, "user": user})
                 for request in data.requests(n, f"poisson:{rate:g}", scaled=True)
             ]
-    sent.sort(key=lambda request: request.at)
-    return [request.model_copy(update={"id": i}) for i, request in enumerate(sent)]
+    return virtual.by_time(sent)
 
 
 def service(seen: Seen) -> tuple[np.ndarray, dict[str, np.ndarray]]:

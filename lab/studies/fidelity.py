@@ -22,10 +22,10 @@ from client.wire import Plain
 from client.workloads import Workload
 from compare.report.tables import markdown
 from compare.servers import server
-from config import Config, in_todays_names
+from config import Config
 from lab.studies import virtual
 from lab.studies.runner import FinishedRuns
-from lab.studies.study import Case, Cases, Panel, Study, Table, mean, only
+from lab.studies.study import Case, Cases, Panel, Study, Table, load_of, mean, only
 from simulate.costs import load
 from simulate.server import SimulatedServer
 
@@ -187,9 +187,7 @@ def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
         costs = load(MODELS[case["part"]][0])
         for seed, repeated in enumerate(zip(*(same["seeds"] for same in only(cases, place)))):
             for name, row in repeated[0].items():
-                target = SimulatedServer(
-                    case["variant"], Config(**in_todays_names(row["config"])), costs
-                )
+                target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
                 requests = trace(case["kind"], seed, len(row["e2e_s"]), row["rate"])
                 found = compared([rows[name] for rows in repeated], measured(target, requests))
                 key = (*place.values(), name)
@@ -244,10 +242,6 @@ def columns(*names: str, verdict: bool = False) -> list[str]:
     judged = ("_verdict",) if verdict else ()
     parts = ("", "_error", "_spread", *judged)
     return [f"{name}{part}" for name in names for part in parts]
-
-
-def load_of(case: Case) -> float:
-    return float(case["load"])
 
 
 PLACE = ("part", "variant", "kind", "load")

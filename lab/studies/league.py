@@ -1,4 +1,4 @@
-"""League tables of the arena, a sentence for each of them, and a figure of all cells."""
+"""League tables of the arena, and a figure of all cells."""
 
 from __future__ import annotations
 
@@ -121,27 +121,6 @@ def _shown(cell: Cell) -> float:
     return cell.gain * (cell.verdict > 0)
 
 
-def sentence(rows: Mapping[str, Mapping[str, Cell]], load: float) -> str:
-    """Return which policies are better most often, and how many never are."""
-    counts = {
-        policy: [[cell.verdict for cell in cells.values()].count(sign) for sign in (1, -1)]
-        for policy, cells in rows.items()
-    }
-    most, n = max(better for better, _ in counts.values()), len(next(iter(rows.values())))
-    if not most:
-        return f"At a load of {load:g} no policy is shown to be better than vLLM's default."
-    leaders = ", ".join(
-        f"`{policy}` (worse on {worse})"
-        for policy, (better, worse) in counts.items()
-        if better == most
-    )
-    none = sum(not better for better, _ in counts.values())
-    return (
-        f"Best at a load of {load:g}, better than vLLM's default on {most} of {n} traces: "
-        f"{leaders}. {none} of {len(rows)} policies are better on no trace."
-    )
-
-
 def page(cases: Cases, traces: Mapping[str, str]) -> str:
     """Return all tables of all questions."""
     parts = [LEGEND, "\n".join(f"- `{name}`: {words}" for name, words in traces.items())]
@@ -151,7 +130,7 @@ def page(cases: Cases, traces: Mapping[str, str]) -> str:
         for load in sorted({case["load"] for case in known}, reverse=True):
             at_load = only(known, {"load": load})
             rows = cells_of(question, at_load)
-            parts += [sentence(rows, load), table(question, at_load, rows)] if rows else []
+            parts += [f"At a load of {load:g}:", table(question, at_load, rows)] if rows else []
     files = {case["policy"]: case["file"] for case in cases if case["file"]}
     named = ", ".join(f"`{policy}` {sha256}" for policy, sha256 in files.items())
     return "\n\n".join([*parts, *([f"Files by their SHA-256: {named}."] if files else [])])

@@ -19,7 +19,7 @@ from client.traces import Request
 from client.workloads import Workload
 from generate.fake import PREFILL_TOKEN_S
 from lab.studies import virtual
-from lab.studies.study import Against, Case, Panel, Study, Table, grid
+from lab.studies.study import Against, Case, Panel, Study, Table, grid, load_of
 from lab.studies.virtual import BLOCK, CAPACITY_SEED, VIRTUAL, Settings
 from scheduling.inference import Inference
 from stats import times_of
@@ -151,10 +151,6 @@ def oracle(inferences: Sequence[Inference]) -> int:
         tokens += BLOCK * sum(1 for _ in itertools.takewhile(known.__contains__, keys[:most]))
         known.update(keys)
     return tokens
-
-
-def load_of(case: Case) -> float:
-    return float(case["load"])
 
 
 BY = ("trace", "load", "variant")

@@ -123,6 +123,10 @@ def key_of(case: Case, key: Key) -> Any:
     return key(case) if callable(key) else case[key]
 
 
+def load_of(case: Case) -> float:
+    return float(case["load"])
+
+
 def values(case: Case, measure: str) -> list[Any]:
     """Return a measure of each seed."""
     return [seed[measure] for seed in case["seeds"]]

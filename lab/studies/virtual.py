@@ -114,6 +114,12 @@ def pool_of(requests: float, data: Workload, more: float = 0.0) -> int:
     return max(round(requests * tokens / BLOCK + more), LONGEST // BLOCK)
 
 
+def by_time(requests: Sequence[Request]) -> list[Request]:
+    """Return requests in the order of their arrivals, and numbered so."""
+    ordered = sorted(requests, key=lambda request: request.at)
+    return [request.model_copy(update={"id": i}) for i, request in enumerate(ordered)]
+
+
 def data_of(lengths: str, seed: int) -> Workload:
     return Workload(lengths, seed=seed, prompts="ids")
 

@@ -132,13 +132,30 @@ def test_prompts_are_counting_words_or_as_many_random_ids() -> None:
     assert ids == again != other
 
 
-def test_a_workload_is_the_same_for_the_same_seed_and_longest_first_when_asked() -> None:
+def test_a_workload_is_the_same_for_the_same_seed() -> None:
     one, same, other = (Workload(seed=seed).requests(50, "poisson:3") for seed in (1, 1, 2))
     assert one == same != other
-    descending = Workload(selection="descend", seed=1).requests(50, "poisson:3")
-    lengths = [request.num_tokens for request in descending]
-    assert lengths == sorted((request.num_tokens for request in one), reverse=True)
-    assert [request.at for request in descending] == [request.at for request in one]
+
+
+def test_prompts_of_stated_lengths_change_nothing_else() -> None:
+    given: dict[str, Any] = {"lengths": "uniform:5:90", "seed": 1}
+    plain = Workload(**given).requests(200, "poisson:3")
+    stated = Workload(**given, prompt_lengths="uniform:300:2000").requests(200, "poisson:3")
+    lengths = [len(ids) for ids in ids_of(stated)]
+    assert min(lengths) >= 300 and max(lengths) <= 2000 and len({*lengths}) > 100
+    assert [(r.at, r.num_tokens) for r in stated] == [(r.at, r.num_tokens) for r in plain]
+    longest = Workload(prompt_lengths="fixed:131072").requests(1)
+    assert len(ids_of(longest)[0]) == 131_072
+    shared = Workload(prompt_lengths="fixed:50", prefixes="1:30:0").requests(2)
+    assert [len(ids) for ids in ids_of(shared)] == [80, 80]
+    users = ["a,5,fixed:3", "b,5,fixed:4"]
+    assert {
+        len(ids) for ids in ids_of(Workload(users=users, prompt_lengths="fixed:7").requests(9))
+    } == {7}
+    wrongs: list[dict[str, Any]] = [{"prompts": "text"}, {"sessions": "2:1"}]
+    for wrong in wrongs:
+        with pytest.raises(WorkloadError, match="leave out --prompts"):
+            Workload(prompt_lengths="fixed:9", **wrong)
 
 
 # ---- prefixes, conversations, users, and what requests are given
@@ -287,7 +304,7 @@ def test_users_of_a_comparison_send_for_their_seconds_or_300_requests() -> None:
     ({"prefixes": "4:64"}, "give K:TOKENS:ZIPF"),
     ({"prefixes": "4:64:1", "prompts": "text"}, "leave out --prompts text"),
     ({"sessions": "3"}, "give TURNS:THINK_S"),
-    ({"sessions": "3:1", "prompts": "ids"}, "leave out --prompts ids and --prefixes"),
+    ({"sessions": "3:1", "prompts": "ids"}, "leave out --prompts ids, --prompt-lengths and"),
     ({"users": [GREEDY, GREEDY]}, "--users needs two users or more"),
     ({"users": [GREEDY, "b,2"]}, "unknown user 'b,2'; give NAME,RATE,LENGTHS"),
     ({"users": [GREEDY, "b,2,normal,9-3"]}, "unknown user 'b,2,normal,9-3'"),

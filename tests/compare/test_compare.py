@@ -156,7 +156,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
     ("--sessions 2:1", "--sessions needs an --arrival"),
     ("--sessions 2:1 --sweep", "leave out --sweep or --sessions"),
     *((f"--users a,2,normal b,2,normal,0-9 {own}", sentence) for own, sentence in (
-        ("--arrival auto", "leave out --arrival"), ("--selection descend", "out --selection"),
+        ("--arrival auto", "leave out --arrival"),
         ("--lengths normal --sessions 2:1", "leave out --lengths, --sessions"),
         ("--numsamples 9", "leave out these seconds or --numsamples"),
         ("--sweep", "--sweep sends at rates of its own, and --users have theirs"),

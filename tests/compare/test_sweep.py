@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from client.groups import describe
+from client.measure import burst_size
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
 from compare.report.sentences import point_line
 from compare.report.tables import capacity_table
 from compare.sweep import Point
+from lab.studies import virtual
 
 
 def swept(
@@ -108,6 +111,21 @@ def test_a_sweep_of_a_server_that_answers_nothing_ends() -> None:
 
     sweep.sweep(replay, Workload(), "poisson:1", 8, None, none.append)
     assert replayed == ["all at once"] and none == [] and sweep.outcome(none)["capacity"] is None
+
+
+def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
+    """Whole sweeps in virtual time. What they found once was 0.76 to 1.81 times the truth."""
+    server = virtual.server({})
+    burst = Workload(seed=virtual.CAPACITY_SEED).requests(1000, scaled=True)
+    true = virtual.while_waiting(server.replay(burst).answers.times_at_server)
+    points: list[Point] = []
+
+    def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
+        return virtual.measures(virtual.server({}), requests)
+
+    sweep.sweep(replay, Workload(), "poisson:1", burst_size(server.config), None, points.append)
+    assert sweep.outcome(points)["capacity"] == pytest.approx(true, rel=0.03)
+    assert min(point["completed"] for point in points) >= 200
 
 
 CALM = {"failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01}

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from client.traces import Request
-from config import Config, ConfigError
+from config import Config
 from generate.auto import build
-from lab.benchmarks import costs as program
 from lab.benchmarks.costs import Segment, Traffic, at_once, turns
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
@@ -20,7 +19,7 @@ from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line, load, work
 from simulate.fitting import Observed, Served, fit, observe, residuals
 from simulate.replica import Stretch
-from tests.programs import output, ran
+from tests.programs import output
 
 US = 10**6  # picoseconds
 STRAIGHT = Line(1000 * US, 60 * US, 70_000, 10 * US, 3_000)
@@ -159,24 +158,13 @@ def test_what_comes_at_once_takes_turns() -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_measures_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "KEPT", tmp_path / "rounds")
-    small = f"--model fake --max-model-len 64 --seconds 0 --out {tmp_path}".split()
-    two_rows = ["--max-batch-size", "2"]
-    with pytest.raises(ConfigError, match="no rounds of fake-server are kept"):
-        ran("lab.benchmarks.costs", *small, *two_rows, "--more")
-    assert "held_out: iterations" in output("lab.benchmarks.costs", "", *small, *two_rows)
+def test_the_command_measures_a_server(tmp_path: Path) -> None:
+    small = f"--model fake --max-model-len 64 --max-batch-size 2 --seconds 0 --out {tmp_path}"
+    assert "held_out: iterations" in output("lab.benchmarks.costs", small)
     costs = load(tmp_path / "fake-server.json")
     # a sleep is never shorter than was asked for
     assert costs.decode[1].iteration >= 1060 * US
     assert min(costs.gap + costs.gap_row, costs.request, costs.answer, costs.request_turn) > 0
-    first = costs.source
-    assert first["config"]["model"] == "fake" and first["n_blocks"] == 8 and first["commit"]
-    assert first["rounds"] == 1 and first["residuals"]["held_out"]["iterations"] > 20
-    ran("lab.benchmarks.costs", *small, *two_rows, "--more")
-    more = load(tmp_path / "fake-server.json").source
-    assert more["rounds"] == 2
-    n = [each["residuals"]["held_out"]["iterations"] for each in (first, more)]
-    assert n[1] > 1.5 * n[0], "both rounds are judged"
-    with pytest.raises(ConfigError, match="other settings"):
-        ran("lab.benchmarks.costs", *small, "--max-batch-size", "1", "--more")
+    source = costs.source
+    assert source["config"]["model"] == "fake" and source["n_blocks"] == 8 and source["commit"]
+    assert source["rounds"] == 1 and source["residuals"]["held_out"]["iterations"] > 20

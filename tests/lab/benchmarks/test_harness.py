@@ -19,7 +19,6 @@ from tests.programs import ran
 
 @pytest.mark.parametrize(("benchmark", "arguments", "sentence"), [
     ("burst", "--model demo --n 65", "--n must be from 1 to 64"),
-    ("burst", "--model demo --modes orca", "unknown mode 'orca'"),
     ("burst", "--model fake", "leave out --model fake"),
     ("burst", "--tokenizer bytes", "unknown flag --tokenizer"),
     ("burst", "--batch-size-target 3", "--batch-size-target has no meaning in mode dynamic"),
@@ -34,7 +33,7 @@ from tests.programs import ran
     ("gpu", "", "device cuda: no GPU is usable here; use --device cpu"),
     ("gpu", "--port 1", "unknown flag --port"),
     ("costs", "--model fake --name fake", "give another --name"),
-    ("costs", "--seed 1", "--seed is no longer a flag: the traffic of each round is drawn by the"),
+    ("costs", "--seed 1", "--seed is no longer a flag: all traffic is drawn from one seed"),
     ("costs", "--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
     ("faults", "--only nothing", "no fault has these words in its name"),
 ])  # fmt: skip

@@ -10,8 +10,6 @@ import pytest
 
 from client.workloads import Workload
 from lab.studies import (
-    approximations,
-    capacity,
     fair,
     fidelity,
     memory,
@@ -28,8 +26,7 @@ from scheduling.inference import CachedPrefix, Inference
 from scheduling.prefix_cache import block_keys
 from tests.programs import ran
 
-SMALL = {"orders": 63, "fair": 30, "memory": 60, "prefixes": 60, "routers": 30, "capacity": 300}
-SMALL |= {"prefill": 20, "approximations": 30}
+SMALL = {"orders": 63, "fair": 30, "memory": 60, "prefixes": 60, "routers": 30, "prefill": 20}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,33 +106,10 @@ def test_the_oracle_knows_all_that_was_served_before() -> None:
     assert prefixes.oracle([alike, turn, first]) == 0 + 48 + 16
 
 
-def test_what_does_not_bind_may_be_approximated_and_mean_lengths_keep_the_sum() -> None:
-    exact, alike = (
-        approximations.drawn(v, 2.0, 60, 1) for v in (approximations.EXACT, "mean lengths")
-    )
-    for lengths in (lambda r: len(r.ids), lambda r: r.num_tokens):
-        assert sum(map(lengths, alike)) == sum(map(lengths, exact))
-        assert max(map(lengths, alike)) - min(map(lengths, alike)) == 1
-    ample, endless, short = (
-        approximations.measures(variant, approximations.POOLS[memory], exact)
-        for variant, memory in (("exact", "ample"), ("endless memory", "short"), ("exact", "short"))
-    )
-    assert ample == endless and short["mean_ttft_ms"] > ample["mean_ttft_ms"]
-
-
 def test_of_one_replica_there_is_no_choice() -> None:
     cases = only(routers.cases(30), {"trace": "even", "replicas": 1, "stale_s": 0.0})
     random, *others = [routers.run(case, 30, 0) for case in cases]
     assert others == [random] * 4
-
-
-def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
-    """Whole sweeps. What they found once was 0.76 to 1.81 times the truth."""
-    true = capacity.true_capacity("dynamic", 1000)
-    found = capacity.run({"mode": "dynamic", "true": true}, 1000, 0)
-    assert found["ratio"] == pytest.approx(1, abs=0.03)
-    assert min(point["completed"] for point in found["points"]) >= 200
-    assert found["seconds"] < 300, "of virtual time, which a real server takes as well"
 
 
 @pytest.mark.parametrize(("simulated", "repeats", "verdict"), [
