@@ -12,24 +12,19 @@ from hypothesis import strategies as st
 
 from scheduling.adapters import Adapters, Rule
 from scheduling.history import Line
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Iteration
 from scheduling.policies import (
     Dynamic,
-    Fcfs,
-    Limits,
     NoBatching,
     Order,
     Policy,
     Srpt,
     Static,
-    View,
     Windowed,
 )
-from scheduling.prefix_cache import PrefixCache
-from scheduling.queue import Queue
 from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
-from tests.virtual import Ask, any_order, any_policy, every_policy, run
+from tests.virtual import Ask, any_order, any_policy, run
 
 # A worked example, after Orca's figures 3 and 4: two rows, an iteration per second.
 #
@@ -85,16 +80,6 @@ def test_a_long_prompt_is_computed_in_chunks_and_does_not_stall_the_row_that_dec
 def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
     served = run(Static(), [Ask(0.0, prompt=6)] * 3, max_batch_size=3, token_budget=10)
     assert (served.batches, served.chunks) == (["AB", "aBC"], [[6, 4], [1, 2, 6]])
-
-
-def test_a_policy_keeps_no_state() -> None:
-    inference, queue, pool = Inference([0], 1), Queue(), PrefixCache(1, 2)
-    queue.add(inference, by_user=False)
-    for policy in every_policy():
-        queues = [queue] * policy.n_bins
-        view = View(0.0, queues, [], pool, pool.finder(), Limits(1, 1, 2), Fcfs())
-        assert policy.plan(view) == policy.plan(view)
-        assert inference.state is State.WAITING
 
 
 RULES, WAITS = st.sampled_from(get_args(Rule)), st.sampled_from([None, 0.5, 4.0])
