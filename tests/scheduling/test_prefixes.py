@@ -311,6 +311,7 @@ MOST = Dynamic("demand", victim="most_computed", watermark=0.2, budget_counts="a
 def test_none_waits_for_ever_for_completions(
     policy: Policy, order: Order, asks: list[Ask], limits: tuple[int, ...]
 ) -> None:
-    named = dict(zip(("max_batch_size", "token_budget", "n_blocks", "block_size"), limits))
+    names = "max_batch_size", "token_budget", "n_blocks", "block_size"
+    named: dict[str, Any] = dict(zip(names, limits))
     served = run(policy, asks, order=order, **named)
     assert all(member.state is State.FINISHED for member in served.inferences)
