@@ -134,8 +134,6 @@ def serve_within_limits(
     )
     for group in groups if policy.request_level else ():
         assert len({inference.admitted_at for inference in group}) == 1, "a request was split"
-    pool = served.scheduler.pool
-    assert pool.free_blocks == pool.n_blocks, "KV blocks were not given back"
 
 
 def _is_a_level(order: Priority, inference: Inference) -> bool:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
 from scheduling.building import features
-from scheduling.inference import CachedPrefix, Inference, Iteration, Row, Slo
+from scheduling.inference import CachedPrefix, Drafter, Inference, Iteration, Row, Slo
 from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy
 from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
-from simulate import drive
+from simulate import any_ids, drive
 
 TEXTS = {  # of settings that are text, what they may say
     "queue_policy": ["", "default:max_size=100;2:timeout_ms=5000,action=delay"],
@@ -197,9 +197,13 @@ def step(scheduler: Scheduler, now: float = 0.0) -> tuple[Iteration, list[Infere
 def run(
     policy: Policy, asks: Sequence[Ask],
     check: Callable[[Scheduler, Iteration], None] = lambda scheduler, iteration: None,
+    seconds: Callable[[Iteration], float] = lambda iteration: 1.0,
+    generate: Callable[[Iteration], Iterable[int]] = any_ids, drafter: Drafter | None = None,
     **limits: Any,
 ) -> Run:  # fmt: skip
-    """Serve `asks` (in order of arrival) to the end. Fails if there is no progress."""
+    """Serve `asks` (in order of arrival) to the end. Fails if there is no progress, or if KV blocks
+    are lost. seconds: of an iteration.
+    """
     scheduler = make_scheduler(policy, **limits)
     groups = [ask.group(scheduler.limits.block_size) for ask in asks]
     result = Run(groups, [], scheduler)
@@ -216,5 +220,6 @@ def run(
             result.iterations.append((now, iteration))
 
     arrivals = [(ask.at, group) for ask, group in zip(asks, groups)]
-    drive(scheduler, arrivals, lambda iteration: 1.0, planned=planned)
+    drive(scheduler, arrivals, seconds, generate, planned, drafter)
+    assert scheduler.pool.free_blocks == scheduler.pool.n_blocks, "KV blocks were not given back"
     return result

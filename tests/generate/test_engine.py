@@ -24,18 +24,8 @@ from scheduling.inference import Inference, Iteration
 from scheduling.policies import Dynamic, Fcfs, NoBatching, Policy, Srpt, Static
 from scheduling.sampling import Sampling
 from tests.counts import nightly_but
-from tests.oracle import (  # noqa: F401
-    MAX_TOKENS,
-    N_VOCAB,
-    PATHS,
-    POLICIES,
-    SHAPE,
-    Oracle,
-    engine,
-    row,
-    serve,
-    workload,
-)
+from tests.oracle import N_VOCAB, PATHS, POLICIES, SHAPE, Oracle, engine, row, serve, workload
+from tests.oracle import model as model  # a fixture
 from tests.virtual import make_scheduler
 
 SAMPLINGS = [

@@ -140,18 +140,6 @@ def test_nothing_is_held_back_longer_than_it_must() -> None:
     assert detokenizer.completion(list(b"ar"), last=False) == "star"
 
 
-def test_tokens_may_cut_a_character_and_hold_a_stop_string(tokenizer: tiktoken.Encoding) -> None:
-    ids = tokenizer.encode_ordinary("日本 and then hello 🙂")
-    assert any("\ufffd" in tokenizer.decode([i]) for i in ids), "no whole character"
-    detokenizer = Detokenizer(tokenizer)
-    pieces = [detokenizer.completion([i], last=i == ids[-1]) for i in ids]
-    assert "".join(pieces) == "日本 and then hello 🙂"
-    assert not any("\ufffd" in piece for piece in pieces)
-    rule = StopRule(tokenizer, ["ell"], ())
-    shown = Detokenizer(tokenizer, rule).completion(until_stopped(rule, ids), last=True)
-    assert shown == "日本 and then h"
-
-
 def test_an_echoed_prompt_may_hold_a_stop_string_and_end_inside_a_character() -> None:
     tokenizer = load_tokenizer("bytes")
     detokenizer = Detokenizer(tokenizer, StopRule(tokenizer, ["a"], {256}))

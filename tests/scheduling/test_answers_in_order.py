@@ -30,12 +30,6 @@ ASKS = st.lists(
 ).map(lambda asks: sorted(asks, key=lambda ask: ask.at))  # fmt: skip
 
 
-def test_a_short_answer_waits_for_the_longer_one_that_was_asked_for_before() -> None:
-    asks = [Ask(0.0, tokens=n) for n in (5, 2, 1, 4)]
-    assert run(Dynamic(), asks).answered_at == [5, 2, 3, 7]
-    assert run(Dynamic(), asks, preserve_ordering=True).answered_at == [5, 5, 5, 7]
-
-
 @examples(150)
 @given(any_policy(), ORDERS, ASKS, st.integers(4, 6), st.integers(0, 20))
 def test_every_answer_leaves_when_it_and_all_before_it_are_there_and_nothing_else_changes(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pytest
 
 from scheduling.errors import Cancelled
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Inference, State
 from scheduling.pauses import PromotedRows
 from scheduling.policies import Dynamic, Fcfs, Limits, Mlfq, Order, Plan, Srpt, Victim, View
 from scheduling.policies.lengths import LengthPrediction, Predictor
@@ -114,23 +114,6 @@ class Unbounded(Dynamic):
 
     def plan(self, view: View) -> Plan:
         return Plan(run=[(inference, 1) for inference in view.running])
-
-
-@pytest.mark.parametrize("victim", get_args(Victim))
-def test_the_first_in_order_always_progresses(victim: Victim) -> None:
-    """Requests of three quarters of the pool: the first is never preempted, and all end."""
-
-    def check(scheduler: Scheduler, _: Iteration) -> None:
-        running = scheduler.running.values()
-        first = min(scheduler.in_flight(), key=lambda i: i.standing.key)
-        assert not running or first in running
-
-    asks = [Ask(i / 10, prompt=10, tokens=20) for i in range(12)]
-    served = run(demand(victim), asks, check, max_batch_size=6, n_blocks=10, token_budget=7)
-    assert all(inference.state is State.FINISHED for inference in served.inferences)
-    first, *others = (inference.interruptions for inference in served.inferences)
-    assert first.preemptions == 0 < sum(each.preemptions for each in others)
-    assert sum(each.recomputed_tokens for each in others) > 0
 
 
 def test_a_preempted_request_is_cancelled_and_expires_like_any_other() -> None:

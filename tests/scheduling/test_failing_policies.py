@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -273,18 +274,12 @@ def test_a_plan_that_hangs_is_named_without_the_lock_and_ends_the_process(
     why = "a plan of Hangs has been running for more than 60 s"
     assert manager.not_ready_because() == manager.deciding.hangs_because() == why
 
-    class Server:
-        def __init__(self) -> None:
-            self.manager, self.closed = manager, 0
-
-        def close_files(self) -> None:
-            self.closed += 1
-
-    server, codes = Server(), list[int]()
+    codes, server = list[int](), mock.Mock(manager=manager)
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(app, "PROBED_S", 0.0)
-    app.end_hanging(server)  # type: ignore[arg-type]
-    assert codes == [BOOT_ERROR] and server.closed == 1
+    app.end_hanging(server)
+    assert codes == [BOOT_ERROR]
+    server.close_files.assert_called_once_with()
     assert f"the server ends: {why}" in caplog.text
     goes_on.set()
     manager.close()

@@ -34,22 +34,6 @@ def test_who_was_served_least_goes_first() -> None:
         assert run(policy, asks, order=Fair(weights), max_batch_size=4).batches[0] == batch
 
 
-def test_who_comes_back_when_nobody_waits_is_lifted_to_the_last_who_left() -> None:
-    ledger = Ledger({})
-    a, b, c = (Inference([0], 1, user=user) for user in "abc")
-    ledger.wait(a, 0.0)
-    ledger.charge("a", 10.0)
-    ledger.leave(a)
-    ledger.charge("a", 5.0)  # it still runs
-    ledger.wait(b, 0.0)
-    assert ledger.counter("b") == 15.0
-    ledger.charge("b", 10.0)
-    ledger.wait(c, 0.0)
-    assert ledger.counter("c") == 25.0, "to the least of those that wait"
-    ledger.wait(a, 0.0)
-    assert [user for *_, user in ledger.by_counter()] == ["b", "c", "a"]
-
-
 def test_a_group_pays_for_all_its_members_and_completions_of_a_prompt_once_for_it() -> None:
     def counters(asks: list[Ask]) -> list[float]:
         scheduler = make_scheduler(Dynamic(), order=Fair(), max_batch_size=8)

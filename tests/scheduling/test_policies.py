@@ -12,25 +12,19 @@ from hypothesis import strategies as st
 
 from scheduling.adapters import Adapters, Rule
 from scheduling.history import Line
-from scheduling.inference import Inference, Iteration, State
+from scheduling.inference import Iteration
 from scheduling.policies import (
     Dynamic,
-    Fcfs,
-    Limits,
     NoBatching,
     Order,
     Policy,
     Srpt,
     Static,
-    View,
     Windowed,
 )
-from scheduling.prefix_cache import PrefixCache
-from scheduling.queue import Queue
-from simulate import drive
 from tests.contract import ASKS, LIMITS, serve_within_limits
 from tests.counts import examples
-from tests.virtual import Ask, any_order, any_policy, every_policy, make_scheduler, run
+from tests.virtual import Ask, any_order, any_policy, run
 
 # A worked example, after Orca's figures 3 and 4: two rows, an iteration per second.
 #
@@ -86,16 +80,6 @@ def test_a_long_prompt_is_computed_in_chunks_and_does_not_stall_the_row_that_dec
 def test_prompts_share_the_budget_in_order_and_the_last_sits_out() -> None:
     served = run(Static(), [Ask(0.0, prompt=6)] * 3, max_batch_size=3, token_budget=10)
     assert (served.batches, served.chunks) == (["AB", "aBC"], [[6, 4], [1, 2, 6]])
-
-
-def test_a_policy_keeps_no_state() -> None:
-    inference, queue, pool = Inference([0], 1), Queue(), PrefixCache(1, 2)
-    queue.add(inference, by_user=False)
-    for policy in every_policy():
-        queues = [queue] * policy.n_bins
-        view = View(0.0, queues, [], pool, pool.finder(), Limits(1, 1, 2), Fcfs())
-        assert policy.plan(view) == policy.plan(view)
-        assert inference.state is State.WAITING
 
 
 RULES, WAITS = st.sampled_from(get_args(Rule)), st.sampled_from([None, 0.5, 4.0])
@@ -239,19 +223,16 @@ def gaps(tbt_ms: float, **settings: Any) -> list[float]:
     decode row, and 2 ms a prompt token.
     """
     policy = Dynamic(prefill=f"adaptive:{tbt_ms}", **settings)
-    scheduler = make_scheduler(policy, max_batch_size=8, n_blocks=500)
     asks = [Ask(0.0, 1, 400), *(Ask(0.4 + 0.3 * k, 60, 4) for k in range(12))]
-    groups = [ask.group(4) for ask in asks]
 
     def cost_s(iteration: Iteration) -> float:
         decodes = [row.decodes for row in iteration.rows].count(True)
         prompts = sum(row.n_tokens for row in iteration.rows if not row.decodes)
         return 0.020 + 0.001 * decodes + 0.002 * prompts
 
-    drive(scheduler, [(ask.at, group) for ask, group in zip(asks, groups)], cost_s)
-    assert all(group[0].answered_at for group in groups)
-    times = groups[0][0].token_times
-    return [round(b - a, 6) for a, b in pairwise(times)]
+    served = run(policy, asks, seconds=cost_s, max_batch_size=8, n_blocks=500)
+    assert all(served.answered_at)
+    return [round(b - a, 6) for a, b in pairwise(served.inferences[0].token_times)]
 
 
 @pytest.mark.parametrize("counts", ["prefill", "all"])

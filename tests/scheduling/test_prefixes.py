@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduling.errors import Cancelled, GenerationFailed
 from scheduling.inference import CachedPrefix, Inference, State
-from scheduling.policies import Dynamic, Fcfs, NoBatching, Order, Policy, Prefix, Static
+from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Policy, Prefix, Static
 from scheduling.prefix_cache import PrefixCache, block_keys
 from simulate import drive
 from tests.counts import examples
@@ -297,14 +297,21 @@ def test_followers_do_not_wait_for_a_first_that_gave_way() -> None:
     assert [row.inference for row in iteration.rows] == [other]
 
 
-@pytest.mark.parametrize(
-    ("asks", "limits"),
-    [([Ask(0.0, 4, 8, content=1), Ask(1.0, 13, 10, content=2, n=4)], (4, 8, 10)),
-     ([Ask(0.0, 10, 6, content=1, n=3), Ask(1.0, 11, 13, content=1, n=3)], (6, 6, 6))],
-)  # fmt: skip
-def test_none_waits_for_ever_for_completions(asks: list[Ask], limits: tuple[int, int, int]) -> None:
-    """They once waited for a first one that waited for their blocks, and nothing ran."""
-    policy = Dynamic("demand", victim="most_computed", watermark=0.2, budget_counts="all")
-    rows, budget, blocks = limits
-    served = run(policy, asks, max_batch_size=rows, token_budget=budget, n_blocks=blocks)
+MOST = Dynamic("demand", victim="most_computed", watermark=0.2, budget_counts="all")
+
+
+@pytest.mark.parametrize(("policy", "order", "asks", "limits"), [
+    # they waited for a first one that waited for their blocks, and nothing ran
+    (MOST, Fcfs(), [Ask(0.0, 4, 8, content=1), Ask(1.0, 13, 10, content=2, n=4)], (4, 8, 10, 4)),
+    (MOST, Fcfs(), [Ask(0.0, 10, 6, content=1, n=3), Ask(1.0, 11, 13, content=1, n=3)],
+     (6, 6, 6, 4)),
+    # the second completion was promoted before the first, and took its blocks
+    (Dynamic("demand", prefill="first"), Mlfq(0.1, 2), [Ask(0.0, 25, 4, n=2)], (8, 1, 2, 16)),
+])  # fmt: skip
+def test_none_waits_for_ever_for_completions(
+    policy: Policy, order: Order, asks: list[Ask], limits: tuple[int, ...]
+) -> None:
+    names = "max_batch_size", "token_budget", "n_blocks", "block_size"
+    named: dict[str, Any] = dict(zip(names, limits))
+    served = run(policy, asks, order=order, **named)
     assert all(member.state is State.FINISHED for member in served.inferences)

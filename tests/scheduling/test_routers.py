@@ -172,28 +172,6 @@ def test_beginnings_of_prompts_are_remembered(prompts: list[list[int]], remember
     assert len(known) == min(remembered, len(sent))
 
 
-def most_at_once(max_age: float, counts_own: bool = True, name: str = "least_requests") -> int:
-    """The most requests at one of four replicas; one comes each second and takes four."""
-    gateway, replicas = Gateway(router(name, 1), max_age, counts_own), idle(4)
-    sent: list[int] = []
-    most = 0
-    for now in range(400):
-        if now >= 4:
-            replicas[sent[-4]].requests -= 1
-        sent.append(gateway.choose(PLAIN, replicas, now))
-        replicas[sent[-1]].requests += 1
-        if now >= 20:
-            most = max(most, *(replica.requests for replica in replicas))
-    return most
-
-
-def test_old_knowledge_herds_unless_a_gateway_counts_what_it_sent() -> None:
-    assert most_at_once(0) == most_at_once(0, counts_own=False) == 1
-    assert most_at_once(8, counts_own=False) == 4, "all between two reports go to one replica"
-    assert most_at_once(8) <= 2
-    assert most_at_once(8, counts_own=False, name="power_of_two") <= 4
-
-
 def test_a_gateway_asks_again_when_its_report_is_old_and_knows_at_once_who_is_up() -> None:
     busy, other = ReplicaLoad(0, 5, 50), ReplicaLoad(1, 1, 500)
     gateway = Gateway(router("least_requests"), max_age=10)
@@ -222,8 +200,16 @@ def test_what_was_sent_since_a_report_was_made_is_added_to_it() -> None:
     assert replica.known == ReplicaLoad(3)
 
 
-def test_a_gateway_counts_all_tokens_of_what_it_sent() -> None:
-    gateway = Gateway(router("least_tokens"), max_age=10)
+@pytest.mark.parametrize(("max_age", "counts_own", "chosen"), [
+    (10, True, [0, 0, 1, 0]),  # 0 + 16, + 16, and 30 are fewer than 32; then the next report
+    (10, False, [0, 0, 0, 0]),  # all between two reports go to one replica
+    (0, False, [0, 0, 0, 1]),  # the load is looked at each time
+])  # fmt: skip
+def test_a_gateway_counts_all_tokens_of_what_it_sent(
+    max_age: float, counts_own: bool, chosen: list[int]
+) -> None:
+    gateway = Gateway(router("least_tokens"), max_age, counts_own)
     replicas = [ReplicaLoad(0, tokens=0), ReplicaLoad(1, tokens=30)]
-    chosen = [gateway.choose(RoutedRequest(8, 8), replicas, 0) for _ in range(3)]
-    assert chosen == [0, 0, 1], "0 + 16, + 16, and 30 are fewer than 32"
+    assert [gateway.choose(RoutedRequest(8, 8), replicas, 0) for _ in range(3)] == chosen[:3]
+    replicas[0].tokens = 0 if max_age else 31
+    assert gateway.choose(RoutedRequest(8, 8), replicas, 10) == chosen[3]

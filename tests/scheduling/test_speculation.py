@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from generate.auto import build
@@ -18,80 +18,62 @@ from generate.ngram import Ngram
 from scheduling.inference import Drafter, Inference, Iteration
 from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
+from scheduling.scheduler import Scheduler
 from server.api.pending import PendingAnswer
 from server.request import Request
 from server.serving import Server
-from simulate import drive
-from simulate.replica import any_ids
+from simulate import any_ids
 from tests.counts import examples
-from tests.virtual import Ask, any_order, any_policy, begun, make_scheduler
+from tests.virtual import Ask, Run, any_asks, any_order, any_policy, begun, run
 
 
 def serve(
     asks: Sequence[Ask],
     policy: Policy = Dynamic(),  # noqa: B008  (it is frozen)
-    rates: Sequence[float] = (1.0,), seconds: Any = lambda rows: 1.0, **settings: Any,
-) -> tuple[list[Inference], list[Iteration]]:  # fmt: skip
-    """Serve asks; seconds: of an iteration by its rows. Every KV block comes back."""
-    scheduler, seen = make_scheduler(policy, **settings), list[Iteration]()
-    groups = [ask.group(4) for ask in asks]
+    rates: Sequence[float] = (1.0,), **settings: Any,
+) -> Run:  # fmt: skip
     engine = ForcedAcceptance(any_ids, rates)
-    arrivals = [(ask.at, group) for ask, group in zip(asks, groups)]
-    drive(scheduler, arrivals, lambda iteration: seconds(iteration.rows), engine.generate,
-          lambda now, iteration: seen.append(iteration), drafter=engine)  # fmt: skip
-    assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
-    return [inference for group in groups for inference in group], seen
-
-
-def sizes(iterations: Sequence[Iteration]) -> list[list[int]]:
-    return [[row.n_tokens for row in iteration.rows] for iteration in iterations if iteration.rows]
+    return run(policy, asks, generate=engine.generate, drafter=engine, **settings)
 
 
 def test_drafts_use_what_prompts_leave_of_the_budget_and_end_with_the_request() -> None:
     asks = [Ask(0.0, 1, 9), Ask(0.5, 7, 1)]
-    served, iterations = serve(asks, speculate=4, token_budget=6)
+    served = serve(asks, speculate=4, token_budget=6)
     # B's prompt takes the whole budget, then one token of it; A has 4 tokens left to draft, then 2
-    assert sizes(iterations) == [[1], [1, 6], [5, 1], [2]]
-    assert served[0].drafts.verified == served[0].drafts.accepted == 5
+    assert served.chunks == [[1], [1, 6], [5, 1], [2]]
+    drafts = served.inferences[0].drafts
+    assert drafts.verified == drafts.accepted == 5
     # where decoded tokens count, too, they come before drafts
-    _, iterations = serve(asks, Dynamic(budget_counts="all"), speculate=4, token_budget=6)
-    assert sizes(iterations) == [[1], [1, 5], [4, 2], [3]]
+    served = serve(asks, Dynamic(budget_counts="all"), speculate=4, token_budget=6)
+    assert served.chunks == [[1], [1, 5], [4, 2], [3]]
 
 
 def test_drafts_take_no_block_that_another_row_could_have() -> None:
     """Blocks of four tokens: rejected drafts give theirs back, so that no request is preempted."""
     asks = [Ask(0.0, 4, 8), Ask(0.0, 4, 8)]
     policy = Dynamic("demand", watermark=0.0)
-    _, plain = serve(asks, policy, n_blocks=5)
-    _, iterations = serve(asks, policy, [0.0], n_blocks=5, speculate=4)
-    assert any(row.drafts for iteration in iterations for row in iteration.rows)
-    assert [i.preempted for i in iterations] == [i.preempted for i in plain]
-    assert sum(i.preempted for i in plain) == 1
+    plain = serve(asks, policy, n_blocks=5)
+    served = serve(asks, policy, [0.0], n_blocks=5, speculate=4)
+    assert any(row.drafts for _, iteration in served.iterations for row in iteration.rows)
+    preempted = [[i.preempted for _, i in each.iterations] for each in (served, plain)]
+    assert preempted[0] == preempted[1] and sum(preempted[0]) == 1
 
 
 @given(
-    st.lists(
-        st.builds(
-            Ask, at=st.floats(0, 9), prompt=st.integers(1, 20), tokens=st.integers(1, 20),
-            content=st.none() | st.integers(1, 2), seed=st.integers(0, 99),
-        ), min_size=1, max_size=8,
-    ),
-    any_policy(), any_order(), st.sampled_from([1, 3, 7]),
-    st.lists(st.floats(0, 1), min_size=1, max_size=3), st.integers(12, 40),
+    any_asks(8, 1, tokens=st.integers(1, 20)), any_policy(), any_order(),
+    st.sampled_from([1, 3, 7]), st.lists(st.floats(0, 1), min_size=1, max_size=3),
+    st.integers(12, 40),
 )  # fmt: skip
 @examples(200)
 def test_every_request_has_its_tokens_within_every_limit(
     asks: list[Ask], policy: Policy, order: Order, speculate: int, rates: list[float], blocks: int
 ) -> None:
-    if order.preemptive and not isinstance(policy, Dynamic):
-        return
-    asks.sort(key=lambda ask: ask.at)
-    served, iterations = serve(
-        asks, policy, rates, order=order, speculate=speculate, token_budget=9, n_blocks=blocks
-    )
-    for rows in (iteration.rows for iteration in iterations):
+    assume(not order.preemptive or isinstance(policy, Dynamic))
+    limits: dict[str, Any] = {"order": order, "token_budget": 9, "n_blocks": blocks}
+    served = serve(asks, policy, rates, speculate=speculate, **limits)
+    for rows in (iteration.rows for _, iteration in served.iterations):
         assert sum(len(row.drafts) if row.decodes else row.n_tokens for row in rows) <= 9
-    for inference in served:
+    for inference in served.inferences:
         assert inference.error or len(inference.tokens) == inference.num_tokens
         assert 0 <= inference.drafts.accepted <= inference.drafts.verified
         assert inference.token_times == sorted(inference.token_times)
@@ -103,10 +85,8 @@ class Broken(Drafter):
 
 
 def test_a_drafter_that_raises_costs_speed_alone(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = make_scheduler(Dynamic(), speculate=4)
-    group = Ask(0.0, 1, 3).group(4)
-    drive(scheduler, [(0.0, group)], lambda _: 1.0, drafter=Broken())
-    assert len(group[0].tokens) == 3
+    served = run(Dynamic(), [Ask(0.0, 1, 3)], drafter=Broken(), speculate=4)
+    assert len(served.inferences[0].tokens) == 3
     assert "no draft tokens were proposed; requests are served without them" in caplog.text
 
 
@@ -119,7 +99,7 @@ def test_drafts_that_were_not_taken_are_none_later() -> None:
     scheduler.speculation.draft(rows_to_draft(scheduler, 1.0), engine)
     scheduler.enqueue([second], 1.0)
     iteration, _ = scheduler.schedule(1.0)
-    assert sizes([iteration]) == [[1, 5]], "the prompt takes the whole budget"
+    assert [row.n_tokens for row in iteration.rows] == [1, 5], "the prompt takes the whole budget"
     scheduler.apply(iteration, [0, 0], 2.0)
     assert len(first.drafts.ids) == 4
     rows_to_draft(scheduler, 2.0)
@@ -132,7 +112,6 @@ def test_drafts_that_were_not_taken_are_none_later() -> None:
 def test_only_rows_of_the_next_iteration_draft(policy: Policy, order: Order) -> None:
     """With mlfq and two rows a draft model drafted for six at once, four of which were paused."""
     asks = [Ask(float(at), 1 + 5 * at, 9) for at in range(6)]
-    groups = [ask.group(4) for ask in asks]
     drafted: list[set[Inference]] = [set()]
 
     class Notes(Drafter):
@@ -140,13 +119,11 @@ def test_only_rows_of_the_next_iteration_draft(policy: Policy, order: Order) -> 
             drafted[-1] = {inference for inference, _ in wanted}
             return [[0] * k for _, k in wanted]
 
-    def planned(now: float, iteration: Iteration) -> None:
+    def planned(scheduler: Scheduler, iteration: Iteration) -> None:
         assert drafted[-1] <= {row.inference for row in iteration.rows}, "a draft in vain"
         drafted.append(set())
 
-    scheduler = make_scheduler(policy, order=order, speculate=2, token_budget=20)
-    arrivals = [(ask.at, group) for ask, group in zip(asks, groups)]
-    drive(scheduler, arrivals, lambda _: 1.0, drafter=Notes(), planned=planned)
+    run(policy, asks, planned, drafter=Notes(), order=order, speculate=2, token_budget=20)
     assert max(map(len, drafted)) == 2
 
 

@@ -166,13 +166,3 @@ def test_who_is_paused_is_cancelled_and_expires_like_anybody(order: Order) -> No
     ended = scheduler.expire(4.5)
     assert ended == [late] and isinstance(late.error, DeadlinePassed)
     assert not scheduler.has_work and scheduler.pool.free_blocks == scheduler.pool.n_blocks
-
-
-def test_no_row_gives_its_blocks_up_for_a_completion_that_awaits_it() -> None:
-    """The second completion of a prompt was promoted before the first, and took its blocks, though
-    it computes nothing before the first one has: no row was left, and the server waited for ever.
-    """
-    policy = Dynamic("demand", prefill="first")
-    pool: Any = {"n_blocks": 2, "block_size": 16, "token_budget": 1}
-    served = run(policy, [Ask(0.0, 25, 4, n=2)], order=Mlfq(0.1, 2), max_batch_size=8, **pool)
-    assert [len(inference.tokens) for inference in served.inferences] == [4, 4]

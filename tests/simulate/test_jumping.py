@@ -124,6 +124,8 @@ COUNTS_ALL = Dynamic("whole", budget_counts="all", prefill="first")
 @example(Dynamic(), Fcfs(), ALIKE, 3, 9, math.inf, ODD, None, None)
 # more rows decode than the budget allows; and the number of iterations decides when B joins
 @example(COUNTS_ALL, Fcfs(), THREE, 3, 2, 4.1, ODD, None, None)
+# of a budget of one prompt the third waited until one of the first two ended
+@example(Static(), Fcfs(), 3 * [Ask(0.0, 9, 20)], 3, 9, math.inf, ODD, None, None)
 @example(Dynamic(prefill="every:3"), Fcfs(), THREE, 2, 9, 1.0, EVEN, None, None)
 @given(any_policy(), any_order(), ASKS, st.integers(2, 4), st.sampled_from([2, 9]), FAILS_AT,
        COSTS, st.none() | SLOTS, st.none() | LAYOUTS)  # fmt: skip
@@ -147,15 +149,6 @@ def test_jumping_comes_to_what_stepping_does(
         return served.facts
 
     assert facts(True) == facts(False)
-
-
-def test_a_prompt_that_sits_an_iteration_out_is_not_jumped_over() -> None:
-    """Of a budget of one prompt the third waited until one of the first two ended."""
-    asks = [Ask(0.0, prompt=9, tokens=20) for _ in range(3)]
-    stepped, jumped = (
-        serve(Static(), asks, jump, max_batch_size=3, token_budget=9) for jump in (False, True)
-    )
-    assert jumped.facts == stepped.facts
 
 
 @pytest.mark.parametrize("mode", list(MODES))
