@@ -119,9 +119,7 @@ def read(name: str, content: bytes, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_that_is_deep_huge_or_no_text_is_refused_in_a_sentence(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_deep_huge_or_no_text_is_refused(name: str, tmp_path: Path) -> None:
     """`[[[[…` ended in RecursionError, numbers of 400 digits in OverflowError or ValueError."""
     assert read(name, READERS[name][2].encode(), tmp_path) is None, "the good file is read"
     for content in (*(text.encode() for text in ODD_TEXTS), *ODD_BYTES):

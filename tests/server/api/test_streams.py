@@ -92,9 +92,7 @@ EARLY: dict[str, tuple[int, Callable[[BatchingManager], Any]]] = {
 
 
 @pytest.mark.parametrize("failure", EARLY)
-def test_a_stream_that_fails_before_its_first_token_has_the_status_of_the_error(
-    failure: str, client_of: ClientOf
-) -> None:
+def test_a_stream_without_a_token_has_its_errors_status(failure: str, client_of: ClientOf) -> None:
     """With echo the prompt was sent as the text of no token: a deadline was a 200, and with
     logprobs, which were not computed yet, an IndexError.
     """
@@ -115,9 +113,7 @@ def test_a_stream_that_fails_before_its_first_token_has_the_status_of_the_error(
         assert response.get_json()["error"]["code"]
 
 
-def test_a_completion_that_fails_before_its_first_token_is_no_piece_of_a_stream(
-    client_of: ClientOf,
-) -> None:
+def test_a_completion_that_fails_before_its_first_token_is_no_piece(client_of: ClientOf) -> None:
     """The second of two waits for the row of the first, and has no log-probabilities yet."""
 
     class Second(Spelling):
@@ -136,10 +132,9 @@ def test_a_completion_that_fails_before_its_first_token_is_no_piece_of_a_stream(
     assert error["error"]["code"] == "generation_failed"
 
 
-def test_a_deadline_is_kept_while_an_iteration_or_loading_takes_long(
-    client_of: ClientOf, gated: tuple[FlaskClient, Spelling]
-) -> None:
-    client, gate = gated  # an iteration that ends when it may
+def test_any_deadline_is_kept(client_of: ClientOf, gated: tuple[FlaskClient, Spelling]) -> None:
+    """While an iteration, or loading, takes long."""
+    client, gate = gated
     loading = threading.Event()
 
     def load() -> Spelling:

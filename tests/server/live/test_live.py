@@ -87,9 +87,7 @@ def test_a_route_that_left_names_what_to_use(client_of: ClientOf) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_rows_of_a_page_are_those_of_stats(
-    name: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_of_stats(name: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of each iteration, in each mode, with padding, preempted and paused ones."""
     for module in (made_load, observer):  # on a busy machine two polls were more than 3 s apart
         monkeypatch.setattr(module, "LEASE_S", PATIENCE_S)
@@ -153,9 +151,7 @@ def test_a_load_without_lengths_fits_every_server(client_of: ClientOf) -> None:
     ("/live/load", [{"rate": 1, "burst": True}], "burst"),
     ("/live/load", [{"rate": 1, "prompt_tokens": [1000, 1000]}], "beyond the context of 1024"),
 ])  # fmt: skip
-def test_a_number_out_of_bounds_is_refused(
-    path: str, values: list[Any], message: str, client_of: ClientOf
-) -> None:
+def test_bounds_are_kept(path: str, values: list[Any], message: str, client_of: ClientOf) -> None:
     client = client_of()
     for value in values:
         is_load = path == "/live/load"
@@ -163,12 +159,8 @@ def test_a_number_out_of_bounds_is_refused(
         assert response.status_code == 400 and message in response.get_json()["error"]["message"]
 
 
-def test_a_load_goes_on_while_its_page_polls_and_ends_with_it(
-    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two polls were further apart than a short lease where other programs had the processor, so
-    the clock jumps here.
-    """
+def test_a_load_lasts_as_its_page(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the page polls; the clock jumps, as a busy machine makes two polls lie far apart."""
     client = client_of(max_batch_size=2, loop_interval_ms=20)
     manager, jumps = client.application.extensions["server"].manager, list[float]()
     monkeypatch.setattr(made_load, "LEASE_S", 20.0)

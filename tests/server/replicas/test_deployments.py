@@ -34,9 +34,7 @@ from tests.servers import asks, processes_with
 
 @pytest.mark.extra
 @pytest.mark.nightly
-def test_a_comparison_on_ray_serve_reports_the_sums_of_both_replicas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_on_ray_serve_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In `dynamic` each token is one live row, if the budget is so large that no prompt is cut."""
     pytest.importorskip("ray", reason="Ray is not installed: requirements-ray.txt")
     monkeypatch.setenv("STARTED_BY", str(tmp_path))  # all that is started has it, orphans too
