@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 from flask.testing import FlaskClient
 
-from scheduling.inference import Inference
 from server.api.bodies import ChatRequest, CompletionRequest
 from tests.servers import ClientOf
 
@@ -173,23 +173,17 @@ def test_a_field_is_refused_unless_neutral(client: FlaskClient, path: str, model
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
 def test_openais_sampling_in_our_terms(client: FlaskClient, path: str) -> None:
     """top_p 0 is greedy and 1 is none; seed −1 is none; sixteen stop strings are taken."""
-    samplings = []
     manager = client.application.extensions["server"].manager
-    enqueue = manager.enqueue
-
-    def seen(group: list[Inference]) -> None:
-        samplings.append(group[0].sampling)
-        enqueue(group)
-
-    manager.enqueue = seen
     given: list[dict[str, Any]] = [
         {"top_p": 0}, {"top_p": 0.0}, {"top_p": 1, "top_k": 7}, {"top_p": 0.5, "top_k": 0},
         {"seed": -1}, {"seed": -1}, {"stop": ["a"] * 16}, {"stop": []},
         {"stop": "x" * 256},
     ]  # fmt: skip
-    for each in given:
-        body = RIGHT[path] | {"temperature": 0.9} | each
-        assert client.post(path, json=body).status_code == 200
+    with mock.patch.object(manager, "enqueue", wraps=manager.enqueue) as enqueue:
+        for each in given:
+            body = RIGHT[path] | {"temperature": 0.9} | each
+            assert client.post(path, json=body).status_code == 200
+    samplings = [call.args[0][0].sampling for call in enqueue.call_args_list]
     greedy, also, whole, half, one, other, *_ = samplings
     assert (greedy.temperature, greedy.top_p) == (0, None) and also.temperature == 0
     assert (whole.temperature, whole.top_p, half.top_p) == (0.9, None, 0.5)

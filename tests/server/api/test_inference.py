@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 
 from server.api.routes import ROUTES
 from server.serving import member_seed
+from tests.server.api.test_conformance import joined
 from tests.server.api.test_door import OF_MODELS
 from tests.servers import ClientOf, events
 
@@ -96,11 +97,8 @@ def test_members_seeds_of_near_groups_do_not_meet() -> None:
 def test_n_streams_interleave_by_index_on_every_route(client: FlaskClient) -> None:
     asked = {"prompt": "The file", "num_tokens": 60, "temperature": 1.0, "seed": 7, "n": 3}
     plain = infer(client, asked)
-    *chunks, last = events(client.post("/inference", json=asked | {"stream": True}).data)
-    texts = ["", "", ""]
-    for chunk in chunks:
-        texts[chunk["index"]] += chunk["text"]
-    assert texts == plain["completion"]
+    *chunks, last = events(raw := client.post("/inference", json=asked | {"stream": True}).data)
+    assert joined(raw)["texts"] == dict(enumerate(plain["completion"]))
     assert last["seed"] == plain["seed"] and last["usage"] == plain["usage"]
     order = [chunk["index"] for chunk in chunks]
     assert order != sorted(order), "they come as they are computed"
@@ -109,11 +107,8 @@ def test_n_streams_interleave_by_index_on_every_route(client: FlaskClient) -> No
     assert [choice["text"] for choice in completion["choices"]] == plain["completion"]
     chat = theirs | {"messages": [{"role": "user", "content": "Hi"}]}
     choices = client.post("/v1/chat/completions", json=chat).get_json()["choices"]
-    texts = ["", "", ""]
-    for chunk in events(client.post("/v1/chat/completions", json=chat | {"stream": True}).data):
-        for choice in chunk["choices"]:
-            texts[choice["index"]] += choice["delta"]["content"]
-    assert texts == [choice["message"]["content"] for choice in choices]
+    raw = client.post("/v1/chat/completions", json=chat | {"stream": True}).data
+    assert joined(raw)["texts"] == {c["index"]: c["message"]["content"] for c in choices}
 
 
 def test_an_n_that_cannot_be_served_is_refused(client_of: ClientOf) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from tests.server.live.shown import CASES, assert_stats_say, rows_of
 from tests.servers import PATIENCE_S, ClientOf, started, wait_until
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+until = partial(wait_until, every_s=0.02)
 
 
 def events(client: FlaskClient, since: int | None = None, **more: Any) -> dict[str, Any]:
@@ -24,18 +25,6 @@ def events(client: FlaskClient, since: int | None = None, **more: Any) -> dict[s
     response = client.get("/live/events", query_string=query)
     assert response.status_code == 200, response.get_data(as_text=True)
     return dict(response.get_json())
-
-
-def until(what: Callable[[], Any]) -> Any:
-    """Return the result of `what`, once it is true."""
-    results: list[Any] = []
-
-    def is_true() -> bool:
-        results.append(what())
-        return bool(results[-1])
-
-    wait_until(is_true, every_s=0.02)
-    return results[-1]
 
 
 def test_a_browser_is_shown_the_page_and_others_json(client_of: ClientOf) -> None:
@@ -52,9 +41,8 @@ def test_a_browser_is_shown_the_page_and_others_json(client_of: ClientOf) -> Non
 def test_the_files_of_the_page_are_served_and_no_others(client_of: ClientOf) -> None:
     """A browser loads them without a key, takes each for what it is, and keeps none that is old."""
     client = client_of(api_key="sesame")
-    assert {file.name for file in page.HERE.iterdir() if file.suffix in (".css", ".js")} == {
-        *page.FILES
-    }
+    files = {file.name for file in page.HERE.iterdir() if file.suffix in (".css", ".js")}
+    assert files == {*page.FILES}
     for name in page.FILES:
         given = client.get(f"/live/{name}")
         assert given.get_data(as_text=True) == page.read(name)
@@ -197,6 +185,6 @@ def test_a_drain_does_not_wait_for_a_load() -> None:
     with started("--max-batch-size", "1", "--loop-interval-ms", "50") as (url, process):
         load = {"rate": 50, "num_tokens": [200, 200], "seconds": 60}
         id_ = post(f"{url}/live/load", load)["id"]
-        wait_until(lambda: get(f"{url}/live/events?load={id_}")["load"]["in_flight"] >= 10)
+        until(lambda: get(f"{url}/live/events?load={id_}")["load"]["in_flight"] >= 10)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0, process.communicate()[0]
