@@ -13,7 +13,9 @@ import pytest
 
 from generate.auto import build
 from scheduling.policies import Dynamic, Plan, View
+from scheduling.scheduler import Scheduler
 from server.observers.recording import END, Entry, line_of, record
+from server.serving import Server
 from simulate import drive
 from simulate.replay import ReplayError, replay, replay_file
 from tests.servers import ROOT
@@ -208,6 +210,12 @@ def test_a_recording_has_no_token_but_what_scheduling_goes_by(lines: list[str]) 
     }  # fmt: skip
     applied = {name for entry in entries if entry.get("call") == "apply" for name in entry}
     assert applied == {"n", "call", "now", "keys", "answered"}
+
+
+def test_a_server_that_is_not_recorded_has_a_plain_scheduler() -> None:
+    server = Server(build("dynamic", SETTINGS, {}))
+    assert type(server.scheduler) is Scheduler and server.recording is None
+    server.close()
 
 
 @pytest.mark.parametrize("with_gap", [True, False])
