@@ -71,8 +71,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Callable[[Entry], Any], str]] = {
         "row 1 of request 1: start is 77 in the recording, and 8 in the replay",
     ),
     "number of rows": (
-        {"now": 1.0, "rows": ...}, lambda entry: entry["rows"].pop(),
-        "rows: 2 in the recording, 3 in the replay",
+        {"now": 1.0, "rows": ...}, lambda entry: entry["rows"].append(entry["rows"][0]),
+        "rows: 4 in the recording, 3 in the replay",
     ),
     "reason of a refusal": (
         {"error": ...}, lambda entry: entry.update(error="rate_limit_exceeded"),
