@@ -45,12 +45,14 @@ def assert_all_answered(outcomes: list[Outcome]) -> None:
 
 
 def wait_until(
-    true: Callable[[], bool], patience_s: float = PATIENCE_S, every_s: float = 0.002
-) -> None:
+    what: Callable[[], Any], patience_s: float = PATIENCE_S, every_s: float = 0.002
+) -> Any:
+    """Return the result of `what`, once it is true."""
     end = time.monotonic() + patience_s
-    while not true():
+    while not (result := what()):
         assert time.monotonic() < end, "it never came to that"
         time.sleep(every_s)
+    return result
 
 
 def scrape(url: str) -> str:

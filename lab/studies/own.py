@@ -83,7 +83,7 @@ def trace(traffic: str, n: int, rate: float) -> list[Request]:
     of 128 tokens; of `levels` every third has the higher priority.
     """
     chance = np.random.default_rng(1)
-    at = np.cumsum(chance.exponential(1 / (rate * (1.5 if traffic == OVERLOAD else 1)), n))
+    at = np.cumsum(chance.exponential(1 / (rate * (2 if traffic == OVERLOAD else 1)), n))
     shared = chance.integers(0, VOCABULARY, (4, 128)) if traffic == PREFIXES else np.zeros((4, 0))
     prompts, answers = chance.integers(16, 301, n), chance.integers(4, 81, n)
     result = []
@@ -252,8 +252,8 @@ def text(cases: Cases) -> str:
     )
     if "recorder_us_16" in first:
         parts.append(
-            f"- The recorder adds {first['recorder_us_16']:.0f} µs to a decode step of 16 rows, and "
-            f"{first['recorder_us_256']:.0f} µs to one of 256."
+            f"- The recorder adds {first['recorder_us_16']:.0f} µs to a decode step of 16 rows, "
+            f"and {first['recorder_us_256']:.0f} µs to one of 256."
         )
     return EXPLAINED + "\n\n" + "\n".join(parts)
 

@@ -43,9 +43,7 @@ def replayed(name: str, total: int, sent: int, ended: int, failed: int) -> Itera
     # it goes on to change after the last answer
     ((3, 3, 3, 0), "static 3/3 · evaluating · 10 s"),
 ])  # fmt: skip
-def test_progress_tells_rate_flight_failures_and_the_time_left(
-    counts: tuple[int, int, int, int], line: str
-) -> None:
+def test_a_line_tells_rate_and_the_time_left(counts: tuple[int, int, int, int], line: str) -> None:
     """By this clock: hours of a trace may pass in seconds."""
     with replayed("static", *counts) as watch:
         assert str(watch) == line

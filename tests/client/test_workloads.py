@@ -276,9 +276,8 @@ def test_each_user_sends_at_a_rate_with_lengths_and_in_seconds_of_its_own() -> N
     assert requests == same != other
     # a user's requests do not depend on what others ask
     alone = Workload(users=[GREEDY, "modest,9,normal,10-40"], seed=3).requests(None)
-    assert [(r.at, r.num_tokens) for r in of(alone, "greedy")] == [
-        (r.at, r.num_tokens) for r in greedy
-    ]
+    found, expected = ([(r.at, r.num_tokens) for r in rs] for rs in (of(alone, "greedy"), greedy))
+    assert found == expected
 
 
 def test_users_send_a_number_of_requests_or_come_back() -> None:

@@ -23,6 +23,7 @@ from compare.options import Options, parse
 from compare.report.sentences import client_limited, littles_law
 from compare.variants import Variant, parse_also
 from config import ConfigError
+from tests.counts import nightly_but
 from tests.programs import output, ran
 from tests.servers import launched, wait_until
 from tests.stub import Stub, stub
@@ -95,9 +96,7 @@ def texts_of(folder: Path, name: str) -> list[str]:
     return [request["text"] for request in read(folder / f"{name}.json")["requests"]]
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("how", nightly_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM]))
 def test_an_interrupted_comparison_leaves_no_server(how: signal.Signals, tmp_path: Path) -> None:
     words = f"{FAKE} --modes nobatch,dynamic --arrival burst --lengths fixed:200 --numsamples 200"
     words += f" --out {tmp_path}"
@@ -198,11 +197,7 @@ def test_a_bad_command_line_is_answered_before_any_server_starts(words: str, sen
         parse(shlex.split(words))
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["--lengths zipf", "--arrival soon", "--prefixes 4", "--users a,2,normal b,2",
-     "--priorities 0.5:1", "--sessions 2:1 --arrival closed:2", "--trace absent.jsonl"],
-)  # fmt: skip
+@pytest.mark.parametrize("words", ["--lengths zipf", "--arrival soon", "--trace absent.jsonl"])
 def test_a_bad_workload_is_refused_before_any_server_starts(words: str, tmp_path: Path) -> None:
     done = compare(words, tmp_path / "out")
     assert done.returncode == 2 and done.stderr.startswith("error: ")

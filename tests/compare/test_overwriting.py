@@ -14,9 +14,7 @@ from tests.stub import stub
 
 TOOLS = ROOT / "results" / "load_generators"
 SIMULATE = "--numsamples 3 --modes dynamic --out"
-PLAN = (
-    "--plan --modes dynamic --arrival poisson:3 --numsamples 30 --slo ttft:9000 --repeats 2 --out"
-)
+PLAN = "--plan --modes dynamic --arrival poisson:3 --numsamples 30 --slo ttft:9e3 --repeats 2 --out"
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

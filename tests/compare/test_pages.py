@@ -166,9 +166,8 @@ def test_replicas_that_were_measured_are_a_table() -> None:
         run = runs.Run(Path(), [{"seed": 7}] * n, results[:n], [])
         heading, _, *middle, table = measured_replicas(run)
         assert heading == "## Replicas" and middle == seed
-        assert table.splitlines()[2:] == [
-            r"| static | a\|b | 1 | 1 | 1 | 100 | 100 | 1 | 1 | 1.00 |"
-        ]
+        [row] = table.splitlines()[2:]
+        assert row == r"| static | a\|b | 1 | 1 | 1 | 100 | 100 | 1 | 1 | 1.00 |"
     assert measured_replicas(runs.Run(Path(), [{"seed": 7}], [{"vllm": {}}], [])) == []
 
 

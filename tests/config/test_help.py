@@ -55,9 +55,7 @@ HELPS += [(studies.main, "--help"), (studies.main, "orders --help")]
 
 
 @pytest.mark.parametrize(("parser", "words"), HELPS)
-def test_help_is_as_wide_as_the_terminal_and_breaks_no_word(
-    parser: Callable[[list[str]], object], words: str, shown: Shown
-) -> None:
+def test_help_fits_a_width(parser: Callable[[list[str]], object], words: str, shown: Shown) -> None:
     """It was 110 columns wide in each terminal, so that one of 80 broke words in two lines."""
     whole = {*shown(parser, words, 10_000).split()}
     for columns in (50, 51, 63, 79, 80, 81, 120, 200):

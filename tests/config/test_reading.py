@@ -54,7 +54,7 @@ def cache_of(path: Path) -> Any:
         return send_limit()
 
 
-# {name of a file: (what reads it, the error of a user's, a good text)}
+# {name of a file: (what reads it, the error of a user's, a good text)}; separators break no line
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "trace.jsonl": (load_trace, WorkloadError, json.dumps(TRACE)),
     "mooncake.jsonl": (
@@ -64,7 +64,8 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "calls.jsonl": (lambda path: replay_file(str(path)), ReplayError, "\n".join(recorded())),
     "vllm.jsonl": (
         history, runs.RunError,
-        "\n".join((RESULTS / "live" / "vllm.jsonl").read_text().splitlines()[:9]),
+        "\n".join((RESULTS / "live" / "vllm.jsonl").read_text().splitlines()[:9])
+        .replace("gpt2", SEPARATORS[:3], 1),
     ),
     "benchmarks.json": (
         foreign.read, runs.RunError, (TOOLS / "guidellm" / "benchmarks.json").read_text(),
@@ -87,10 +88,13 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     ),
     "orders.runs.jsonl": (
         lambda path: FinishedRuns(path, "code"), ConfigError,
-        json.dumps({"code": "code", "run": [{"variant": "fcfs"}, 10, 0], "result": {"a": 1}}),
+        f'{{"code": "code", "run": ["{SEPARATORS[:3]}", 1, 0], "result": {{}}}}',
     ),
     "config.json": (lambda path: shape_of(str(path.parent)), ValueError, json.dumps(SIZES)),
-    "keys.txt": (lambda path: read_keys(str(path)), ValueError, "ann 0123456789abcdef\n"),
+    "keys.txt": (
+        lambda path: read_keys(str(path)), ValueError,
+        f"ann 0123456789abcdef\n# a comment{SEPARATORS}of two words\n",
+    ),
     "client.json": (cache_of, AssertionError, "{}"),
 }  # fmt: skip
 DEEP = "[" * 100_000
@@ -119,9 +123,7 @@ def read(name: str, content: bytes, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_that_is_deep_huge_or_no_text_is_refused_in_a_sentence(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_deep_huge_or_no_text_is_refused(name: str, tmp_path: Path) -> None:
     """`[[[[…` ended in RecursionError, numbers of 400 digits in OverflowError or ValueError."""
     assert read(name, READERS[name][2].encode(), tmp_path) is None, "the good file is read"
     for content in (*(text.encode() for text in ODD_TEXTS), *ODD_BYTES):
@@ -168,7 +170,7 @@ def test_one_odd_value_anywhere_is_read_or_refused_in_a_sentence(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     good, lines = READERS[name][2], name.endswith(".jsonl")
-    values = [json.loads(line) for line in good.splitlines()] if lines else [json.loads(good)]
+    values = [json.loads(line) for line in good.split("\n")] if lines else [json.loads(good)]
     i = data.draw(st.integers(0, len(values) - 1))
     at = data.draw(st.sampled_from([*places(values[i])]))
     values[i] = changed(values[i], at, data.draw(st.sampled_from(ODD_VALUES)))
@@ -192,20 +194,7 @@ def test_a_saved_trace_is_the_same_again_whatever_its_texts_are(
     assert load_trace(path) == requests
 
 
-def test_separators_of_unicode_break_no_line_of_any_file(tmp_path: Path) -> None:
-    written = {
-        "orders.runs.jsonl": {"code": "code", "run": [SEPARATORS[:3], 1, 0], "result": {}},
-        "vllm.jsonl": None, "keys.txt": None,
-    }  # fmt: skip
-    for name in written:
-        lines = READERS[name][2].splitlines()
-        if name == "vllm.jsonl":
-            lines[0] = lines[0].replace("gpt2", SEPARATORS[:3])
-        elif name == "keys.txt":
-            lines.append(f"# a comment{SEPARATORS}of two words")
-        else:
-            lines = [json.dumps(written[name], ensure_ascii=False)]
-        assert read(name, "\n".join(lines).encode(), tmp_path) is None
+def test_separators_of_unicode_break_no_line_of_aiperfs(tmp_path: Path) -> None:
     for file in (TOOLS / "aiperf").glob("profile*"):
         text = file.read_text().replace('"unit": "ms"', f'"unit": "m{SEPARATORS[:3]}s"')
         (tmp_path / file.name).write_text(text)

@@ -26,17 +26,13 @@ STRAIGHT = Line(1000 * US, 60 * US, 70_000, 10 * US, 3_000)
 SMALL = {"model": "fake", "max_batch_size": 4, "token_budget": 64}
 
 
-def exactly() -> float:
-    return 1.0
-
-
 def config_of(**settings: Any) -> Config:
     return build("dynamic", SMALL | settings, {})
 
 
 def reported(
-    config: Config, costs: Costs, requests: Sequence[Request], slow: Callable[[], float] = exactly,
-    stream: bool = False,
+    config: Config, costs: Costs, requests: Sequence[Request],
+    slow: Callable[[], float] = lambda: 1.0, stream: bool = False,
 ) -> tuple[list[Served], list[list[float]]]:  # fmt: skip
     """The requests and the iterations of a server whose iterations take slow() times as long."""
     inferences = [Inference(request.ids, request.num_tokens) for request in requests]
@@ -60,7 +56,7 @@ def reported(
 
 
 def observed(
-    config: Config, costs: Costs, slow: Callable[[], float] = exactly
+    config: Config, costs: Costs, slow: Callable[[], float] = lambda: 1.0
 ) -> tuple[list[Observed], list[list[Observed]]]:
     """A round of the benchmark's own traffic, and its runs in which plain requests come and go."""
     traffic = Traffic(config, seed=1)

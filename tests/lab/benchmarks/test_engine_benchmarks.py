@@ -42,10 +42,7 @@ def test_the_burst_reports_what_it_served(small: str, monkeypatch: pytest.Monkey
 
 
 def test_a_step_and_its_bound(
-    small: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
     sizes = "--rows 1,3 --contexts 20,70 --repeats 2 --max-batch-size 9"

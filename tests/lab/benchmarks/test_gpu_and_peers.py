@@ -113,9 +113,7 @@ def test_an_environment_is_made_of_what_is_there(tmp_path: Path) -> None:
     assert done.stderr == "" and done.stdout.endswith("torch/__init__.py\n")
 
 
-def test_a_round_is_ours_and_a_peer_and_what_a_peer_says_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_is_ours_and_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With interpreters that log what they run: ours says 30 tok/s, a peer 10, in int8 nothing."""
     log, fails = tmp_path / "log", 'case "$*" in *int8*) echo "no int8 here" >&2; exit 2; esac'
     for name, speech in (

@@ -77,9 +77,7 @@ def test_a_promise_is_kept(fault: Fault) -> None:
     assert kept, seen
 
 
-def test_a_broken_promise_is_an_exit_code_and_a_bold_no(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_promise_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(short: bool) -> Iterator[Finding]:
         yield "it began", True
         raise ConnectionResetError("peer")

@@ -74,9 +74,8 @@ def test_models_and_adapters_that_run_are_told_in_vllm_s_form(client_of: ClientO
     (WITH_KEY, UNLOAD, {}, 404, "there is no adapter 'sql'; GET /v1/models has all"),
 ])  # fmt: skip
 def test_what_cannot_be_loaded_or_unloaded_is_refused_in_a_sentence(
-    client_of: ClientOf,
-    settings: dict[str, Any], path: str, body: dict[str, str], status: int, said: str,
-) -> None:  # fmt: skip
+    client_of: ClientOf, settings: dict[str, Any], path: str, body: Any, status: int, said: str
+) -> None:
     client = client_of(**{"lora_random": "1:8", **settings})
     asked = {"lora_name": "sql", "lora_path": "/"} | body
     answer = client.post(path, json=asked, headers=HEADERS)

@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 
 from server.api.routes import ROUTES
 from server.serving import member_seed
+from tests.server.api.test_conformance import joined
 from tests.server.api.test_door import OF_MODELS
 from tests.servers import ClientOf, events
 
@@ -31,13 +32,6 @@ def infer(client: FlaskClient, body: dict[str, Any]) -> Any:
     return response.get_json()
 
 
-def error(response: Any, status: int) -> Any:
-    """The error of a response, in the form that all have."""
-    found = response.get_json()["error"]
-    assert response.status_code == status and set(found) == {"message", "type", "param", "code"}
-    return found
-
-
 def test_a_prompt_is_completed_with_usage_timings_and_the_seed(client: FlaskClient) -> None:
     answer = infer(client, HI | {"seed": 7})
     assert set(answer) == {"completion", "usage", "timings", "seed"}
@@ -54,13 +48,14 @@ def test_a_prompt_is_completed_with_usage_timings_and_the_seed(client: FlaskClie
 def test_a_body_without_a_length_is_read_to_the_limit(client: FlaskClient) -> None:
     chunked = {"wsgi.input": io.BytesIO(b"x" * 1_000_001), "wsgi.input_terminated": True}
     large = client.post("/inference", environ_overrides=chunked, content_type=JSON)
-    assert error(large, 413)["message"] == "The body is larger than 1,000,000 bytes."
+    assert large.status_code == 413
+    assert large.get_json()["error"]["message"] == "The body is larger than 1,000,000 bytes."
 
 
 def test_a_deadline_is_the_request_s_or_else_the_server_s(client_of: ClientOf) -> None:
     client = client_of(request_timeout_s=0.02)
     late = client.post("/inference", json={"prompt": "hi", "num_tokens": 1000})
-    assert error(late, 504)["code"] == "deadline_passed"
+    assert (late.status_code, late.get_json()["error"]["code"]) == (504, "deadline_passed")
     infer(client, HI | {"timeout_s": 30})
     assert client.get("/stats").get_json()["expired"] == 1
 
@@ -68,9 +63,8 @@ def test_a_deadline_is_the_request_s_or_else_the_server_s(client_of: ClientOf) -
 def test_the_front_page_describes_the_server(client: FlaskClient) -> None:
     page = client.get("/").get_json()
     assert page["mode"] == "dynamic" and page["model"] == "fake"
-    assert page["config"]["max_batch_size"] == 4 and [*page["routes"]] == [
-        route.name for route in ROUTES
-    ]
+    assert page["config"]["max_batch_size"] == 4
+    assert [*page["routes"]] == [route.name for route in ROUTES]
 
 
 ASK = {"num_tokens": 12, "temperature": 1.0}
@@ -103,11 +97,8 @@ def test_members_seeds_of_near_groups_do_not_meet() -> None:
 def test_n_streams_interleave_by_index_on_every_route(client: FlaskClient) -> None:
     asked = {"prompt": "The file", "num_tokens": 60, "temperature": 1.0, "seed": 7, "n": 3}
     plain = infer(client, asked)
-    *chunks, last = events(client.post("/inference", json=asked | {"stream": True}).data)
-    texts = ["", "", ""]
-    for chunk in chunks:
-        texts[chunk["index"]] += chunk["text"]
-    assert texts == plain["completion"]
+    *chunks, last = events(raw := client.post("/inference", json=asked | {"stream": True}).data)
+    assert joined(raw)["texts"] == dict(enumerate(plain["completion"]))
     assert last["seed"] == plain["seed"] and last["usage"] == plain["usage"]
     order = [chunk["index"] for chunk in chunks]
     assert order != sorted(order), "they come as they are computed"
@@ -116,11 +107,8 @@ def test_n_streams_interleave_by_index_on_every_route(client: FlaskClient) -> No
     assert [choice["text"] for choice in completion["choices"]] == plain["completion"]
     chat = theirs | {"messages": [{"role": "user", "content": "Hi"}]}
     choices = client.post("/v1/chat/completions", json=chat).get_json()["choices"]
-    texts = ["", "", ""]
-    for chunk in events(client.post("/v1/chat/completions", json=chat | {"stream": True}).data):
-        for choice in chunk["choices"]:
-            texts[choice["index"]] += choice["delta"]["content"]
-    assert texts == [choice["message"]["content"] for choice in choices]
+    raw = client.post("/v1/chat/completions", json=chat | {"stream": True}).data
+    assert joined(raw)["texts"] == {c["index"]: c["message"]["content"] for c in choices}
 
 
 def test_an_n_that_cannot_be_served_is_refused(client_of: ClientOf) -> None:

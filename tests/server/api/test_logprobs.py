@@ -254,9 +254,7 @@ FULL: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mode", "settings"), FULL, ids=str)
-def test_a_prompt_as_long_as_the_context_is_scored(
-    mode: str, settings: dict[str, Any], client_of: ClientOf
-) -> None:
+def test_a_full_prompt_is_scored(mode: str, settings: dict[str, Any], client_of: ClientOf) -> None:
     """A place in the context was asked for the token that is computed and not shown; and a KV slot,
     for which the smallest pool had no block.
     """

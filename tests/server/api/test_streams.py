@@ -18,7 +18,7 @@ from scheduling.inference import Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic
 from scheduling.sampling import Score
 from server.api.pending import Events, Part
-from server.api.replies import Reply
+from server.api.replies import InferenceReply
 from server.http.streams import Stream, Watcher
 from server.request import Request
 from tests.server.observers.test_metrics import metrics
@@ -41,20 +41,11 @@ def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> 
     assert pieces == [("a", 1), ("", 0), ("", 0), ("€", 3), ("b", 1)]
 
 
-def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> None:
+def test_tokens_that_pile_up_come_as_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
     inference = Inference([1], 6, tokens=list(b"abcdef"))
     part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
-
-    class Terse(Reply):
-        def piece(self, *values: Any) -> Any:
-            return [*values]
-
-        def end(self) -> Any:
-            return "end"
-
-        whole = end  # type: ignore[assignment]
-
-    reply = Terse(Request([[1]], 6), [inference], "model", 0.0)
+    monkeypatch.setattr(InferenceReply, "end", lambda reply: "end")
+    reply = InferenceReply(Request([[1]], 6), [inference], "model", 0.0)
     stream = Stream(Events({id(inference): part}, reply), None)
     body = stream.body(lambda turn: wait_until(turn.is_set))
 
@@ -62,13 +53,13 @@ def test_tokens_that_pile_up_while_the_reader_is_slow_come_as_one_event() -> Non
         stream.advance({id(inference): TokenEvent(inference, n, n == 6)})
 
     tell(1)
-    assert next(body) == b'data: [0,"a",1,false]\n\n'
+    assert next(body) == b'data: {"index":0,"text":"a","tokens":1}\n\n'
     for n in (2, 3, 4):
         tell(n)
-    assert next(body) == b'data: [0,"bcd",3,false]\n\n'
+    assert next(body) == b'data: {"index":0,"text":"bcd","tokens":3}\n\n'
     tell(5)
     tell(6)
-    last = b'data: [0,"ef",2,true]\n\ndata: "end"\n\ndata: [DONE]\n\n'
+    last = b'data: {"index":0,"text":"ef","tokens":2}\n\ndata: "end"\n\ndata: [DONE]\n\n'
     assert list(body) == [last], "nothing comes after the last token's"
 
 
@@ -92,9 +83,7 @@ EARLY: dict[str, tuple[int, Callable[[BatchingManager], Any]]] = {
 
 
 @pytest.mark.parametrize("failure", EARLY)
-def test_a_stream_that_fails_before_its_first_token_has_the_status_of_the_error(
-    failure: str, client_of: ClientOf
-) -> None:
+def test_a_stream_without_a_token_has_its_errors_status(failure: str, client_of: ClientOf) -> None:
     """With echo the prompt was sent as the text of no token: a deadline was a 200, and with
     logprobs, which were not computed yet, an IndexError.
     """
@@ -115,9 +104,7 @@ def test_a_stream_that_fails_before_its_first_token_has_the_status_of_the_error(
         assert response.get_json()["error"]["code"]
 
 
-def test_a_completion_that_fails_before_its_first_token_is_no_piece_of_a_stream(
-    client_of: ClientOf,
-) -> None:
+def test_a_completion_that_fails_before_its_first_token_is_no_piece(client_of: ClientOf) -> None:
     """The second of two waits for the row of the first, and has no log-probabilities yet."""
 
     class Second(Spelling):
@@ -136,10 +123,9 @@ def test_a_completion_that_fails_before_its_first_token_is_no_piece_of_a_stream(
     assert error["error"]["code"] == "generation_failed"
 
 
-def test_a_deadline_is_kept_while_an_iteration_or_loading_takes_long(
-    client_of: ClientOf, gated: tuple[FlaskClient, Spelling]
-) -> None:
-    client, gate = gated  # an iteration that ends when it may
+def test_any_deadline_is_kept(client_of: ClientOf, gated: tuple[FlaskClient, Spelling]) -> None:
+    """While an iteration, or loading, takes long."""
+    client, gate = gated
     loading = threading.Event()
 
     def load() -> Spelling:

@@ -29,6 +29,7 @@ from client.load import replay
 from compare.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, ConfigError, check_port
 from generate.auto import build
+from lab.benchmarks.faults.tools import post_bytes, read_to_end
 from tests.servers import (
     PATIENCE_S,
     ROOT,
@@ -59,23 +60,8 @@ def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
     return connection
 
 
-def posted(body: dict[str, Any], head: bytes = HEAD) -> bytes:
-    """A request as it is sent."""
-    raw = json.dumps(body).encode()
-    return head + b"Content-Length: %d\r\n\r\n" % len(raw) + raw
-
-
-def ended(connection: socket.socket) -> bytes:
-    """Return all that comes until the other side ends the connection, in whatever way."""
-    raw = b""
-    with contextlib.suppress(ConnectionResetError), connection:
-        while data := connection.recv(1_000_000):
-            raw += data
-    return raw
-
-
 ASK = {"prompt": "hi", "num_tokens": 3, "seed": 1}
-POST = posted(ASK)
+POST = post_bytes(ASK)
 BODY = POST.partition(b"\r\n\r\n")[2]
 
 
@@ -160,8 +146,8 @@ def test_a_request_may_come_in_chunks_or_be_of_http_1_0_which_has_no_chunks(url:
     old = answer(url, POST.replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert old[1]["connection"] == "close" and old[2]["completion"] == whole
     with connect(url) as connection:
-        connection.sendall(posted(ASK | {"stream": True}, HEAD.replace(b"/1.1", b"/1.0")))
-        head, _, raw = ended(connection).partition(b"\r\n\r\n")
+        connection.sendall(post_bytes(ASK | {"stream": True}, version="1.0"))
+        head, _, raw = read_to_end(connection).partition(b"\r\n\r\n")
     assert b"200 OK" in head and b"chunked" not in head
     assert "".join(chunk["text"] for chunk in events(raw)[:-1]) == whole
 
@@ -193,7 +179,7 @@ def test_what_no_thread_needs_to_see_is_refused_in_our_form(url: str) -> None:
         cut.shutdown(socket.SHUT_WR)
         assert received(cut)[0] == 400
     rest = MAX_BODY_BYTES - len(json.dumps(ASK | {"nothing": ""}))
-    status, _, body = answer(url, posted(ASK | {"nothing": "x" * rest}))
+    status, _, body = answer(url, post_bytes(ASK | {"nothing": "x" * rest}))
     assert (status, body["error"]["param"]) == (400, "nothing"), "read, and refused by the route"
 
 
@@ -216,7 +202,7 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_others_are_not(
             status, _, answer = trickled(late)
             assert (status, answer["error"]["code"]) == (408, "request_timeout")
             assert setting in answer["error"]["message"]
-        assert ended(silent) == b""
+        assert read_to_end(silent) == b""
         kept.sendall(GET)  # between two requests there is more time
         assert received(kept)[0] == 200
 
@@ -273,7 +259,7 @@ def test_a_key_is_asked_for_by_the_path_as_it_is_decoded() -> None:
         ):
             connection = connect(url)
             connection.sendall(start + rest)
-            assert b" 401 " in ended(connection).split(b"\r\n")[0]
+            assert b" 401 " in read_to_end(connection).split(b"\r\n")[0]
 
 
 def test_a_still_reader_and_bodies_that_fill_the_memory_lose_their_connections() -> None:
@@ -285,11 +271,11 @@ def test_a_still_reader_and_bodies_that_fill_the_memory_lose_their_connections()
             still.sendall(one * n)
             body = HEAD + b"Content-Length: 900000\r\n\r\n" + b"x" * 800_000
             with many(url, 20, body) as bodies:
-                refused = sum(b" 503 " in ended(connection) for connection in bodies[:14])
+                refused = sum(b" 503 " in read_to_end(connection) for connection in bodies[:14])
                 assert refused == 14, "six of 0.8 MB fit, and those that came last have a place"
                 assert longest_health_s(url, 0.2) < SOON_S
             assert any("of its answer for 1 s" in line for line in process.stdout or ())
-            assert ended(still).count(b"HTTP/1.1 200 OK") < n
+            assert read_to_end(still).count(b"HTTP/1.1 200 OK") < n
         process.send_signal(signal.SIGTERM)
         assert "Traceback" not in process.communicate(timeout=PATIENCE_S)[0]
 
@@ -297,7 +283,7 @@ def test_a_still_reader_and_bodies_that_fill_the_memory_lose_their_connections()
 def asked(url: str, **body: Any) -> socket.socket:
     """A request that is sent, and runs."""
     before = get(f"{url}/stats")["largest_batch"]
-    (connection := connect(url)).sendall(posted({"prompt": "hi", "num_tokens": 1000} | body))
+    (connection := connect(url)).sendall(post_bytes({"prompt": "hi", "num_tokens": 1000} | body))
     wait_until(lambda: get(f"{url}/stats")["largest_batch"] > before)
     return connection
 
@@ -322,7 +308,7 @@ def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wai
                 status, headers, body = received(kept)
                 assert (status, headers["connection"]) == (503, "close")
                 assert body["error"]["code"] == "draining"
-                assert b" 503 " in ended(half) and ended(silent) == b""
+                assert b" 503 " in read_to_end(half) and read_to_end(silent) == b""
                 assert process.poll() is None
                 status, _, body = received(long)
                 assert status == 200 and body["usage"]["completion_tokens"] == 150
@@ -352,7 +338,7 @@ def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exit
         assert (status, body["error"]["code"]) == (503, "draining")
         assert body["error"]["type"] == "service_unavailable_error"
         assert time.monotonic() - start > 0.8
-        *_, last, done = ended(stream).split(b"data: ")
+        *_, last, done = read_to_end(stream).split(b"data: ")
         assert b'"code":"draining"' in last and done.startswith(b"[DONE]")
         assert process.wait(PATIENCE_S / 4) == 0, "left alone it would take 20 s"
 

@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -26,35 +26,29 @@ from simulate.replica import Stretch
 from tests.virtual import make_scheduler
 
 ABOUT = {"name": "dynamic"}
+Trace = list[tuple[float, list[Inference]]]
 
 
-class Watched(NamedTuple):
-    """The history of a scheduler, and its iterations."""
-
-    kept: RunObserver
-    iterations: list[Iteration]
-
-
-def served(policy: Any, trace: list[tuple[float, list[Inference]]], **limits: Any) -> Watched:
-    """Serve a trace; each iteration takes 10 ms."""
+def served(policy: Any, trace: Trace, **limits: Any) -> tuple[RunObserver, list[Iteration]]:
+    """Serve a trace, in which each iteration takes 10 ms; return its history and iterations."""
     scheduler = make_scheduler(policy, **limits)
-    watched = Watched(RunObserver(scheduler, ABOUT, zero=0.0), [])
+    kept, seen = RunObserver(scheduler, ABOUT, zero=0.0), list[Iteration]()
 
     def computed(stretch: Stretch) -> None:
-        watched.iterations.append(stretch.iteration)
+        seen.append(stretch.iteration)
         begun, took = seconds(stretch.begun), seconds(stretch.first)
-        watched.kept.iteration(IterationRecord(begun, took, stretch.iteration))
+        kept.iteration(IterationRecord(begun, took, stretch.iteration))
 
     def ended(now: float, inference: Inference) -> tuple[()]:
-        watched.kept.answered(inference)
+        kept.answered(inference)
         return ()
 
     loop, costs = Loop(), Costs("given", Line(iteration=PS // 100))
     loop.serve(trace, SimulatedReplica(loop, scheduler, costs, computed=computed, ended=ended))
-    return watched
+    return kept, seen
 
 
-def some_trace(seed: int, n: int = 60) -> list[tuple[float, list[Inference]]]:
+def some_trace(seed: int, n: int = 60) -> Trace:
     rng = random.Random(seed)
     at, trace = 0.0, []
     for _ in range(n):
@@ -76,11 +70,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_history_has_every_row_of_every_iteration(case: str) -> None:
     policy, limits = CASES[case]
-    watched = served(policy, some_trace(1), **({"max_batch_size": 8, "n_blocks": 200} | limits))
-    history = json.loads(watched.kept.json("x"))
-    seen = 0
+    limits = {"max_batch_size": 8, "n_blocks": 200} | limits
+    kept, served_iterations = served(policy, some_trace(1), **limits)
+    history = json.loads(kept.json("x"))
     lines: dict[int, int] = {}
-    for read, iteration in zip(iterations(history), watched.iterations, strict=True):
+    for read, iteration in zip(iterations(history), served_iterations, strict=True):
         computed = {cell.id: cell for cell in read.cells.values() if cell.kind not in "sw"}
         assert len(read.cells) == len({cell.id for cell in read.cells.values()}), "a line each"
         assert computed.keys() == {row.inference.id for row in iteration.rows}
@@ -94,8 +88,7 @@ def test_a_history_has_every_row_of_every_iteration(case: str) -> None:
         for line, cell in read.cells.items():
             assert lines.setdefault(cell.id, line) == line or case.startswith("demand")
             lines[cell.id] = line
-        seen += 1
-    assert seen == history["next"] > 50
+    assert len(served_iterations) == history["next"] > 50
     assert len(history["ended"]) == len(history["requests"]) == 60
     kinds = {cell.kind for read in iterations(history) for cell in read.cells.values()}
     expected = {"static": "i", "demand, few blocks": "r", "srpt, which pauses": "s"}
@@ -113,8 +106,8 @@ def test_a_worked_example() -> None:
     """
     a, b, c = Inference([0] * 3, 2, user="ann"), Inference([0], 3), Inference([0] * 4, 1)
     a.adapter = "sql"
-    watched = served(Dynamic(), [(0.0, [a]), (0.0, [b]), (0.001, [c])], max_batch_size=2)
-    history = json.loads(watched.kept.json("dynamic"))
+    kept, _ = served(Dynamic(), [(0.0, [a]), (0.0, [b]), (0.001, [c])], max_batch_size=2)
+    history = json.loads(kept.json("dynamic"))
     assert [iteration[-1] for iteration in history["iterations"]] == [
         [0, 0, "p", 3, 0, 0, 1, 1, "p", 1, 0, 0],
         [0, 0, "d", 1, 3, 0, 1, 1, "d", 1, 1, 0],

@@ -285,9 +285,8 @@ def colours(tab: Any, iteration: int) -> list[frozenset[int]]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_requests_or_their_adapters_have_colours(
-    theme: str, opened: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_requests_have_own_colours(theme: str, opened: Callable[..., Any], tmp_path: Path) -> None:
+    """Or their adapters have."""
     tabs = []
     for name, adapters in (("none", [""]), ("two", ["", "sql", "of/docs"])):
         (tmp_path / f"{name}.html").write_text(every_kind(*adapters))

@@ -50,11 +50,6 @@ def fleet() -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture
-def two(fleet: Served) -> str:
-    return fleet.url
-
-
 def names(url: str) -> list[str]:
     return [*get(f"{url}/stats")["replicas"]]
 
@@ -84,8 +79,9 @@ def stream_at(fleet: Served, path: str = "/inference") -> Iterator[http.client.H
         yield response
 
 
-def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_are_merged(two: str) -> None:
+def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_add_up(fleet: Served) -> None:
     """Ray's own caps are 5 requests at a replica, and an adapter's 10 threads."""
+    two = fleet.url
     post(f"{two}/stats/reset")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda name: burst(f"{two}/replicas/{name}", 32, 150), names(two)))
