@@ -277,7 +277,7 @@ STUDY = Study(
     question="Does one recording of a vLLM foresee what it does with other settings and traffic?",
     workload="{n} requests at 0.7 of the capacity of 16 rows, recorded once; each case really run "
     "{seeds} times",
-    requests=300,
+    requests=500,
     seeds=2,
     cases=lambda n: [{"name": name, "traffic": of[2]} for name, of in SETTINGS.items()],
     run=run,
