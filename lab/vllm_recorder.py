@@ -15,13 +15,13 @@ RECORD_MB           its size, in 10^6 bytes, beyond which it becomes FILE.1, in 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import time
 from collections import deque
 from itertools import count, islice
 from typing import Any
 
+import msgspec
 import torch
 from vllm import __version__
 from vllm.platforms import current_platform
@@ -67,7 +67,7 @@ class RecordingScheduler(Scheduler):
     def _begin(self, in_flight: list[list[Any]]) -> None:
         """Begin a file. in_flight: requests that the file before it has the beginnings of."""
         # open for as long as vLLM runs; a killed one loses one line at most
-        self._file = open(self._path, "w", buffering=1)  # noqa: SIM115
+        self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115
         config, scheduler = self.vllm_config, self.scheduler_config
         graphs = getattr(config.compilation_config, "cudagraph_capture_sizes", None)
         self._write(
@@ -77,7 +77,7 @@ class RecordingScheduler(Scheduler):
                 "model": config.model_config.model.rstrip("/").rpartition("/")[2],
                 "dtype": str(config.model_config.dtype).removeprefix("torch."),
                 "hardware": current_platform.get_device_name(),
-                "versions": {"torch": torch.__version__},
+                "versions": {"torch": str(torch.__version__)},
                 **{n: getattr(scheduler, n) for n in OF_SCHEDULER if hasattr(scheduler, n)},
                 "max_num_batched_tokens": self.max_num_scheduled_tokens,
                 "max_model_len": self.max_model_len,
@@ -108,7 +108,7 @@ class RecordingScheduler(Scheduler):
         return self.kv_cache_manager.block_pool
 
     def _write(self, entry: dict[str, Any]) -> None:
-        self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+        self._file.write(msgspec.json.encode(entry) + b"\n")
 
     def _described(self, number: int, request: Any) -> list[Any]:
         lengths = request.num_prompt_tokens, request.max_tokens

@@ -4,16 +4,18 @@ Knows no torch, no HTTP and no clock. `drive` serves inferences by one scheduler
 `simulate.server.SimulatedServer` serves a client's trace by one or more replicas. Both run a
 `Loop`.
 
-simulation     ./simulate.sh
+program        ./simulate.sh
+simulation     its comparison in virtual time
 server         a server or several, which serve a client's trace
 loop           events in order, in picoseconds
 replica, jump  a scheduler and the time that its engine takes; equal iterations, computed at once
 fleet          replicas behind a router
 disaggregated  prefill replicas, and decode replicas
-costs          how long an iteration takes: as fitted, stated, or estimated (roofline)
+costs          how long an iteration takes: as fitted (fitting), stated, or estimated (roofline)
+vllm           one's own vLLM: settings, costs and traffic of a recording, and what it foresees
 replay         a server's recording, made once more
 plan, trial    how many replicas are needed
-saved_page     the rows of a saved run, or of vLLM's (vllm), as a page
+saved_page     the rows of a saved run, or of a recording, as a page
 playground     scheduler and simulator in a browser
 """
 

@@ -1,5 +1,5 @@
-"""One's own vLLM, foreseen and then run: one recording of a vLLM under load, what it says of other
-settings and other traffic, and the same vLLM really started with them, twice each.
+"""One's own vLLM, foreseen and then run: a recording of some minutes of a vLLM under load, what it
+says of other settings and other traffic, and the same vLLM really started with them, twice each.
 
 Runs in an environment with lab/benchmarks/requirements-vllm.txt. The model is a GPT-2 of 4 layers
 with random weights, so that a CPU decodes a token in some 15 ms.
@@ -33,8 +33,12 @@ from generate.auto import build
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Cases, Study, Table, only, values
 from lab.studies.vllm_schedule import Drawn, Limits, schedule_of_vllm
+from simulate.costs import Costs
+from simulate.fitting import expected_s
 from simulate.server import SimulatedServer
+from simulate.vllm.costs import observed
 from simulate.vllm.foreseen import OwnServer
+from simulate.vllm.recording import read
 
 PAIRS = 7  # of runs without and with the recorder
 LOAD = 0.7  # of what a burst reaches
@@ -42,10 +46,12 @@ BLOCK, LONGEST, VOCABULARY = 32, 512, 50257
 ROWS, BUDGET, BLOCKS = 16, 256, 1023
 FEW_BLOCKS = 60  # a third of what 16 rows need
 FIXED = f"--max-model-len {LONGEST} --block-size {BLOCK} --skip-tokenizer-init --enforce-eager"
-BASE, OVERLOAD, PREFIXES, LEVELS = "base", "overload", "prefixes", "levels"
+BASE, LONG, OVERLOAD, PREFIXES, LEVELS = "base", "long", "overload", "prefixes", "levels"
+RECORDED, TIMES_AS_LONG = "recorded", 9
 # vLLM's flags, our settings, and the traffic
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "recorded": ("", {}, BASE),
+    RECORDED: ("", {}, LONG),
+    "16 rows": ("", {}, BASE),
     "8 rows": ("--max-num-seqs 8", {"max_batch_size": 8}, BASE),
     "32 rows": ("--max-num-seqs 32", {"max_batch_size": 32}, BASE),
     "budget 64": ("--max-num-batched-tokens 64", {"token_budget": 64}, BASE),
@@ -79,10 +85,10 @@ GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=4, n_embd=256)).save_pretrained(sys
 
 def trace(traffic: str, n: int, rate: float) -> list[Request]:
     """Return n requests as a Poisson process: prompts of 16 to 300 tokens, answers of 4 to 80. Of
-    `overload` more come than can be served; of `prefixes` each begins with one of four beginnings
-    of 128 tokens; of `levels` every third has the higher priority.
+    `long` there are more; of `overload` more come than can be served; of `prefixes` each begins
+    with one of four beginnings of 128 tokens; of `levels` every third has the higher priority.
     """
-    chance = np.random.default_rng(1)
+    chance, n = np.random.default_rng(1), n * (TIMES_AS_LONG if traffic == LONG else 1)
     at = np.cumsum(chance.exponential(1 / (rate * (2 if traffic == OVERLOAD else 1)), n))
     shared = chance.integers(0, VOCABULARY, (4, 128)) if traffic == PREFIXES else np.zeros((4, 0))
     prompts, answers = chance.integers(16, 301, n), chance.integers(4, 81, n)
@@ -142,6 +148,8 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
     """Really run a case; return its measures by vLLM's own instants, and the seconds it took."""
     if importlib.util.find_spec("vllm") is None:
         raise ServerError("run it in an environment with lab/benchmarks/requirements-vllm.txt")
+    if case["name"] == RECORDED and seed:  # once
+        return kept[case, n, 0]
     folder = kept.path.parent.resolve() / "model"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "config.json").exists():
@@ -156,9 +164,9 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
         raise ServerError(f"a request failed: {failed[0]}")
     measured = OwnServer.of(path, None).measured
     kept_measures = {name: measured[name] for name in MEASURES}
-    if case["name"] == "recorded" and not seed:
+    if case["name"] == RECORDED:
         kept_measures |= {f"recorder_us_{rows}": recorder_us(rows, folder) for rows in (16, 256)}
-    return kept_measures | {"seconds": seconds, "rate": rate, "recording": str(path)}
+    return kept_measures | {"seconds": seconds, "rate": rate, "n": n, "recording": str(path)}
 
 
 def recorder_us(rows: int, folder: Path) -> float:
@@ -199,24 +207,30 @@ def rate_of(folder: Path) -> float:
 def summarized(cases: Cases) -> list[dict[str, Any]]:
     """Return the cases with what one recording, the first run's, says of each."""
     began = time.monotonic()
-    first = next(case for case in cases if case["name"] == "recorded")["seeds"][0]
+    first = next(case for case in cases if case["name"] == RECORDED)["seeds"][0]
     own = OwnServer.of(Path(first["recording"]), None)
     result = []
     for case in cases:
         _, changed, traffic = SETTINGS[case["name"]]
         config = build("dynamic", own.settings | changed, {})
-        requests = own.traffic.trace(0)
-        if traffic != BASE:
-            requests = Trace.of(trace(traffic, len(requests), first["rate"]))
-        server = SimulatedServer(case["name"], config, own.costs, stream=True)
-        foreseen, _ = measure(server, requests, {}, math.inf, Watch())
-        found: dict[str, Any] = {"seconds": fmean(values(case, "seconds"))}
+        requests = Trace.of(trace(traffic, first["n"], first["rate"]))
+        times = fmean(_times(own.costs, Path(path)) for path in values(case, "recording"))
+        servers = (
+            SimulatedServer("", config, costs, stream=True)
+            for costs in (own.costs, own.costs.scaled(times))
+        )
+        foreseen, at_times = (
+            measure(server, requests, {}, math.inf, Watch())[0] for server in servers
+        )
+        found: dict[str, Any] = {"seconds": fmean(values(case, "seconds")), "times": times}
         for name in MEASURES:
             real = values(case, name)
             middle = fmean(real)
             found |= {name: middle, f"{name}_foreseen": foreseen[name]}
             if middle:
                 found[f"{name}_error"] = 100 * (foreseen[name] / middle - 1)
+                found[f"{name}_left"] = 100 * (at_times[name] / middle - 1)
+            if middle and case["name"] != RECORDED:
                 found[f"{name}_spread"] = 100 * (max(real) - min(real)) / middle
         result.append({**case, "seeds": [found]})
     kept = {name: value for name, value in first.items() if name.startswith("recorder")}
@@ -225,23 +239,35 @@ def summarized(cases: Cases) -> list[dict[str, Any]]:
     return result
 
 
+def _times(costs: Costs, path: Path) -> float:
+    """Return the time of a recording's iterations, in parts of what the costs say of them."""
+    seen = observed(read(path))
+    return float(sum(each.whole for each in seen) / expected_s(costs, seen).sum())
+
+
 def columns(*names: str) -> list[str]:
-    return [f"{name}{part}" for name in names for part in ("", "_spread", "_foreseen", "_error")]
+    parts = ("", "_spread", "_foreseen", "_error", "_left")
+    return [f"{name}{part}" for name in names for part in parts]
 
 
 def text(cases: Cases) -> str:
     """Return how the settings rank, really and foreseen, and how long both took."""
     settings = only(cases, {"traffic": BASE})
     parts = []
-    for name, words, sign in (
-        ("p99_e2el_ms", "p99 of latency, the lowest first", 1),
-        ("output_throughput", "throughput, the highest first", -1),
-    ):
+    for name, words in (("p99_e2el_ms", "p99 of latency"), ("mean_e2el_ms", "mean latency")):
         orders = []
         for key in (name, f"{name}_foreseen"):
-            ranked = sorted(settings, key=lambda case: sign * values(case, key)[0])
+            ranked = sorted(settings, key=lambda case: values(case, key)[0])
             orders.append(", ".join(case["name"] for case in ranked))
-        parts.append(f"- By {words}: really {orders[0]}; foreseen {orders[1]}.")
+        parts.append(f"- By {words}, the best first: really {orders[0]}; foreseen {orders[1]}.")
+    apart = []
+    for key in ("output_throughput", "output_throughput_foreseen"):
+        reached = [values(case, key)[0] for case in settings]
+        apart.append(f"{100 * (max(reached) / min(reached) - 1):.1f}%")
+    parts.append(
+        f"- Throughputs of these settings differ by {apart[0]} at most, foreseen by {apart[1]}: "
+        "all carry this load."
+    )
     took = sum(values(case, "seconds")[0] for case in settings)
     first = cases[0]["seeds"][0]
     needed = first["seconds"] + first.get("foreseeing_s", 0.0)
@@ -259,36 +285,39 @@ def text(cases: Cases) -> str:
 
 
 EXPLAINED = """\
-Real runs are means of two, by the instants that vLLM itself recorded; *spread* is the difference of
-the two, in percent of their mean. *Foreseen* are simulations with costs from the first recording
-alone, and with its requests where the traffic is `base`. Where a load comes near saturation, small
-differences of the machine's speed become large ones of latency."""
+Real runs are means of two (the recording is one), by the instants that vLLM itself recorded;
+*spread* is the difference of the two, in percent of their mean. *Foreseen* are simulations with the
+recording's costs, as `./simulate.sh --vllm FILE --trace FILE` makes them. *Times* are those of the
+real iterations, in parts of what these costs say of them: on a shared machine they move by the
+minute. *Error at these times* is what is left with costs so many times as high. Near saturation
+small differences of times become large ones of latency."""
 SHOWN = {
     name + suffix: (heading + words, form)
     for name, (heading, unit) in MEASURES.items()
     for suffix, words, form in (
         ("", ", real", unit), ("_spread", ": spread, %", "{:.0f}"),
         ("_foreseen", ", foreseen", unit), ("_error", ": error, %", "{:+.0f}"),
+        ("_left", ": error at these times, %", "{:+.0f}"),
     )
 }  # fmt: skip
 STUDY = Study(
     name="own",
     title="One's own vLLM, foreseen from a recording",
     question="Does one recording of a vLLM foresee what it does with other settings and traffic?",
-    workload="{n} requests at 0.7 of the capacity of 16 rows, recorded once; each case really run "
-    "{seeds} times",
+    workload="{n} requests, and nine times as many where recorded, at 0.7 of the capacity of 16 "
+    "rows; each case really run {seeds} times",
     requests=500,
     seeds=2,
     cases=lambda n: [{"name": name, "traffic": of[2]} for name, of in SETTINGS.items()],
     run=run,
     servers=True,
     summarized=summarized,
-    measures=SHOWN,
+    measures=SHOWN | {"times": ("times", "{:.2f}")},
     text=text,
     tables=[
         Table(
             ("name",),
-            columns("output_throughput", "preemptions"),
+            ["times", *columns("output_throughput", "preemptions")],
             title="Throughput and preemptions",
         ),
         Table(("name",), columns("mean_ttft_ms", "p99_ttft_ms"), title="TTFT"),

@@ -76,17 +76,22 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def settings() -> tuple[worker.Settings, dict[str, Any]]:
+def settings(own: Path | None = None) -> tuple[worker.Settings, dict[str, Any]]:
     """Return the settings of each of the costs; and for the page their origin in words, with the
-    rate of requests at which `dynamic` is busy for four fifths of the time.
+    rate of requests at which `dynamic` is busy for four fifths of the time. own: a file of costs
+    that is no part of the repository. Raises ConfigError.
     """
     all_settings, shown = {}, {}
-    for name in [*sorted(path.stem for path in FOLDER.glob("*.json")), *ESTIMATES]:
-        options = parse(["--costs", name, "--modes", "dynamic"])
+    given = [str(own)] if own else []
+    for words in [*given, *sorted(path.stem for path in FOLDER.glob("*.json")), *ESTIMATES]:
+        options = parse(["--costs", words, "--modes", "dynamic"])
+        name = options.costs.name
         config = options.config("dynamic")
         values = config.model_dump(mode="json")
         all_settings[name] = values | {"lora_slots": config.lora_slots}
-        full = worker.served("dynamic", BURST | {"costs": name}, all_settings)
+        full = worker.served(
+            "dynamic", BURST | {"costs": words}, all_settings | {words: all_settings[name]}
+        )
         last = max(ended_at for *_, ended_at in full["answers"])
         rate = 0.8 * len(full["answers"]) / last
         shown[name] = {"rate": float(f"{rate:.2g}"), "words": _origin(options.costs)}
@@ -97,11 +102,13 @@ def _origin(costs: Costs) -> str:
     source = costs.source
     if estimate := source.get("estimate"):
         return f"an estimate, not measured: {estimate}"
+    if recording := source.get("recording"):
+        return str(recording)
     hardware, model = source["hardware"], source["config"]["model"]
     return f"{model} as measured on {hardware['gpu'] or hardware['cpu']}, {source['date'][:10]}"
 
 
-def archive(all_settings: worker.Settings) -> bytes:
+def archive(all_settings: worker.Settings, own: Path | None = None) -> bytes:
     """Return a zip of the modules that `worker` loads, with costs and settings."""
     listing = (
         "import sys, simulate.playground.worker; print(*(m.__file__ for m in sys.modules.values() "
@@ -116,6 +123,8 @@ def archive(all_settings: worker.Settings) -> bytes:
         for path in [*ours, *FOLDER.glob("*.json")]
         if path.is_relative_to(ROOT) and "site-packages" not in path.parts
     }
+    if own:
+        files[str(FOLDER.relative_to(ROOT) / own.name)] = own.read_bytes()
     for path in Path(sortedcontainers.__file__).parent.glob("*.py"):
         files[f"sortedcontainers/{path.name}"] = path.read_bytes()
     files["settings.json"] = json.dumps(all_settings).encode()
@@ -126,15 +135,15 @@ def archive(all_settings: worker.Settings) -> bytes:
     return packed.getvalue()
 
 
-def build(folder: Path) -> int:
-    """Write all files; return their bytes. Raises BuildError."""
+def build(folder: Path, own: Path | None = None) -> int:
+    """Write all files; return their bytes. Raises BuildError and ConfigError."""
     pyodide(folder)
-    all_settings, shown = settings()
+    all_settings, shown = settings(own)
     here = Path(__file__).parent
     live = page.read().replace(page.RUNS, page.RUNS.replace("[]", "null"))  # page.js gives them
     files = {name: (here / name).read_bytes() for name in PAGE} | {"live.html": live.encode()}
     files |= {f"live/{name}": page.read(name).encode() for name in page.FILES}
-    files |= {"app.zip": archive(all_settings), "costs.json": json.dumps(shown).encode()}
+    files |= {"app.zip": archive(all_settings, own), "costs.json": json.dumps(shown).encode()}
     n = len(files["app.zip"]) + sum((folder / name).stat().st_size for name in FETCHED)
     files["worker.js"] = f"const BYTES = {n};\n".encode() + files["worker.js"]
     names = sorted([*files, *PYODIDE])
@@ -156,11 +165,12 @@ def main() -> None:
     port: dict[str, Any] = {"nargs": "?", "type": int, "const": 8600, "metavar": "PORT"}
     default, add = Path(__file__).parent / "site", parser.add_argument
     add("--out", type=Path, default=default, help="(default: simulate/playground/site)")
+    add("--costs", type=Path, metavar="FILE", help="costs of your own, besides all others")
     add("--serve", **port, help="then serve them on this machine (port: 8600)")
     arguments = parser.parse_args()
     out = arguments.out
     try:
-        size = build(out)
+        size = build(out, arguments.costs)
     except (BuildError, ConfigError) as error:
         sys.exit(f"error: {error}")
     print(f"{out}: {size / 1e6:.1f} MB")

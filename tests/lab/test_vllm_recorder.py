@@ -1,0 +1,177 @@
+"""lab/vllm_recorder.py, on a scheduler that has what vLLM's has of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simulate.vllm.recording import read
+
+BLOCK = 4
+pytestmark = [  # the file is open for as long as vLLM runs
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class FakeScheduler:
+    """Computes each request whole, then a token each, as many as it wants."""
+
+    def __init__(self, **changed: Any):
+        parallel = SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1)
+        self.vllm_config = SimpleNamespace(
+            parallel_config=parallel, compilation_config=SimpleNamespace(),
+            model_config=SimpleNamespace(
+                model="models/tiny/", dtype="torch.bfloat16", is_multimodal_model=False
+            ),
+            speculative_config=None, lora_config=None, kv_transfer_config=None,
+        )  # fmt: skip
+        vars(self.vllm_config).update(**changed)
+        self.scheduler_config = SimpleNamespace(policy="fcfs", max_num_seqs=8, watermark=0.0)
+        self.cache_config = SimpleNamespace(enable_prefix_caching=True)
+        self.max_num_scheduled_tokens, self.max_model_len, self.block_size = 64, 128, BLOCK
+        pool = SimpleNamespace(num_gpu_blocks=11, get_num_free_blocks=lambda: 8)
+        self.kv_cache_manager = SimpleNamespace(block_pool=pool)
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
+        self.waiting: list[Any] = []
+        self.running: list[Any] = []
+        self.gave_up: list[str] = []
+
+    def add_request(self, request: Any) -> None:
+        self.waiting.append(request)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        return len(self.running), len(self.waiting)
+
+    def schedule(self) -> Any:
+        self.running += self.waiting
+        self.waiting = []
+        self.running = [each for each in self.running if each.request_id not in self.gave_up]
+        tokens = {}
+        for each in self.running:
+            n = tokens[each.request_id] = max(1, each.num_prompt_tokens - each.num_computed_tokens)
+            each.num_computed_tokens += n
+        gave_up, self.gave_up = self.gave_up, []
+        return SimpleNamespace(
+            num_scheduled_tokens=tokens, preempted_req_ids=None, finished_req_ids=gave_up
+        )
+
+    def update_from_output(self, output: Any) -> Any:
+        answers = []
+        for each in list(self.running):
+            each.made += 1
+            full = (each.num_prompt_tokens + each.made) // BLOCK
+            each.block_hashes = [bytes([k]) * 32 for k in range(full)]
+            if over := each.made == each.max_tokens:
+                self.running.remove(each)
+            answers.append(SimpleNamespace(
+                request_id=each.request_id, new_token_ids=[7], finished=over, finish_reason="length"
+            ))  # fmt: skip
+        return {0: SimpleNamespace(outputs=answers)}
+
+
+def request(name: str, prompt: int, tokens: int) -> Any:
+    hashes = [bytes([k]) * 32 for k in range(prompt // BLOCK)]
+    return SimpleNamespace(
+        request_id=name, arrival_time=1000.0, num_prompt_tokens=prompt, max_tokens=tokens,
+        priority=0, num_computed_tokens=0, made=0, block_hashes=hashes,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    platform = SimpleNamespace(get_device_name=lambda: "an abacus", is_cpu=lambda: False)
+    modules: dict[str, dict[str, Any]] = {
+        "msgspec": {"json": SimpleNamespace(encode=lambda entry: json.dumps(entry).encode())},
+        "vllm": {"__version__": "0.32.0"}, "vllm.platforms": {"current_platform": platform},
+        "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": FakeScheduler},
+        "vllm.v1.core.sched.scheduler": {"Scheduler": FakeScheduler},
+    }  # fmt: skip
+    for name in ("vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
+        modules[name] = {}
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("RECORD_ITERATIONS", str(tmp_path / "vllm.jsonl"))
+    monkeypatch.delitem(sys.modules, "lab.vllm_recorder", raising=False)
+    yield importlib.import_module("lab.vllm_recorder")
+    sys.modules.pop("lab.vllm_recorder", None)
+
+
+def served(scheduler: Any, *requests: Any) -> None:
+    for each in requests:
+        scheduler.add_request(each)
+    while scheduler.waiting or scheduler.running:
+        scheduler.update_from_output(scheduler.schedule())
+
+
+def test_a_line_for_each_iteration_which_the_reader_reads(recorder: Any, tmp_path: Path) -> None:
+    scheduler = recorder.RecordingScheduler()
+    served(scheduler, request("a", 6, 4), request("b", 3, 2))
+    head, *lines = map(json.loads, (tmp_path / "vllm.jsonl").read_text().splitlines())
+    assert (head["engine"], head["model"], head["hardware"]) == ("vLLM 0.32.0", "tiny", "an abacus")
+    assert head["num_blocks"] == 10 and head["unknown"] == [] and head["dtype"] == "bfloat16"
+    assert [line["rows"] for line in lines[:2]] == [
+        [[0, 0, 6, 1], [1, 0, 3, 1]],
+        [[0, 6, 1, 1], [1, 3, 1, 1]],
+    ]
+    assert lines[0]["new"][0][:5] == [0, 1000.0, 6, 4, 0] and lines[0]["blocks_used"] == 2
+    assert lines[1]["finished"] == {"1": "length"} and lines[3]["finished"] == {"0": "length"}
+    text = (tmp_path / "vllm.jsonl").read_text()
+    assert '"a"' not in text, "no names of requests"
+    recording = read(tmp_path / "vllm.jsonl")
+    assert len(list(recording.run())) == 4
+    assert len(recording.requests[0].tokens) == 4
+    assert recording.hashes[0] == "AAAAAAAA" + "AQEBAQEB", "of the prompt, then of the answer"
+
+
+def test_a_client_that_gives_up(recorder: Any, tmp_path: Path) -> None:
+    scheduler = recorder.AsyncRecordingScheduler()
+    scheduler.add_request(request("a", 6, 9))
+    scheduler.add_request(request("b", 6, 2))
+    scheduler.update_from_output(scheduler.schedule())
+    scheduler.gave_up = ["a"]
+    served(scheduler)
+    recording = read(tmp_path / "vllm.jsonl")
+    assert [ran.step.aborted for ran in recording.run()] == [[], [0]]
+    assert [i.state.value for i in recording.requests.values()] == ["cancelled", "finished"]
+
+
+def test_a_large_file_gives_way_and_the_next_one_names_what_is_in_flight(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RECORD_MB", "0.002")
+    scheduler = recorder.RecordingScheduler()
+    served(scheduler, request("a", 6, 40))
+    first, second = (read(tmp_path / name) for name in ("vllm.jsonl.1", "vllm.jsonl"))
+    assert first.path.stat().st_size < 4000 > second.path.stat().st_size
+    assert [asked.number for asked in second.head.in_flight] == [0]
+    assert len(list(second.run())) > 1
+
+
+@pytest.mark.parametrize(("version", "sentence"), [
+    ("0.29.1", "was written for vLLM 0.30 to 0.32, and this is 0.29.1"),
+    ("0.32.1", "is there already; name another file with RECORD_ITERATIONS"),
+])  # fmt: skip
+def test_what_cannot_be_recorded_is_a_sentence(
+    version: str, sentence: str, recorder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(recorder, "__version__", version)
+    (tmp_path / "vllm.jsonl").touch()
+    with pytest.raises((RuntimeError, FileExistsError), match=sentence):
+        recorder.RecordingScheduler()
+
+
+def test_features_that_lines_do_not_describe_are_named(recorder: Any, tmp_path: Path) -> None:
+    recorder.RecordingScheduler(speculative_config=1, lora_config=1)
+    head = json.loads((tmp_path / "vllm.jsonl").read_text())
+    assert head["unknown"] == ["speculative decoding", "LoRA adapters"]
