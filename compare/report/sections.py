@@ -274,14 +274,27 @@ NEAR = (
 NEAR_KEYS = ("output_throughput", "p99_ttft_ms", "p99_e2el_ms")
 
 
+def number(value: float | None) -> str:
+    """Return a measure of any size in some four characters."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def foreseen(run: Run) -> list[str]:
     """Return the section on what was recorded and simulated; empty for all other runs."""
     if not (recorded := (run.first.get("simulated") or {}).get("recorded")):
         return []
     rows = [["", "recorded", "simulated", "simulated ÷ recorded"]]
     for words, was, now in recorded["table"]:
-        cells = ["–" if value is None else f"{value:,.4g}" for value in (was, now)]
-        rows.append([words, *cells, f"{now / was:.2f}" if was and now is not None else "–"])
+        rows.append(
+            [
+                words,
+                number(was),
+                number(now),
+                f"{now / was:.2f}" if was and now is not None else "–",
+            ]
+        )
     changed = [["variant", "costs", *(key.replace("_", " ") for key in NEAR_KEYS)]]
     for name, result in run.results[0].items():
         known = result.get("costs_changed", {}) | {"1": result}

@@ -11,6 +11,7 @@ from client.measure import measure
 from client.traces import Request
 from client.workloads import Workload
 from compare.comparison import Measured
+from compare.report.sections import number
 from simulate.fleet import Layout
 from simulate.server import SimulatedServer
 from simulate.simulation import Simulating
@@ -63,6 +64,9 @@ class ComparingOwn(Simulating):
         with self.progress.step("simulating what was recorded"):
             result, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
             self._recorded = recorded = own.facts(result)
+        self.progress.say(f"{'':28}{'recorded':>12}{'simulated':>12}")
+        for words, *two in recorded["table"]:
+            self.progress.say(f"{words:28}" + "".join(f"{number(value):>12}" for value in two))
         for remark in recorded["remarks"]:
             self.progress.say(remark)
 

@@ -15,7 +15,7 @@ from config import Config
 from simulate.costs import Costs
 from simulate.fitting import Observed, fit, residuals
 from simulate.loop import PS
-from simulate.vllm.recording import Recording
+from simulate.vllm.recording import LEAST_S, Recording
 
 MOST_ROWS = 10**6  # of the iterations that are fitted, which are so many that a line needs no more
 PART_S = 60.0  # the machine's speed changes by the minute; a short recording has
@@ -31,8 +31,9 @@ def parts_of(first: float, last: float) -> float:
 
 def observed(recording: Recording) -> list[Observed]:
     """Read a recording to its end; return its iterations, or evenly chosen ones of many. Raises
-    RunError."""
-    size = recording.path.stat().st_size
+    RunError.
+    """
+    size = recording.path.stat().st_size * (8 if recording.path.suffix == ".gz" else 1)
     every = max(1, round(size / 20 / MOST_ROWS))  # a row takes some 20 bytes
     result: list[Observed] = []
     before: Observed | None = None
@@ -45,7 +46,7 @@ def observed(recording: Recording) -> list[Observed]:
             before = None
         until = step.until
         if k % every == 0:
-            before = Observed(iteration, begin, max(until - begin, 1e-6), None, answered, False)
+            before = Observed(iteration, begin, max(until - begin, LEAST_S), None, answered, False)
     if len(result) < LEAST:
         raise RunError(
             f"{recording.path} has {len(result)} iterations, and costs need {LEAST}; record vLLM "
@@ -67,6 +68,7 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
     if not head.graph_sizes:
         sizes = sorted({m << k for k in range(20) for m in (2, 3)} | {1, head.max_num_seqs})
     costs = fit(recording.path.stem, [each for part in fitted for each in part], sizes, [])
+    apart = residuals(costs, [*parts.values()])["of_runs_percent"]
     errors = {"fitted": residuals(costs, fitted)}
     if held_out:
         errors["held_out"] = residuals(costs, held_out)
@@ -82,6 +84,7 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
         "dtype": head.dtype,
         "versions": head.versions,
         "residuals": errors,
+        "parts_percent": apart,  # of the parts' time: p5, p50 and p95
         "config": config.model_dump(mode="json"),
     }
     queued = [

@@ -35,6 +35,17 @@ SHOWN = {  # measures, in words
     "cached_fraction": "prompt tokens found cached",
 }
 JUDGED = [key for key in SHOWN if key.endswith("_ms") or key == "output_throughput"]
+NOT_SIMULATED = {"long_prefill_token_threshold": 0, "prefill_schedule_interval": 1}  # defaults
+UNCOUNTED = (
+    "How far our scheduler agrees cannot be counted: vLLM planned iterations ahead, or the file "
+    "begins in the middle of its traffic."
+)
+AT_CLIENT = "Times are the client's, and those of HTTP are simulated, too."
+AT_VLLM = (
+    "Times begin when a request reaches vLLM, and end with its last token there. HTTP is in "
+    "neither column; a client's saved run of the same requests adds it: --with RUN."
+)
+LEFT_OUT = "; they began before the file, got no token, or failed"
 ALIKE = 0.9  # part of a client's requests that must have the recorded number of tokens
 
 
@@ -100,7 +111,8 @@ class OwnServer:
         """Return the factor of a seed's costs: 1 for the first, others are spread as the recorded
         minutes are around the fit.
         """
-        spread = self.costs.uncertainty if seed else 0.0
+        least, _, most = self.costs.source["parts_percent"]
+        spread = (most - least) / 100 / (2 * 1.645) if seed else 0.0
         return math.exp(spread * np.random.default_rng([seed, 11]).standard_normal())
 
     @property
@@ -133,34 +145,16 @@ class OwnServer:
         ]
         agreed = agreement(self.recording, self.traffic, config)
         head = self.recording.head
-        remarks = [
-            _within(errors),
-            str(agreed)
-            if agreed
-            else "Our scheduler's agreement cannot be counted: vLLM planned "
-            "iterations ahead, or the file begins in the middle of its traffic.",
-            self._times(),
-        ]
+        remarks = [_within(errors), str(agreed) if agreed else UNCOUNTED]
+        remarks.append(AT_CLIENT if self.at_client else AT_VLLM)
         if self.traffic.left_out:
-            remarks.append(
-                f"{self.traffic.left_out:,} requests are left out: they began before the file, got "
-                "no token, or failed."
-            )
-        for name, default in {
-            "long_prefill_token_threshold": 0,
-            "prefill_schedule_interval": 1,
-        }.items():
-            if (value := getattr(head, name)) != default:
-                remarks.append(f"vLLM ran with {name} {value}, which is not simulated.")
+            remarks.append(f"Requests left out: {self.traffic.left_out:,}{LEFT_OUT}.")
+        remarks += [
+            f"vLLM ran with {name} {value}, which is not simulated."
+            for name, default in NOT_SIMULATED.items()
+            if (value := getattr(head, name)) != default
+        ]
         return {"engine": head.engine, "table": table, "remarks": remarks}
-
-    def _times(self) -> str:
-        if self.at_client:
-            return "Times are the client's, and those of HTTP are simulated, too."
-        return (
-            "Times begin when a request reaches vLLM, and end with its last token there: HTTP is "
-            "in neither column. A client's saved run of the same requests adds it: --with FOLDER."
-        )
 
     def _with(self, path: Path) -> OwnServer:
         """Return the same with HTTP's share of times, by a client's run. Raises RunError."""

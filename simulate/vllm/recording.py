@@ -18,11 +18,12 @@ from config.settings import Count
 from scheduling.inference import Inference, Iteration, Row, State
 
 FORMATS = (1, 2)
+LEAST_S = 1e-6  # of an iteration: clocks are set
 HASH = 8  # characters of a block's hash
 GAVE_UP = ("abort", "error")  # endings without an answer
 MAKE = "record it with lab/vllm_recorder.py, as docs/your_vllm.md says"
 Whole = Annotated[int, Field(ge=0, lt=2**53)]
-Instant = Annotated[float, Field(ge=0, le=1e12)]  # seconds since the epoch
+Instant = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # seconds since the epoch
 
 
 def _of_format_1(head: Any) -> Any:
@@ -161,6 +162,8 @@ class Recording:
                 for number in step.aborted:
                     self._end(number, begin, State.CANCELLED)
                 rows = [self._row(self.requests[number], *values) for number, *values in step.rows]
+                for number in (*step.finished, *step.queue):
+                    self.requests[number]
             except KeyError as error:
                 raise RunError(
                     f"{self.path}: request {error} is in no earlier line; a recording must have "
@@ -173,8 +176,9 @@ class Recording:
                 if row.inference.admitted_at is None:
                     row.inference.admitted_at = begin
                     self.cached_tokens += row.start
-            self.busy_s += until - begin
-            self.row_s += (until - begin) * len(rows)
+            took = max(until - begin, LEAST_S)
+            self.busy_s += took
+            self.row_s += took * len(rows)
             iteration = Iteration(rows, len(self.running), step.waiting, step.blocks_used)
             yield Ran(step, begin, iteration, len(step.finished))
             for row in rows:
