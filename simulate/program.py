@@ -73,7 +73,11 @@ PLAN = (
 def parse(argv: Sequence[str]) -> Simulation:
     """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
     parser = parser_of(
-        "./simulate.sh", "Replay one trace against every batching mode, in virtual time.", *SHOWN
+        "./simulate.sh",
+        "Your own vLLM: --vllm FILE says from a recording of it what it would do with other "
+        "settings (docs/your_vllm.md). Else: replay one trace against every batching mode, in "
+        "virtual time.",
+        *SHOWN,
     )
     add_flags(parser.add_argument, FLAGS)
     parser.set_defaults(costs=FAKE.name, jobs=physical_cores())

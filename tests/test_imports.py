@@ -126,7 +126,7 @@ EXTRAS = {
     "server.replicas.ray_routers": "ray",
     "server.replicas.ingress": "fastapi",
     "server.replicas.ray_serve": "fastapi",
-    "lab.vllm_recorder": "vllm",
+    "lab.vllm_recorder": "msgspec",
 }
 for kernel in ("add_norm", "launches", "lora", "paged_attention", "products"):
     EXTRAS[f"generate.kernels.{kernel}"] = "triton"

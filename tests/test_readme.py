@@ -29,6 +29,7 @@ from tests.servers import ROOT, Serve, free_port, launched
 from tests.stub import stub
 
 FIRST = ROOT / "README.md"
+OWN_VLLM = ROOT / "tests" / "simulate" / "own_vllm.jsonl.gz"  # in the place of a reader's recording
 GUIDES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "site")
 OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "lab/benchmarks/README.md")]
 PAGES = [FIRST, ROOT / "results" / "README.md", *GUIDES, *OTHERS]
@@ -62,7 +63,7 @@ def of(program: str) -> list[list[str]]:
 
 def test_the_readme_shows_each_program() -> None:
     scripts = {program for program in PARSERS if program.endswith(".sh")}
-    others = {"./playground.sh", "./test.sh", "python", "curl"}
+    others = {"./playground.sh", "./test.sh", "python", "curl", "cp", "vllm"}
     assert {command[0] for command in COMMANDS} == scripts | others
 
 
@@ -71,6 +72,7 @@ def test_commands_are_understood(program: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(serve, "check_replicas", lambda n: None)  # Ray may be missing here
     assert of(program)
     for argv in of(program):
+        argv = [str(OWN_VLLM) if word == "vllm.jsonl" else word for word in argv]
         if ".py:" not in " ".join(argv):  # files are loaded with the settings: test_user_policies
             PARSERS[program](argv)
 

@@ -85,7 +85,7 @@ def settings(own: Path | None = None) -> tuple[worker.Settings, dict[str, Any]]:
     given = [str(own)] if own else []
     for words in [*given, *sorted(path.stem for path in FOLDER.glob("*.json")), *ESTIMATES]:
         options = parse(["--costs", words, "--modes", "dynamic"])
-        name = options.costs.name
+        name = options.costs.name if words in given else words
         config = options.config("dynamic")
         values = config.model_dump(mode="json")
         all_settings[name] = values | {"lora_slots": config.lora_slots}

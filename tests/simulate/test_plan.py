@@ -14,7 +14,7 @@ from client import machine
 from client.traces import save_trace
 from client.workloads import Workload
 from generate.auto import build
-from simulate import plan, simulation
+from simulate import plan, program
 from simulate.costs import FAKE, save
 from simulate.trial import SEEDS
 from tests.programs import ran
@@ -29,7 +29,7 @@ ENOUGH = 200  # requests that tell whether the queue grows
 @pytest.fixture(autouse=True)
 def cheap(undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn, no process is started, and how busy this machine is takes no look."""
-    monkeypatch.setattr(simulation, "physical_cores", lambda: 1)
+    monkeypatch.setattr(program, "physical_cores", lambda: 1)
     monkeypatch.setattr(machine, "hardware", dict)
 
 
