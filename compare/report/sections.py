@@ -271,7 +271,11 @@ NEAR = (
 )
 
 
-NEAR_KEYS = ("output_throughput", "p99_ttft_ms", "p99_e2el_ms")
+NEAR_KEYS = {
+    "output_throughput": "throughput, tok/s",
+    "p99_ttft_ms": "TTFT p99, ms",
+    "p99_e2el_ms": "latency p99, ms",
+}
 
 
 def number(value: float | None) -> str:
@@ -295,7 +299,7 @@ def foreseen(run: Run) -> list[str]:
                 f"{now / was:.2f}" if was and now is not None else "–",
             ]
         )
-    changed = [["variant", "costs", *(key.replace("_", " ") for key in NEAR_KEYS)]]
+    changed = [["variant", "costs", *NEAR_KEYS.values()]]
     for name, result in run.results[0].items():
         known = result.get("costs_changed", {}) | {"1": result}
         for factor in sorted(known, key=float):

@@ -78,7 +78,7 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
         "hardware": {"cpu": head.hardware or "unknown hardware"},
         "recording": f"a recording of {head.engine} ({head.model}, {head.hardware}; of its parts "
         f"of {part_s:.0f} s each fifth was held out of the fit, and took "
-        f"{kept['whole_percent']:+.1f}% of the time that the costs say)",
+        f"{100 + kept['whole_percent']:.1f}% of the time that the costs say)",
         "engine": head.engine,
         "model": head.model,
         "dtype": head.dtype,

@@ -45,6 +45,7 @@ AT_VLLM = (
     "Times begin when a request reaches vLLM, and end with its last token there. HTTP is in "
     "neither column; a client's saved run of the same requests adds it: --with RUN."
 )
+OF_STALLS = "% of the iterations took more than twice the time that the costs say"
 LEFT_OUT = "; they began before the file, got no token, or failed"
 ALIKE = 0.9  # part of a client's requests that must have the recorded number of tokens
 
@@ -149,6 +150,8 @@ class OwnServer:
         remarks.append(AT_CLIENT if self.at_client else AT_VLLM)
         if self.traffic.left_out:
             remarks.append(f"Requests left out: {self.traffic.left_out:,}{LEFT_OUT}.")
+        if stalls := self.costs.source["residuals"]["fitted"].get("outliers_percent"):
+            remarks.append(f"Stalls, not simulated: {stalls:.2g}{OF_STALLS}.")
         remarks += [
             f"vLLM ran with {name} {value}, which is not simulated."
             for name, default in NOT_SIMULATED.items()
