@@ -136,7 +136,8 @@ def other_bits(config: Config) -> dict[str, list[int]]:
     one = replace(config.shape, n_layer=1)  # layers are alike
     model = load_model(one, None, 0, torch.bfloat16, config.device)
     pack(model, "triton")
-    found, generator = {}, torch.Generator(config.device).manual_seed(0)
+    generator = torch.Generator(config.device).manual_seed(0)
+    found: dict[str, list[int]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, TritonLinear):
             size, weight = (COUNTS[-1], layer.weight.shape[1]), layer.weight
