@@ -266,8 +266,8 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     """attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)"""
     linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting(
         "plain",
-        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; plain on "
-        "a GPU",
+        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; plain "
+        "on a GPU",
     )
     """linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits),
     onednn (weights packed once), triton (ours for GPUs: a request's text does not depend on what is

@@ -1,5 +1,5 @@
-"""A linear layer on a GPU, x W + b or its gelu, with the same bits for any number of tokens. Written
-in Triton.
+"""A linear layer on a GPU, x W + b or its gelu, with the same bits for any number of tokens.
+Written in Triton.
 
 An output's sum has one order: pieces of PIECE inputs, each from zero, added one after another. So a
 token has the same bits however many others are computed beside it, and the tiles may follow the
@@ -38,16 +38,15 @@ PARTS = 2**23  # sums that programs can hand each other in one launch: 34 MB
 
 @triton.jit
 def store(y, bias, out, token, output, n_tokens, N_OUT: tl.constexpr, GELU: tl.constexpr):
-    """Store y + b, or its gelu. y: [ROWS, OUTPUTS]."""
-    inside = output < N_OUT
+    """Store y + bias, or its gelu. y: [ROWS, OUTPUTS], bias: [OUTPUTS]."""
     if bias is not None:
-        y += tl.load(bias + output, mask=inside, other=0.0).to(tl.float32)[None, :]
+        y += bias[None, :]
     if GELU:  # y (1 + tanh u) / 2 = y sigmoid(2 u), with u = √(2 / π) (y + 0.044715 y³)
         # fused by name, so that no compiler chooses it in one kernel alone
         double = 1.5957691216057308 * tl.fma(0.044715 * y * y, y, y)
         y *= tl.sigmoid(tl.maximum(double, -80.0))  # below, exp would overflow
     place = token.to(tl.int64)[:, None] * N_OUT + output[None, :]
-    valid = (token < n_tokens)[:, None] & inside[None, :]
+    valid = (token < n_tokens)[:, None] & (output < N_OUT)[None, :]
     tl.store(out + place, y.to(out.dtype.element_ty), mask=valid)
 
 
@@ -62,7 +61,7 @@ def finish(
     if SPLIT == 1:
         store(total, bias, out, token, output, n_tokens, N_OUT, GELU)
     else:
-        place = token[:, None] * N_OUT + output[None, :]
+        place = token.to(tl.int64)[:, None] * N_OUT + output[None, :]  # int32 would spill
         valid = (token < n_tokens)[:, None] & (output < N_OUT)[None, :]
         tl.store(parts + tl.program_id(2) * n_tokens * N_OUT + place, total, mask=valid)
         tl.debug_barrier()  # all threads have stored theirs
@@ -88,24 +87,29 @@ def few_kernel(
         gdc_launch_dependents()  # whose weights come meanwhile
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    first = tl.program_id(2) * PIECE + tl.arange(0, PIECE)
-    second = first + PIECE
+    begin, at = tl.program_id(2) * PIECE, tl.arange(0, PIECE)
     there, inside = (token < n_tokens)[:, None], (output < N_OUT)[None, :]
-    x_row = x + token[:, None].to(tl.int64) * N_IN
-    w_column = weight + output[None, :].to(tl.int64) * N_IN
+    x_at = x + token[:, None].to(tl.int64) * N_IN + begin + at[None, :]
+    w_at = weight + output[None, :].to(tl.int64) * N_IN + begin + at[:, None]
     TWO: tl.constexpr = N_IN > SPLIT * PIECE
-    known = (first < N_IN)[:, None] & inside
-    w_first = tl.load(w_column + first[:, None], mask=known, other=0.0)
+    WHOLE: tl.constexpr = N_IN % PIECE == 0  # else a mask more
+    known = inside if WHOLE else inside & (begin + at < N_IN)[:, None]
+    w_first = tl.load(w_at, mask=known, other=0.0)
     if TWO:
-        known = (second < N_IN)[:, None] & inside
-        w_second = tl.load(w_column + second[:, None], mask=known, other=0.0)
+        known = inside if WHOLE else inside & (PIECE + at < N_IN)[:, None]
+        w_second = tl.load(w_at + PIECE, mask=known, other=0.0)
+    if bias is not None:
+        bias = tl.load(bias + output, mask=output < N_OUT, other=0.0).to(tl.float32)
     if DEPENDENT:
         gdc_wait()
-    given = tl.load(x_row + first[None, :], mask=there & (first < N_IN)[None, :], other=0.0)
-    total = tl.dot(given.to(DTYPE), w_first.to(DTYPE), input_precision="ieee")
+    known = there if WHOLE else there & (begin + at < N_IN)[None, :]
+    x_first = tl.load(x_at, mask=known, other=0.0)
     if TWO:
-        given = tl.load(x_row + second[None, :], mask=there & (second < N_IN)[None, :], other=0.0)
-        more = tl.dot(given.to(DTYPE), w_second.to(DTYPE), input_precision="ieee")
+        known = there if WHOLE else there & (PIECE + at < N_IN)[None, :]
+        x_second = tl.load(x_at + PIECE, mask=known, other=0.0)
+    total = tl.dot(x_first.to(DTYPE), w_first.to(DTYPE), input_precision="ieee")
+    if TWO:
+        more = tl.dot(x_second.to(DTYPE), w_second.to(DTYPE), input_precision="ieee")
         # `total + more` would be compiled to a product that begins with `total`: other bits
         total = tl.fma(more, tl.full(more.shape, 1.0, tl.float32), total)
     finish(total, bias, out, parts, arrived, token, output, n_tokens, N_OUT, SPLIT, GELU)
@@ -123,18 +127,22 @@ def tiles_kernel(
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     at = tl.arange(0, INPUTS)
     there, inside = (token < n_tokens)[:, None], (output < N_OUT)[None, :]
-    x_row = x + token[:, None].to(tl.int64) * N_IN
-    w_column = weight + output[None, :].to(tl.int64) * N_IN
+    x_at = x + token[:, None].to(tl.int64) * N_IN + at[None, :]
+    w_at = weight + output[None, :].to(tl.int64) * N_IN + at[:, None]
+    WHOLE: tl.constexpr = N_IN % PIECE == 0  # else a mask more
     EACH: tl.constexpr = (N_IN + PIECE - 1) // PIECE // SPLIT
+    if bias is not None:
+        bias = tl.load(bias + output, mask=output < N_OUT, other=0.0).to(tl.float32)
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    begin = tl.program_id(2) * EACH
-    for piece in tl.range(begin, begin + EACH, num_stages=1):
+    for piece in tl.range(0, EACH, num_stages=1):
         of_piece = tl.zeros([ROWS, OUTPUTS], tl.float32)
-        end = tl.minimum((piece + 1) * PIECE, N_IN)
-        for start in tl.range(piece * PIECE, end, INPUTS, num_stages=STAGES):
-            known = start + at < N_IN
-            given = tl.load(x_row + (start + at)[None, :], mask=there & known[None, :], other=0.0)
-            w = tl.load(w_column + (start + at)[:, None], mask=known[:, None] & inside, other=0.0)
+        begin = (tl.program_id(2) * EACH + piece) * PIECE
+        for start in tl.range(0, PIECE, INPUTS, num_stages=STAGES):
+            k = begin + start
+            known = there if WHOLE else there & (k + at < N_IN)[None, :]
+            given = tl.load(x_at + k, mask=known, other=0.0)
+            known = inside if WHOLE else inside & (k + at < N_IN)[:, None]
+            w = tl.load(w_at + k, mask=known, other=0.0)
             of_piece = tl.dot(given.to(DTYPE), w.to(DTYPE), of_piece, input_precision="ieee")
         total += of_piece
     finish(total, bias, out, parts, arrived, token, output, n_tokens, N_OUT, SPLIT, GELU)
@@ -156,7 +164,9 @@ def tile(n_tokens: int, n_in: int, n_out: int, dtype: torch.dtype) -> tuple[Any,
         rows, outputs, inputs, stages, warps = 32, 32, 32, 2, 4
     elif n_tokens > MANY or (n_out > HEAD and n_tokens > 64):
         rows, outputs, inputs, stages, warps = 128, 128, 64, 3, 8
-    elif n_out > HEAD or not short or (not narrow and n_tokens > 128):
+    elif n_out > HEAD or (not narrow and n_tokens > 128):
+        rows, outputs, inputs, stages, warps = 64, 64, 64, 4, 4
+    elif narrow and not short:
         rows, outputs, inputs, stages, warps = 64, 64, 128, 3, 4
     else:
         rows, outputs, inputs, stages, warps = 64, 32, 128, 4, 4

@@ -106,7 +106,7 @@ def test_rows_equal_merged_ones(path: str, tmp_path: Path, monkeypatch: pytest.M
     width = 96 if path == "kernels in one call" else 48
     if path == "triton":
         pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-        parts = (lambda cache: TritonAttention(cache, 300, 64), sample, "triton")
+        parts = (lambda cache: TritonAttention(cache, 300, 64), sample, "plain")
         monkeypatch.setitem(PATHS, path, parts)
     base, file = merged(tmp_path / "model", width), tmp_path / "merged"
     read = [read_adapter(n, save(tmp_path / n, trained(n, width)), shape(width)) for n in RANKS]
