@@ -67,11 +67,6 @@ def _without_meaning(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
             "--preferred-batch-sizes and --batch-size-target both say when a batch is large "
             "enough; leave one of them out"
         )
-    if config.device == "cpu" and "batch_invariant" in given:
-        yield (
-            "--batch-invariant has no meaning on a CPU, where our kernels add in one order "
-            "already; leave it out"
-        )
     if config.device == "cpu" and (size := str(given.get("kv_cache"))).endswith("%"):
         yield (
             f"--kv-cache {size} is a share of a GPU's memory; on a CPU give a size such as 4GB or "
@@ -210,10 +205,6 @@ CONTRADICTIONS: dict[str, Callable[[Config], Any]] = {
         )
         for part in PARTS
     },
-    "--batch-invariant needs --attention triton and --linear triton, which add in one order; "
-    "state both, and leave --kernels, --generator and adapters out": lambda c: (
-        c.batch_invariant and c.device != "cpu" and not c.attention == c.linear == "triton"
-    ),
     "attention {c.attention} takes heads of at most {it}; use --attention plain": lambda c: (
         (most := LARGEST_HEAD.get(c.attention)) and _heads(c) > most and most
     ),
@@ -237,9 +228,6 @@ CONTRADICTIONS: dict[str, Callable[[Config], Any]] = {
     ),
     "--lora's folders hold weights, and the model fake has none; use --lora-random": lambda c: (
         c.lora and c.model == "fake"
-    ),
-    "linear triton cannot add adapters; leave --linear or the adapters out": lambda c: (
-        c.lora_slots and c.linear == "triton"
     ),
     f"--lora-random {{c.lora_random}}: a rank is 1 … {LARGEST_RANK}; lower it": lambda c: (
         max([each.rank for each in c.adapters.values()], default=0) > LARGEST_RANK

@@ -58,7 +58,7 @@ GROUPS = {
         "body_timeout_s drain_timeout_s",
         "Observing": "live request_log record",
         "For experts: parts of the engine, each before --kernels": "attention linear "
-        "decoder_batch_sizes batch_invariant",
+        "decoder_batch_sizes",
     }.items()
 }
 _GROUPED = {name for names in GROUPS.values() for name in names}

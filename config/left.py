@@ -15,6 +15,7 @@ ROUTES = {
 LEFT = {
     "autoscale": "the number of simulated replicas is --replicas N, or what --plan finds; "
     "./server.sh --replicas N --autoscale hands its values to Ray Serve",
+    "batch_invariant": "--linear triton has the same bits for any number of tokens",
     "batch_size_limit": "a batch has at most --max-batch-size rows",
     "decode_floor": "--prefill last:K computes prompts while fewer than K rows decode",
     "deploy": "./compare.sh --replicas N starts each variant as N replicas on Ray Serve, and "

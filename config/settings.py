@@ -266,20 +266,17 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     """attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)"""
     linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting(
         "plain",
-        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; triton "
-        "on a GPU, without adapters",
+        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; plain "
+        "on a GPU",
     )
     """linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits),
-    onednn (weights packed once), triton (ours for GPUs up to 32 tokens, with norms, gelu and
-    additions inside) or plain (PyTorch's)"""
+    onednn (weights packed once), triton (ours for GPUs: a request's text does not depend on what is
+    computed beside it; not run on one yet) or plain (PyTorch's)"""
     decoder_batch_sizes: Sizes = setting(
         (), "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph"
     )
     """decode iterations are filled up with padding rows to the smallest that holds them: 32,8,4,1,
     or none, which makes no CUDA graphs either"""
-    batch_invariant: bool = False
-    """GPU: linear triton for any number of tokens, so that a request's text does not depend on what
-    is computed beside it; slower for many tokens"""
 
     host: str = "127.0.0.1"
     """address to listen on; 0.0.0.0 listens to other machines too"""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,14 +16,13 @@ from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
-from generate.fused import FusedGPT2
 from generate.graphs import Capture
 from generate.linear import pack, pad_head
 from generate.lora import AdaptedGenerator, Adapters, random_adapter, read_adapter
-from generate.memory import FEW, OutOfMemory, memory_for
+from generate.memory import OutOfMemory, memory_for
 from generate.naive import NaiveGenerator
 from generate.ngram import Ngram
-from generate.norms import NORMS, fuse_norms
+from generate.norms import NORMS, TritonAddNorm, fuse_norms
 from generate.padded import PaddedGenerator
 from generate.sampling import Sample, sample, sample_on_cpu
 from generate.weights import locate
@@ -61,14 +60,14 @@ def _load(config: Config, path: Path | None) -> GPT2:
     """Return the model with the parts of the settings."""
     dtype = getattr(torch, config.dtype)
     model = load_model(config.shape, path, SEED, dtype, config.device)
-    if config.linear not in ("plain", "triton"):
+    if config.linear != "plain":
         pack(model, config.linear, bool(config.adapters))
-    if config.norms != "plain":
-        fuse_norms(model, NORMS[config.norms])
-    if config.device == "cuda" and config.generator != "naive" and not config.batch_invariant:
+    elif config.device == "cuda" and config.generator != "naive":
         pad_head(model)
-    if config.linear == "triton":
-        model = FusedGPT2(model, math.inf if config.batch_invariant else FEW)
+    if config.linear == "triton":  # whose launches read weights before they wait for a norm
+        fuse_norms(model, partial(TritonAddNorm, overlaps=True))
+    elif config.norms != "plain":
+        fuse_norms(model, NORMS[config.norms])
     return model
 
 

@@ -122,8 +122,7 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
             )
     parts = {name: "plain" if reason else ours[0] for name, reason in reasons.items()}
     if gpu:
-        if chosen.get("lora") or chosen.get("lora_random"):
-            parts["linear"] = "plain"
+        parts["linear"] = "plain"  # ours have not run on a GPU yet (kernels/products.py)
         return parts
     if head_size > LARGEST_HEAD["kernel"]:
         parts["attention"] = "plain"

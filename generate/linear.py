@@ -1,16 +1,18 @@
-"""Linear layers whose weights are packed once, in the order that a matrix product reads them. CPU.
+"""Linear layers whose weights are packed once, in the order that a matrix product reads them.
 
     kernel    kernels/linear.cpp: fetches the next weights while it multiplies; on any processor
     int8      the same with weights and tokens rounded to int8: half of bfloat16's bytes to read
     onednn    PyTorch's own library: bfloat16 where the processor has AMX, and on Arm
+    triton    kernels/products.py: the same bits for any number of tokens; on a GPU
 
-Weights of the plain layers (model.Linear) are put into such an order again at every call: at 8 to
-64 tokens that takes as long as the product (lab/benchmarks/README.md).
+On a CPU weights of the plain layers (model.Linear) are put into such an order again at every call:
+at 8 to 64 tokens that takes as long as the product (lab/benchmarks/README.md).
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,7 +115,26 @@ class OneDNNLinear(Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, *self._after)
 
 
-KINDS = {"kernel": KernelLinear, "int8": Int8Linear, "onednn": OneDNNLinear}
+class TritonLinear(Module):
+    """gelu(x W + b) or x W + b by generate/kernels/products.py, on a GPU. weight: [in, out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
+        from generate.kernels.products import product
+
+        super().__init__()
+        self._product, self._bias, self._gelu = product, bias, gelu
+        self.weight = weight.T.contiguous()  # [out, in]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._product(x.contiguous(), self.weight, self._bias, self._gelu)
+
+
+KINDS: dict[str, Callable[..., Module]] = {
+    "kernel": KernelLinear,
+    "int8": Int8Linear,
+    "onednn": OneDNNLinear,
+    "triton": TritonLinear,
+}  # of the setting linear
 
 
 def pack(model: GPT2, linear: str, adapted: bool = False) -> None:
@@ -122,7 +143,8 @@ def pack(model: GPT2, linear: str, adapted: bool = False) -> None:
     The LM head becomes a packed copy of wte, which stays for reading rows. adapted: adapters
     will be added to what the layers return.
     """
-    kind, fused = KINDS[linear], linear != "onednn" or not adapted
+    # kernels/linear.cpp adds adapters before its gelu
+    kind, fused = KINDS[linear], linear in ("kernel", "int8") or not adapted
 
     def packed(layer: Any, gelu: bool = False) -> Module:
         return kind(layer.weight.detach(), layer.bias.detach(), gelu)
@@ -133,17 +155,23 @@ def pack(model: GPT2, linear: str, adapted: bool = False) -> None:
         attention.c_attn, attention.c_proj = packed(attention.c_attn), packed(attention.c_proj)
         mlp.c_fc, mlp.c_proj = packed(mlp.c_fc, gelu=fused), packed(mlp.c_proj)
         mlp.gelu = nn.Identity() if fused else mlp.gelu
-    model.lm_head = kind(model.wte.weight.detach().T, None)
+    wte = model.wte.weight.detach()
+    model.lm_head = kind((aligned(wte) if linear == "triton" else wte).T, None)
+
+
+def aligned(wte: Tensor) -> Tensor:
+    """Return a copy of wte with rows of zeros up to a multiple of 64, as 50,257 logits a row are no
+    aligned output of a GPU. Samplers read the tokenizer's ids alone.
+    """
+    return F.pad(wte, (0, 0, 0, -wte.shape[0] % 64))
 
 
 class PaddedHead(Module):
-    """A GPU's LM head: a copy of wte with rows of zeros up to a multiple of 64, as 50,257 logits a
-    row are no aligned output. Returns [N, V up to that]; samplers read the tokenizer's ids alone.
-    """
+    """A GPU's LM head of PyTorch's product. Returns [N, V up to a multiple of 64]."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, wte: Tensor):
         super().__init__()
-        self._weight = F.pad(weight.detach(), (0, 0, 0, -weight.shape[0] % 64))
+        self._weight = aligned(wte.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight)

@@ -1,11 +1,9 @@
-"""How much a GPU holds, and how fast it reads it. Importing this loads no torch."""
+"""What happens where a GPU's memory is too small. Importing this loads no torch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-
-FEW = 32  # tokens of a pass, up to which a product on a GPU takes as long as reading its weights
 
 
 class OutOfMemory(Exception):

@@ -37,17 +37,18 @@ class KernelAddNorm(Module):
 
 
 class TritonAddNorm(Module):
-    """The same by generate/kernels/add_norm.py, on a GPU."""
+    """The same by generate/kernels/add_norm.py, on a GPU. overlaps: with the launch after it."""
 
-    def __init__(self, norm: AddNorm):
+    def __init__(self, norm: AddNorm, overlaps: bool = False):
         from generate.kernels.add_norm import add_norm
 
         super().__init__()
         self._add_norm = add_norm
-        self.weight, self.bias, self._epsilon = norm.weight, norm.bias, norm.eps
+        self.weight, self.bias = norm.weight, norm.bias
+        self.epsilon, self.overlaps = norm.eps, overlaps
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return self._add_norm(x, y, self.weight, self.bias, self._epsilon)
+        return self._add_norm(x, y, self.weight, self.bias, self.epsilon, self.overlaps)
 
 
 NORMS: dict[str, Callable[[Any], Module]] = {"kernel": KernelAddNorm, "triton": TritonAddNorm}

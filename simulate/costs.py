@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from config.reading import read_json
 from generate import fake
-from generate.memory import FEW
 from scheduling.inference import Iteration
 from simulate import roofline
 from simulate.loop import PS
@@ -111,16 +110,12 @@ class Costs:
     load: int = 0  # of each adapter that is loaded, before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
     least: int = 0  # of an iteration, beside what it attends: to read the weights
-    beyond_few: int = 0  # more for an iteration of more than FEW tokens: a GPU's launches
     prompts: Line | None = None
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
         amounts = work(iteration)
         time = self.of_work(amounts)
-        if self.beyond_few:
-            n_tokens = sum([row.n_tokens for row in iteration.rows]) + iteration.padding
-            time += self.beyond_few * (n_tokens > FEW)
         if self.load or self.adapter_token:
             tokens = sum([row.n_tokens for row in iteration.rows if row.inference.adapter])
             time += self.load * len(iteration.loads) + self.adapter_token * tokens
@@ -138,7 +133,7 @@ class Costs:
         if line.context:
             context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
             live = [row.idle for row in rows].count(False)
-        time = self.of_work(Work(1, n, context, 0, 0)) + self.beyond_few * (n > FEW)
+        time = self.of_work(Work(1, n, context, 0, 0))
         if self.adapter_token:
             time += self.adapter_token * sum([bool(row.inference.adapter) for row in rows])
         return time, live * line.context
@@ -146,7 +141,7 @@ class Costs:
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""
         decode = {size: line.slower(factor) for size, line in self.decode.items()}
-        others = ("load", "adapter_token", "least", "beyond_few")
+        others = ("load", "adapter_token", "least")
         times = {name: round(factor * getattr(self, name)) for name in others}
         line, prompts = self.line.slower(factor), self.prompts and self.prompts.slower(factor)
         return replace(self, line=line, decode=decode, prompts=prompts, **times)
@@ -240,7 +235,8 @@ def load(name: str | Path) -> Costs:
         values = read_json(path)
         values.pop("unit")
         prompts = values.pop("prompts", None)
-        values.pop("noise", None)  # older files have it
+        for left in ("noise", "beyond_few"):  # older files have them
+            values.pop(left, None)
         line = _line(values.pop("line"))
         decode = {int(size): _line(of) for size, of in values.pop("decode").items()}
         times = {time: _picoseconds(values.pop(time, 0)) for time in _TIMES}
@@ -268,10 +264,9 @@ def _estimated(name: str) -> Costs:
     except ValueError as error:
         raise CostsError(str(error)) from None
     around, line = load("fake-server"), _line(values.pop("line"))
-    times = {name: values.pop(name) for name in ("least", "beyond_few")}
-    name = roofline.marked(name)
-    around = replace(around, decode={}, prompts=None)
-    return replace(around, name=name, line=line, source=values, **times)
+    least, name = values.pop("least"), roofline.marked(name)
+    around = replace(around, decode={}, prompts=None, least=least)
+    return replace(around, name=name, line=line, source=values)
 
 
 def _line(terms: Mapping[str, Any]) -> Line:

@@ -7,7 +7,7 @@ takes
     max(weights ÷ bandwidth, products ÷ peak)     weights are read once, for rows and prompts alike
     + context · max(KV ÷ bandwidth, products ÷ peak)
     + products of the prompts' attention ÷ peak
-    + launches · time of a launch                 fewer up to FEW tokens (generate/fused.py)
+    + launches · time of a launch                 of PyTorch's products and our norms and attention
 
 Not counted: activations, norms, sampling, and what launches outside a CUDA graph take longer. Knows
 neither torch nor numpy.
@@ -19,14 +19,13 @@ import math
 from typing import Any, NamedTuple
 
 from config.shapes import SHAPES
-from generate.memory import FEW
 from simulate.loop import PS
 
 PREFIX = "roofline:"
 # shares of bandwidth and peak that are reached: steps of this engine on a CPU (results/engine)
 FEWEST, REACHED, MOST = 0.5, 0.7, 0.9
 MARK = f" (an estimate: times {REACHED / MOST:.2f} to {REACHED / FEWEST:.2f})"
-LAUNCHES = (5, 5), (8, 6)  # of a layer and around them, up to FEW tokens and beyond
+LAUNCHES = 8, 6  # of a layer, and around them
 LAUNCH_S = 1.3e-6  # in a CUDA graph on an H100 (Spector et al., "Look Ma, No Bubbles!", 2025)
 MODELS = [name for name in SHAPES if name != "fake"]
 DTYPES = ("float32", "bfloat16")
@@ -58,10 +57,11 @@ def values(name: str) -> dict[str, Any]:
     tflops = getattr(device, dtype)
     bandwidth, peak = REACHED * device.gb_per_s * 1e9, REACHED * tflops * 1e12
     on_gpu = device.memory_gb > 0
-    few, many = ((each * shape.n_layer + rest) * on_gpu for each, rest in LAUNCHES)
+    of_layer, around = LAUNCHES
+    launches = (of_layer * shape.n_layer + around) * on_gpu
     row, head = shape.step_flops(1, 0), 2 * shape.vocab_size * shape.n_embd
     attended = shape.step_flops(1, 1) - row  # by a token, of one position
-    launched = few * LAUNCH_S
+    launched = launches * LAUNCH_S
     seconds = {
         "iteration": launched,
         "row": row / peak,
@@ -79,11 +79,8 @@ def values(name: str) -> dict[str, Any]:
     return {
         "line": {term: round(value * PS) for term, value in seconds.items()},
         "least": round((launched + shape.step_bytes(0, 0, dtype, dtype) / bandwidth) * PS),
-        "beyond_few": round((many - few) * LAUNCH_S * PS),
         "estimate": f"{REACHED:.0%} (from {FEWEST:.0%} to {MOST:.0%}) of {device.gb_per_s:,g} GB/s "
-        f"and {tflops:,g} TFLOP/s"
-        + f", {few} launches of {1e6 * LAUNCH_S:g} µs" * on_gpu
-        + f", {many} beyond {FEW} tokens" * on_gpu,
+        f"and {tflops:,g} TFLOP/s" + f", {launches} launches of {1e6 * LAUNCH_S:g} µs" * on_gpu,
         "residuals": {"held_out": {"of_runs_percent": range_percent}},  # as uncertain for --plan
         "config": config,
     }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # settings of an engine, which belong to its costs
 MODEL = ("model", "weights", "tokenizer", "dtype", "kv_dtype")
 PARTS = ("generator", "attention", "linear", "kernels", "padded_prefill")
-MACHINE = ("device", "threads", "batch_invariant", "fake_slowdown")
+MACHINE = ("device", "threads", "fake_slowdown")
 ENGINE = (*MODEL, *PARTS, *MACHINE)
 FAKE_ENGINE = {"model": FAKE.name, "device": "cpu"}  # on every machine
 

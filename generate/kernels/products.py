@@ -1,113 +1,200 @@
-"""A product of a layer on a GPU with what lies around it, f(x) W + b, in one launch.
+"""A linear layer on a GPU, x W + b or its gelu, with the same bits for any number of tokens.
+Written in Triton.
 
-Before it may come the norm of x, after it a gelu or the residual addition; so a layer of the model
-takes five launches (generate/fused.py). Written in Triton.
+An output's sum has one order: pieces of PIECE inputs, each from zero, added one after another. So a
+token has the same bits however many others are computed beside it, and the tiles may follow the
+number of tokens all the same. cuBLAS's follow it too, with other bits (He et al., "Defeating
+Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Two kernels:
 
-A program takes ROWS tokens and some outputs. It adds the products of an output in an order that
-depends on the weights' shape alone: its warps take a slice of each INPUTS inputs, and their sums
-are added last. So the result of a token has the same bits however many others are computed beside
-it, which cuBLAS, whose kernels are chosen by the number of tokens, does not promise (He et al.,
-"Defeating Nondeterminism in LLM Inference", Thinking Machines Lab 2025).
+    few      a few tokens take as long as their weights take to be read: a program has all of its
+             weights on their way before it waits for the launch before it
+    tiles    more tokens, in a pipelined loop
 
-Few tokens take as long as the weights take to be read: a wave of programs covers an H100's 132
-multiprocessors, and each has about 30 kB of weights on their way.
+Not run on a GPU yet. Their prototypes were (one H200, PyTorch 2.11, Triton 3.6, 2026-11-26): 36
+tiles gave the same bits, and the four products of a layer of GPT-2-medium took 13, 22, 31 and 41 µs
+at 1, 32, 128 and 256 tokens, where cuBLAS's took 29, 28, 29 and 34.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from generate.kernels.launches import dependent, follow, multiplied_as
+from generate.kernels.launches import dependent, multiplied_as
 
-ROWS = 16  # tokens of a program; the least that tensor cores multiply
-WARPS = 8  # of a program, each with its slice of the inputs
-PROGRAMS = 128  # for few tokens at least, if outputs suffice
-FEWEST, MOST = 8, 32  # outputs of a program
+PIECE = 512
+FEW = 16  # tokens; twice as many where outputs and inputs are as few as those of attn.c_proj
+MANY = 512  # tokens, beyond which every product has programs enough
+NARROW = 1600  # outputs: the width of a model. More are those of c_attn, c_fc and the head
+HEAD = 30_000  # outputs, more than which only a head has
+PARTS = 2**23  # sums that programs can hand each other in one launch: 34 MB
+
+
+@triton.jit
+def store(y, bias, out, token, output, n_tokens, N_OUT: tl.constexpr, GELU: tl.constexpr):
+    """Store y + bias, or its gelu. y: [ROWS, OUTPUTS], bias: [OUTPUTS]."""
+    if bias is not None:
+        y += bias[None, :]
+    if GELU:  # y (1 + tanh u) / 2 = y sigmoid(2 u), with u = √(2 / π) (y + 0.044715 y³)
+        # fused by name, so that no compiler chooses it in one kernel alone
+        double = 1.5957691216057308 * tl.fma(0.044715 * y * y, y, y)
+        y *= tl.sigmoid(tl.maximum(double, -80.0))  # below, exp would overflow
+    place = token.to(tl.int64)[:, None] * N_OUT + output[None, :]
+    valid = (token < n_tokens)[:, None] & (output < N_OUT)[None, :]
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def finish(
+    total, bias, out, parts, arrived, token, output, n_tokens,
+    N_OUT: tl.constexpr, SPLIT: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """Store outputs, of which this program has the sums, or one piece of SPLIT: the program that
+    ends last adds those of all, in their order.
+    """
+    if SPLIT == 1:
+        store(total, bias, out, token, output, n_tokens, N_OUT, GELU)
+    else:
+        place = token.to(tl.int64)[:, None] * N_OUT + output[None, :]  # int32 would spill
+        valid = (token < n_tokens)[:, None] & (output < N_OUT)[None, :]
+        tl.store(parts + tl.program_id(2) * n_tokens * N_OUT + place, total, mask=valid)
+        tl.debug_barrier()  # all threads have stored theirs
+        counter = arrived + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(counter, 1) == SPLIT - 1:
+            tl.store(counter, 0)  # as the next launch finds it
+            y = tl.zeros_like(total)
+            for part in tl.static_range(SPLIT):
+                y += tl.load(parts + part * n_tokens * N_OUT + place, mask=valid, other=0.0)
+            store(y, bias, out, token, output, n_tokens, N_OUT, GELU)
 
 
 # the number of tokens must not choose another kernel
 @triton.jit(do_not_specialize=["n_tokens"])
-def product_kernel(
-    x, weight, bias, gain, shift, residual, out, n_tokens,
-    N_IN: tl.constexpr, N_OUT: tl.constexpr, POWER: tl.constexpr, EPSILON: tl.constexpr,
-    GELU: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
-    SLICES: tl.constexpr, DTYPE: tl.constexpr, DEPENDENT: tl.constexpr,
+def few_kernel(
+    x, weight, bias, out, parts, arrived, n_tokens,
+    N_IN: tl.constexpr, N_OUT: tl.constexpr, PIECE: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, GELU: tl.constexpr, DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    follow(DEPENDENT)
+    """One or two pieces of ROWS tokens' OUTPUTS."""
+    if DEPENDENT:
+        gdc_launch_dependents()  # whose weights come meanwhile
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there, row = token < n_tokens, token.to(tl.int64) * N_IN
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    if gain is not None:
-        every = tl.arange(0, POWER)
-        inside = there[:, None] & (every < N_IN)[None, :]
-        whole = tl.load(x + row[:, None] + every[None, :], mask=inside, other=0.0).to(tl.float32)
-        mean = tl.sum(whole, 1) / N_IN
-        centred = tl.where((every < N_IN)[None, :], whole - mean[:, None], 0.0)
-        scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / N_IN + EPSILON)
-    EACH: tl.constexpr = INPUTS // SLICES
-    inputs = tl.arange(0, SLICES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    total = tl.zeros([SLICES, ROWS, OUTPUTS], tl.float32)
-    for start in range(0, N_IN, INPUTS):
-        at = start + inputs  # [SLICES, EACH]
-        known = at < N_IN
-        place = row[None, :, None] + at[:, None, :]
-        a = tl.load(x + place, mask=there[None, :, None] & known[:, None, :], other=0.0)
-        if gain is not None:
-            g = tl.load(gain + at, mask=known, other=0.0).to(tl.float32)[:, None, :]
-            s = tl.load(shift + at, mask=known, other=0.0).to(tl.float32)[:, None, :]
-            a = (a.to(tl.float32) - mean[None, :, None]) * scale[None, :, None] * g + s
-        place = output[None, None, :] * N_IN + at[:, :, None]
-        b = tl.load(
-            weight + place, mask=known[:, :, None] & (output < N_OUT)[None, None, :], other=0.0
-        )
-        total = tl.dot(a.to(DTYPE), b.to(DTYPE), total, input_precision="ieee")
-    y = tl.sum(total, 0)
+    begin, at = tl.program_id(2) * PIECE, tl.arange(0, PIECE)
+    there, inside = (token < n_tokens)[:, None], (output < N_OUT)[None, :]
+    x_at = x + token[:, None].to(tl.int64) * N_IN + begin + at[None, :]
+    w_at = weight + output[None, :].to(tl.int64) * N_IN + begin + at[:, None]
+    TWO: tl.constexpr = N_IN > SPLIT * PIECE
+    WHOLE: tl.constexpr = N_IN % PIECE == 0  # else a mask more
+    known = inside if WHOLE else inside & (begin + at < N_IN)[:, None]
+    w_first = tl.load(w_at, mask=known, other=0.0)
+    if TWO:
+        known = inside if WHOLE else inside & (PIECE + at < N_IN)[:, None]
+        w_second = tl.load(w_at + PIECE, mask=known, other=0.0)
     if bias is not None:
-        y += tl.load(bias + output, mask=output < N_OUT, other=0.0).to(tl.float32)[None, :]
-    if GELU:  # y (1 + tanh u) / 2 = y sigmoid(2 u), with u = √(2 / π) (y + 0.044715 y³)
-        double = 1.5957691216057308 * (y + 0.044715 * y * y * y)
-        y *= tl.sigmoid(tl.maximum(double, -80.0))  # below, exp would overflow
-    place = token.to(tl.int64)[:, None] * N_OUT + output[None, :]
-    valid = there[:, None] & (output < N_OUT)[None, :]
-    if residual is not None:
-        y += tl.load(residual + place, mask=valid, other=0.0).to(tl.float32)
-    tl.store(out + place, y.to(out.dtype.element_ty), mask=valid)
+        bias = tl.load(bias + output, mask=output < N_OUT, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_wait()
+    known = there if WHOLE else there & (begin + at < N_IN)[None, :]
+    x_first = tl.load(x_at, mask=known, other=0.0)
+    if TWO:
+        known = there if WHOLE else there & (PIECE + at < N_IN)[None, :]
+        x_second = tl.load(x_at + PIECE, mask=known, other=0.0)
+    total = tl.dot(x_first.to(DTYPE), w_first.to(DTYPE), input_precision="ieee")
+    if TWO:
+        more = tl.dot(x_second.to(DTYPE), w_second.to(DTYPE), input_precision="ieee")
+        # `total + more` would be compiled to a product that begins with `total`: other bits
+        total = tl.fma(more, tl.full(more.shape, 1.0, tl.float32), total)
+    finish(total, bias, out, parts, arrived, token, output, n_tokens, N_OUT, SPLIT, GELU)
 
 
-def tile(n_out: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the sizes of a program and its stages, by the outputs and the type of a product."""
-    outputs = max(FEWEST, min(MOST, triton.next_power_of_2(n_out // PROGRAMS + 1) // 2))
-    inputs = min(256, 4096 // outputs)
-    stages = 5 if dtype == torch.bfloat16 else 2
-    sizes = {"ROWS": ROWS, "OUTPUTS": outputs, "INPUTS": inputs, "SLICES": WARPS}
-    return sizes | {"num_warps": WARPS, "num_stages": stages}
+@triton.jit(do_not_specialize=["n_tokens"])
+def tiles_kernel(
+    x, weight, bias, out, parts, arrived, n_tokens,
+    N_IN: tl.constexpr, N_OUT: tl.constexpr, PIECE: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
+    GELU: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """All pieces of ROWS tokens' OUTPUTS, or one of SPLIT, by INPUTS at a time."""
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    at = tl.arange(0, INPUTS)
+    there, inside = (token < n_tokens)[:, None], (output < N_OUT)[None, :]
+    x_at = x + token[:, None].to(tl.int64) * N_IN + at[None, :]
+    w_at = weight + output[None, :].to(tl.int64) * N_IN + at[:, None]
+    WHOLE: tl.constexpr = N_IN % PIECE == 0  # else a mask more
+    EACH: tl.constexpr = (N_IN + PIECE - 1) // PIECE // SPLIT
+    if bias is not None:
+        bias = tl.load(bias + output, mask=output < N_OUT, other=0.0).to(tl.float32)
+    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    for piece in tl.range(0, EACH, num_stages=1):
+        of_piece = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        begin = (tl.program_id(2) * EACH + piece) * PIECE
+        for start in tl.range(0, PIECE, INPUTS, num_stages=STAGES):
+            k = begin + start
+            known = there if WHOLE else there & (k + at < N_IN)[None, :]
+            given = tl.load(x_at + k, mask=known, other=0.0)
+            known = inside if WHOLE else inside & (k + at < N_IN)[:, None]
+            w = tl.load(w_at + k, mask=known, other=0.0)
+            of_piece = tl.dot(given.to(DTYPE), w.to(DTYPE), of_piece, input_precision="ieee")
+        total += of_piece
+    finish(total, bias, out, parts, arrived, token, output, n_tokens, N_OUT, SPLIT, GELU)
 
 
-def product(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: tuple[Tensor, Tensor, float] | None = None,
-    gelu: bool = False,
-    add: Tensor | None = None,
-) -> Tensor:
-    """Return add + gelu(norm(x) W + b) of x: [T, in], of which each may be missing: [T, out].
-
-    weight: [in, out], whose columns lie one after another in memory. norm: weight, bias: [in], and
-    epsilon. add: [T, out]. x and add are contiguous.
+def tile(n_tokens: int, n_in: int, n_out: int, dtype: torch.dtype) -> tuple[Any, dict[str, int]]:
+    """Return the kernel of a product and the sizes of its programs: of bfloat16 those of the
+    fastest prototypes at the widths of GPT-2-medium.
     """
-    (n_tokens, n_in), n_out = x.shape, weight.shape[1]
-    assert weight.stride() == (1, n_in), "a column of the weights is one piece of memory"
-    gain, shift, epsilon = norm or (None, None, 0.0)
-    out, sizes = x.new_empty(n_tokens, n_out), tile(n_out, x.dtype)
-    grid = triton.cdiv(n_tokens, ROWS), triton.cdiv(n_out, sizes["OUTPUTS"])
-    product_kernel[grid](
-        x, weight, bias, gain, shift, add, out, n_tokens,
-        N_IN=n_in, N_OUT=n_out, POWER=triton.next_power_of_2(n_in), EPSILON=epsilon, GELU=gelu,
-        DTYPE=multiplied_as(x.dtype), DEPENDENT=dependent(), launch_pdl=dependent(), **sizes,
+    pieces = triton.cdiv(n_in, PIECE)
+    narrow, short = n_out <= NARROW, pieces <= 2
+    fits = pieces * n_tokens * n_out <= PARTS
+    is_few = n_tokens <= (2 * FEW if narrow and short else FEW)
+    if is_few and dtype == torch.bfloat16 and (short or fits):
+        sizes = {"SPLIT": 1 if short else pieces, "ROWS": 16, "OUTPUTS": 32, "num_warps": 4}
+        return few_kernel, sizes
+    split = pieces if narrow and fits and n_tokens <= MANY else 1
+    if dtype == torch.float32:  # without tensor cores; it is there for comparisons with the oracle
+        rows, outputs, inputs, stages, warps = 32, 32, 32, 2, 4
+    elif n_tokens > MANY or (n_out > HEAD and n_tokens > 64):
+        rows, outputs, inputs, stages, warps = 128, 128, 64, 3, 8
+    elif n_out > HEAD or (not narrow and n_tokens > 128):
+        rows, outputs, inputs, stages, warps = 64, 64, 64, 4, 4
+    elif narrow and not short:
+        rows, outputs, inputs, stages, warps = 64, 64, 128, 3, 4
+    else:
+        rows, outputs, inputs, stages, warps = 64, 32, 128, 4, 4
+    sizes = {"SPLIT": split, "ROWS": rows, "OUTPUTS": outputs, "INPUTS": inputs}
+    return tiles_kernel, sizes | {"STAGES": stages, "num_warps": warps}
+
+
+@functools.cache
+def shared(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what programs of one launch hand each other: parts of sums, and for each set of
+    outputs how many have arrived. Its place stays, since CUDA graphs know it.
+    """
+    # at least two parts of at least 32 outputs for each set
+    arrived = torch.zeros(PARTS // 64 + 1, dtype=torch.int32, device=device)
+    return torch.empty(PARTS, device=device), arrived
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
+    """Return x W + b or its gelu: [T, out]. x: [T, in], weight: [out, in], both contiguous."""
+    (n_tokens, n_in), n_out = x.shape, weight.shape[0]
+    kernel, sizes = tile(n_tokens, n_in, n_out, x.dtype)
+    out = x.new_empty(n_tokens, n_out)
+    grid = triton.cdiv(n_tokens, sizes["ROWS"]), triton.cdiv(n_out, sizes["OUTPUTS"])
+    memory = shared(x.device) if sizes["SPLIT"] > 1 else (None, None)
+    if kernel is few_kernel:  # the others' loads would begin after the wait, later than without
+        sizes |= {"DEPENDENT": dependent(), "launch_pdl": dependent()}
+    kernel[*grid, sizes["SPLIT"]](
+        x, weight, bias, out, *memory, n_tokens, N_IN=n_in, N_OUT=n_out, PIECE=PIECE, GELU=gelu,
+        DTYPE=multiplied_as(x.dtype), **sizes,
     )  # fmt: skip
     return out

@@ -6,8 +6,9 @@
 In float32 the engine serves requests in the four modes, greedy and drawn, with long prompts in
 chunks and decode rows padded as the settings say, and every id must be the oracle's
 (generate/naive.py, no cache, a request at a time), unless the oracle itself was undecided by less
-than rounding. In bfloat16, where ties are common, it compares logits. Ends with exit code 1 where
-they differ.
+than rounding. In bfloat16, where ties are common, it compares logits. With `--linear
+triton`, on a GPU, each product must have the same bits at all COUNTS of tokens, too. Ends with exit
+code 1 where they differ.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from torch import Tensor
 from compare.variants import BASIC
 from config import Config, ConfigError
 from generate.cached import CachedGenerator
+from generate.checkpoint import load_model
+from generate.linear import TritonLinear, pack
 from generate.naive import NaiveGenerator
 from generate.sampling import uniform
 from lab.benchmarks.harness import NO_HTTP, Benchmark, run
@@ -39,6 +43,8 @@ LOGIT_MARGIN, DRAW_MARGIN = 1e-3, 1e-5
 LONG = (300, 700)
 # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
 BFLOAT16_TOLERANCE = 0.05
+# tokens of which a product has the same bits, around the limits of its tiles
+COUNTS = (1, 5, 16, 17, 32, 33, 64, 128, 256, 512, 2048)
 PLAIN = {
     "generator": "naive", "linear": "plain", "decoder_batch_sizes": (), "prefix_caching": False,
     "order": "fcfs",
@@ -124,6 +130,23 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
     return {"largest_difference": worst, "largest_logit": largest, "tolerance": tolerance}
 
 
+@torch.inference_mode()
+def other_bits(config: Config) -> dict[str, list[int]]:
+    """Bfloat16: of each product of `--linear triton` the COUNTS with other bits than the last."""
+    one = replace(config.shape, n_layer=1)  # layers are alike
+    model = load_model(one, None, 0, torch.bfloat16, config.device)
+    pack(model, "triton")
+    generator = torch.Generator(config.device).manual_seed(0)
+    found: dict[str, list[int]] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, TritonLinear):
+            size, weight = (COUNTS[-1], layer.weight.shape[1]), layer.weight
+            x = torch.randn(size, generator=generator, device=weight.device, dtype=weight.dtype)
+            whole = layer(x)
+            found[name] = [n for n in COUNTS if not torch.equal(layer(x[-n:]), whole[-n:])]
+    return found
+
+
 def main() -> None:
     options, configs = BENCHMARK.configs(
         BASIC[::-1],
@@ -146,8 +169,13 @@ def main() -> None:
         f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at most; "
         f"the largest is {logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed"
     )
+    others = other_bits(configs[0]) if configs[0].linear == "triton" else {}
+    if others:
+        differing = ", ".join(f"{name} at {counts}" for name, counts in others.items() if counts)
+        print(f"bits of products at {COUNTS} tokens: {differing or 'the same'}")
     agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
-    result = {"agrees": agrees, "float32": ids, "bfloat16": logits}
+    agrees = agrees and not any(others.values())
+    result = {"agrees": agrees, "float32": ids, "bfloat16": logits, "other_bits": others}
     print(json.dumps(result | BENCHMARK.record(configs)))
     if not agrees:
         sys.exit(1)

@@ -50,7 +50,6 @@ SENTENCES = """
     dynamic --kernels plain --generator naive => no meaning with --generator naive; leave one of
     dynamic --attention plain --generator padded => --attention has no meaning with --generator pad
     dynamic --linear plain --model fake => --linear has no meaning with --model fake; leave one of
-    dynamic --batch-invariant => on a CPU, where our kernels add in one order already; leave it out
 
     dynamic --device cuda => no GPU is usable here; use --device cpu
     dynamic --model gpt5 => 'gpt5' is neither a folder nor one of demo, demo-draft,
@@ -164,10 +163,6 @@ ON_GPU = rows("""
     dynamic --attention kernel => attention kernel runs on a CPU alone; leave --attention out
     dynamic --kv-dtype int8 => kv_dtype int8 runs on a CPU alone; leave --kv-dtype out
     dynamic --kv-cache 101% => --kv-cache '101%': is too large; give 100% or less
-    dynamic --linear triton --lora-random 2:8 => linear triton cannot add adapters; leave
-    dynamic --batch-invariant --linear plain => needs --attention triton and --linear triton, which
-    dynamic --batch-invariant --lora-random 2:8 => add in one order; state both, and leave --kernels
-    dynamic --batch-invariant --generator padded => leave --kernels, --generator and adapters out
 """)
 
 

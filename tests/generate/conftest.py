@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 from generate import kernels
@@ -53,11 +52,15 @@ def build(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter adds a product's terms one after another, whichever row they are of: the
-    BLAS that it calls has other kernels for the last rows.
+    """Triton's interpreter adds a product's terms one after another to the sum that it is given, as
+    tensor cores do: the BLAS that it calls has other kernels for the last rows.
     """
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    def matmul(a: Any, b: Any, dtype: Any) -> Any:
-        return (a[..., None] * b[..., None, :, :]).sum(-2, dtype=dtype)
+    def dot(_: Any, a: Any, b: Any, given: Any, *how: Any) -> Any:
+        total = given.data.copy()
+        for k in range(a.data.shape[-1]):
+            total += a.data[..., k, None] * b.data[..., k, None, :]
+        return TensorHandle(total, given.dtype.scalar)
 
-    monkeypatch.setattr(np, "matmul", matmul)
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)

@@ -1,86 +1,187 @@
-"""Products in one order of sums and five launches a layer, in Triton's interpreter."""
+"""Linear layers in Triton's interpreter: values, one order of sums, and launches of a step."""
 
 from __future__ import annotations
 
 import copy
-import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from config.shapes import Shape
+from config.shapes import SHAPES, Shape
 from generate import assembly, auto
 from generate.attention import PlainAttention, TritonAttention
 from generate.auto import build
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
-from generate.fused import FusedGPT2
+from generate.linear import PaddedHead, TritonLinear, pack
 from generate.norms import TritonAddNorm, fuse_norms
 from generate.sampling import sample
+from lab.benchmarks import agreement
 from model import GPT2, KVCache
 from scheduling.inference import Row
 from tests.oracle import enliven, row
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-from triton.runtime.interpreter import GridExecutor
+from triton.runtime.interpreter import GridExecutor, interpreter_builder
 
 from generate.kernels import products
 
 gelu = torch.nn.GELU(approximate="tanh")
 SHAPE = Shape(n_layer=1, n_head=1, n_embd=16, n_ctx=32, vocab_size=256)
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_product_equals_its_layers_and_a_token_alone(dtype: torch.dtype, in_order: None) -> None:
-    rng = torch.Generator().manual_seed(0)
-    sizes = (19, 272), (12, 272), (12,), (19, 12), (272,), (272,)
-    made = [torch.randn(size, generator=rng).to(dtype) for size in sizes]
-    x, weight, bias, add, gain, shift = made[0] * 3, made[1].T / 16, *made[2:]
-    x32, w, b, a, g, s = (tensor.float() for tensor in (x, weight, *made[2:]))
-    normed = F.layer_norm(x32, (272,), g, s)
-    near = 1e-5 if dtype == torch.float32 else 0.02
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pieces; and what programs share, which the interpreter copies at each launch."""
+    monkeypatch.setattr(products, "PIECE", 128)
+    monkeypatch.setattr(products, "PARTS", 2**18)
+    products.shared.cache_clear()
+    yield
+    assert products.shared.cache_info().currsize <= 1, "captured graphs know its place"
+    if products.shared.cache_info().currsize:
+        assert not products.shared(torch.device("cpu"))[1].any(), "the next launch counts anew"
+    products.shared.cache_clear()
+
+
+def operands(n_tokens: int, n_in: int, n_out: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """x, a weight and a bias, seeded."""
+    rng = torch.Generator().manual_seed(n_in)
+    sizes = (n_tokens, n_in), (n_out, n_in), (n_out,)
+    x, weight, bias = (torch.randn(size, generator=rng) for size in sizes)
+    return x.to(dtype), (weight * n_in**-0.5).to(dtype), bias.to(dtype)
+
+
+# one piece, two and three, of which none is whole
+@pytest.mark.parametrize("n_in", [72, 150, 300])
+@pytest.mark.parametrize("n_tokens", [5, 70])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_a_product_has_pytorchs_values(n_in: int, n_tokens: int, dtype: torch.dtype) -> None:
+    x, weight, bias = operands(n_tokens, n_in, 40, dtype)
+    plain = x.float() @ weight.float().T
+    near = 1e-5 if dtype == FLOAT32 else 0.02
     around: dict[str, Any]
     for around, expected in (
-        ({"bias": bias, "norm": (gain, shift, 1e-5), "gelu": True}, gelu(normed @ w + b)),
-        ({"bias": bias, "add": add}, x32 @ w + b + a),
-        ({"norm": (gain, shift, 1e-5)}, normed @ w),
+        ({}, plain),
+        ({"bias": bias}, plain + bias.float()),
+        ({"bias": bias, "gelu": True}, gelu(plain + bias.float())),
     ):
         result = products.product(x, weight, **around)
-        assert torch.allclose(result.float(), expected, near, near)
-        own = around | ({"add": add[18:]} if "add" in around else {})
-        assert torch.equal(products.product(x[18:], weight, **own), result[18:])
+        assert result.dtype == dtype and torch.allclose(result.float(), expected, near, near)
 
 
-def test_few_tokens_of_gpt2_medium_have_a_program_for_each_multiprocessor_of_an_h100() -> None:
-    programs = [n // products.tile(n, torch.bfloat16)["OUTPUTS"] for n in (1024, 3072, 4096)]
-    assert programs == [128, 192, 128]
+# as many pieces as each product of GPT-2-medium, and outputs on the same side of NARROW and HEAD
+PRODUCTS = {
+    "c_attn": (256, 96), "c_proj": (256, 32), "c_fc": (256, 128), "mlp.c_proj": (1024, 32),
+    "lm_head": (256, 140),
+}  # fmt: skip
+COUNTS = (1, 5, 16, 17, 32, 33, 64, 128, 130)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, BFLOAT16) for name in PRODUCTS), ("c_proj", FLOAT32)]
+)
+def test_a_token_has_the_same_bits_beside_any_number(
+    name: str, dtype: torch.dtype, in_order: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit, value in {"NARROW": 32, "HEAD": 130, "MANY": 128}.items():
+        monkeypatch.setattr(products, limit, value)
+    n_in, n_out = PRODUCTS[name]
+    x, weight, bias = operands(COUNTS[-1], n_in, n_out, dtype)
+    around: dict[str, Any] = {"bias": bias, "gelu": name == "c_fc"}
+    tiles = [products.tile(n, n_in, n_out, dtype)[1] for n in COUNTS]
+    assert len({(each["ROWS"], each["OUTPUTS"]) for each in tiles}) == (
+        1 if dtype == FLOAT32 else 3
+    )
+    whole = products.product(x, weight, **around)
+    for n in COUNTS:
+        assert torch.equal(products.product(x[-n:], weight, **around), whole[-n:]), n
+
+
+def test_pieces_are_added_in_order_whichever_program_ends_last(
+    in_order: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, bias = operands(33, 300, 40, BFLOAT16)
+    forwards = [products.product(x[:n], weight, bias) for n in (16, 33)]
+
+    def backwards(x: int, y: int, z: int) -> None:
+        interpreter_builder.grid_idx = x, y, interpreter_builder.grid_dim[2] - 1 - z
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", backwards)
+    assert torch.equal(products.product(x[:16], weight, bias), forwards[0])
+    assert torch.equal(products.product(x, weight, bias), forwards[1])
+    assert torch.equal(forwards[1][:16], forwards[0])
+
+
+def test_few_tokens_have_their_weights_on_the_way_and_memory_suffices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For all of GPT-2's sizes."""
+    monkeypatch.undo()  # `small`
+    few = products.few_kernel
+    kernels = {n: products.tile(n, 1024, 3072, BFLOAT16)[0] for n in (16, 17)}
+    kernels |= {100 + n: products.tile(n, 1024, 1024, BFLOAT16)[0] for n in (32, 33)}
+    assert [n for n, kernel in kernels.items() if kernel is few] == [16, 132]
+    for shape in SHAPES.values():
+        width, n_vocab = shape.n_embd, shape.vocab_size + -shape.vocab_size % 64
+        for n_in, n_out in ((width, 3 * width), (width, n_vocab), (4 * width, width)):
+            for n in (1, 16, 32, 128, 512, 2048):
+                kernel, sizes = products.tile(n, n_in, n_out, BFLOAT16)
+                assert kernel is few or n > 16
+                pieces, split = -(-n_in // products.PIECE), sizes["SPLIT"]
+                assert split in (1, pieces) and (kernel is not few or pieces <= 2 * split)
+                sets = -(-n // sizes["ROWS"]) * -(-n_out // sizes["OUTPUTS"])
+                assert split == 1 or max(sets * 64, split * n * n_out) <= products.PARTS
 
 
 def computed(model: GPT2, *passes: list[Row], triton: bool = True) -> list[Tensor]:
     """Return the logits of the last row of each pass, all in one cache."""
-    cache = KVCache(model.shape, 16, 4, torch.float32, "cpu")
+    cache = KVCache(model.shape, 16, 4, FLOAT32, "cpu")
     attention = TritonAttention(cache, 40, 32) if triton else PlainAttention(cache)
     generator = CachedGenerator(model, model.shape.vocab_size, attention, sample, 40)
     return [generator.logits(rows)[-1] for rows in passes]
 
 
 def test_a_row_has_the_same_bits_alone(in_order: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "FEWEST", 256)  # one program a product
-    plain = enliven(load_model(SHAPE, None, seed=3, dtype=torch.float32, device="cpu"))
-    fused = FusedGPT2(copy.deepcopy(plain), math.inf)
+    monkeypatch.setattr(products, "PIECE", 32)
+    plain = enliven(load_model(SHAPE, None, seed=3, dtype=FLOAT32, device="cpu"))
+    ours = copy.deepcopy(plain)
+    pack(ours, "triton")
+    fuse_norms(ours, partial(TritonAddNorm, overlaps=True))
     prompt = row(0, 9, [5, 2, 7])
     chunk, rest = prompt._replace(n_tokens=5), prompt._replace(start=5, n_tokens=4)
     others = [row(0, 5, [8, 1]), row(0, 1, [])]
-    [alone] = computed(fused, [prompt])
+    [alone] = computed(ours, [prompt])
     [expected] = computed(plain, [prompt], triton=False)
     assert (alone - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert torch.equal(computed(fused, [*others, prompt])[0], alone)
-    assert torch.equal(computed(fused, [*others, chunk], [*others[:1], rest])[1], alone)
+    assert torch.equal(computed(ours, [*others, prompt])[0], alone)
+    assert torch.equal(computed(ours, [*others, chunk], [*others[:1], rest])[1], alone)
+
+
+def test_other_bits_are_found(in_order: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they would be on a GPU, if `few` had another order of sums than `tiles`."""
+    monkeypatch.setattr(agreement, "COUNTS", (1, 17, 18))
+    config: Any = SimpleNamespace(shape=replace(SHAPE, n_layer=2), device="cpu")
+    assert agreement.other_bits(config) == {
+        "h.0.attn.c_attn": [], "h.0.attn.c_proj": [], "h.0.mlp.c_fc": [], "h.0.mlp.c_proj": [],
+        "lm_head": [],
+    }  # fmt: skip
+    right = products.product
+
+    def wrong(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        y = right(x, weight, *rest)
+        return y if len(x) > 16 or weight.shape != (48, 16) else y * 1.01
+
+    monkeypatch.setattr(products, "product", wrong)
+    found = agreement.other_bits(config)
+    assert {name: counts for name, counts in found.items() if counts} == {"h.0.attn.c_attn": [1]}
 
 
 class Launches(TorchFunctionMode):
@@ -94,28 +195,41 @@ class Launches(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("most", "launches"), [(1, 5 * 24 + 5), (0, 8 * 24 + 6)])
-def test_a_step_is_few_launches(most: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("linear", "of_layer"), [("triton", 7), ("plain", 8)])
+def test_a_step_is_few_launches(
+    linear: str, of_layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many layers as GPT-2-medium has. Nothing is computed."""
     kernels: list[None] = []
     monkeypatch.setattr(GridExecutor, "__call__", lambda *_, **__: kernels.append(None))
     model = GPT2(shape := replace(SHAPE, n_layer=24))
+    if linear == "triton":
+        pack(model, linear)
     fuse_norms(model, TritonAddNorm)
-    cache = KVCache(shape, 4, 4, torch.float32, "cpu")
+    cache = KVCache(shape, 4, 4, FLOAT32, "cpu")
     attend = TritonAttention(cache, 8, 32).prepare([row(3, 1, [1])])
-    fused, one = FusedGPT2(model, most), torch.zeros(1, dtype=torch.int64)
+    one = torch.zeros(1, dtype=torch.int64)
     with torch.inference_mode(), Launches() as others:
-        fused(one, one, attend, one)
-    assert len(kernels) + others.n == launches
+        model(one, one, attend, one)
+    assert len(kernels) + others.n == of_layer * 24 + 6
 
 
-@pytest.mark.parametrize(("invariant", "most"), [(False, 32), (True, math.inf)])
-def test_passes_of_few_tokens_are_fused_or_all_if_batch_invariant(
-    invariant: bool, most: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("more", [{}, {"lora_random": "2:8"}])
+def test_a_gpu_has_pytorchs_layers_or_ours(
+    more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With adapters, which come before a gelu, that is not part of a product."""
     monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
-    settings = {"model": "gpt2", "weights": "random", "batch_invariant": invariant}
-    monkeypatch.setattr(assembly, "load_model", lambda *_: GPT2(SHAPE))
-    model = assembly._load(build("dynamic", settings, {}), None)
-    assert isinstance(model, FusedGPT2) and model._most == most
-    assert (model.lm_head is None) == invariant
+    monkeypatch.setattr(assembly, "load_model", lambda *_: GPT2(replace(SHAPE, vocab_size=257)))
+
+    def loaded(**settings: str) -> GPT2:
+        given = {"model": "gpt2", "weights": "random", **more}
+        return assembly._load(build("dynamic", given | settings, {}), None)
+
+    plain: Any = loaded()
+    assert isinstance(plain.lm_head, PaddedHead) and not plain.ln_f.overlaps
+    model: Any = loaded(linear="triton")
+    mlp = model.h[0].mlp
+    assert isinstance(mlp.c_fc, TritonLinear) and model.ln_f.overlaps
+    assert isinstance(mlp.gelu, torch.nn.GELU) == bool(more) != mlp.c_fc._gelu
+    assert model.lm_head.weight.shape == (320, 16)

@@ -94,7 +94,7 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
         gaps: list[Any] = [gap * k for gap in (1000, 10, 200, 8, 50, 3)]
         rest: list[Any] = [7, 9, 5, 6, {4: Line(400 * k)}]  # of HTTP, and of graphs
         costs = Costs("x", Line(100 * k, 10 * k), *gaps, *rest)
-        return replace(costs, load=3 * k, least=150 * k, beyond_few=7 * k)
+        return replace(costs, load=3 * k, least=150 * k)
 
     costs = times(1)
     assert costs.scaled(2.0) == times(2)
@@ -102,7 +102,7 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, 14, LINE]
+    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, LINE]
     costs = Costs("mine", LINE, *range(1, 11), *rest)
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))
@@ -150,8 +150,7 @@ def test_an_estimate_is_the_roofline(device: str, some: Iteration, padding: int)
     products = 2 * (rows * (layers + head) + prefill * layers)
     expected = max(weights / bytes_per_s, products / flops_per_s) / REACHED
     expected += context * max(4 * width / bytes_per_s, 4 * width / flops_per_s) / REACHED
-    few = sum(row.n_tokens for row in some.rows) + padding <= 32
-    launches = (5 * 24 + 5 if few else 8 * 24 + 6) * (device in DEVICES)  # as engine/test_products
+    launches = (8 * 24 + 6) * (device in DEVICES)  # as generate/test_products
     expected += pairs * 4 * width / flops_per_s / REACHED + launches * 1.3e-6
     estimate = load(f"roofline:{device},gpt2-medium,bfloat16")
     assert estimate.of(some) / PS == pytest.approx(expected, rel=1e-3)  # in whole picoseconds
