@@ -7,8 +7,8 @@
 
 vLLM needs lab/benchmarks/requirements-vllm.txt, and where there is apt: apt install
 libtcmalloc-minimal4; OpenVINO and CTranslate2 need lab/benchmarks/requirements-peers.txt. FOLDER is
-made by lab.benchmarks.peers.checkpoint. Hugging Face's generate() and its continuous batching run in
-our environment, one after the other, need requirements-dev.txt, and have random weights, so that a
+made by lab.benchmarks.peers.checkpoint. Hugging Face's generate() and continuous batching run one
+after the other in our environment, need requirements-dev.txt, and have random weights, so that a
 model's name is enough.
 """
 

@@ -76,7 +76,8 @@ def test_a_step_is_held_against_the_faster_probe_beside_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(engine, "timed_steps", steps)
     config = build("dynamic", {"model": "demo"}, {})
-    found = engine.against_bound(SimpleNamespace(), machine, config, 1, 20, "greedy", repeats=3)  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    found = engine.against_bound(nothing, machine, config, 1, 20, "greedy", repeats=3)
     assert [found[name] for name in ("reached_least", "reached", "reached_most")] == [0.2, 0.2, 0.4]
     assert found["memory_s"] == 2.0 and found["arithmetic_s"] == 1.0 and found["seconds"] == 10.0
 
