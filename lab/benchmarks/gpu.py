@@ -77,7 +77,7 @@ class Part(NamedTuple):
 STEPS = "lab.benchmarks.engine --rows {rows} --contexts {contexts} --out {out}/"
 SAMPLED = f" --sampling {','.join(engine.SAMPLINGS)}"
 COMPARE = "compare --skip-calibration "
-# one row at a time would need most of the time for what a batch answers in two seconds
+# the comparison's trace would take nobatch 46 s on an H200
 ALONE = COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic "
 VARIANTS = (
     "--variant static=static --variant windowed=windowed --variant dynamic=dynamic "
@@ -93,21 +93,21 @@ PROMPTS = (
 PARTS = {
     "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
         "lab.benchmarks.agreement --n {few}", 34),  # compiles what all parts need
+    "products": Part("The same for our products, with fewer tokens",
+        "lab.benchmarks.agreement --n 2 --tokens 8 --linear triton", 16, needs=GPU),
     "steps": Part("Steps of decode rows, against the machine's bound",
         STEPS + "steps" + SAMPLED, 18),
     "triton": Part("Steps with our products, whose bits do not depend on the number of tokens",
-        STEPS + "triton --linear triton" + SAMPLED, 18, needs=GPU),
-    "eager": Part("Steps without CUDA graphs",
-        STEPS + "eager --decoder-batch-sizes none", 11, needs=GPU),
+        STEPS + "triton --linear triton" + SAMPLED, 16, needs=GPU),
     # one round of traffic takes 25 s, and loading as long at worst
     "costs": Part("What an iteration costs, for the simulator",
-        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 50),
+        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 49),
     "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
     "comparison": Part("Three modes, and plans ahead, over HTTP",
-        COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 62),
+        COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 60),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
         "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
-        + VARIANTS + "--out {out}/simulated", 3),
+        + VARIANTS + "--out {out}/simulated", 6),
     "fidelity": Part("Measured and simulated: no request of this trace was fitted",
         "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 4, table=1),
     "alone": Part("A burst, one request at a time and all together: are the texts the same?",
@@ -118,10 +118,10 @@ PARTS = {
     "price": Part("What identical texts cost a whole server",
         "compare --runs {out}/alone {out}/identical --out {out}/price", 3, needs=GPU, table=1),
     "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
-        COMPARE + PROMPTS + "--out {out}/prompts", 36),
+        COMPARE + PROMPTS + "--out {out}/prompts", 34),
     "generate": Part("The burst by Hugging Face: generate(), and continuous batching",
         "lab.benchmarks.peers.engines huggingface --n {n} --model {model} --dtype {dtype} "
-        "--device {device}", 32, needs="transformers"),
+        "--device {device}", 31, needs="transformers"),
 }
 # fmt: on
 BENCHMARK = Benchmark(

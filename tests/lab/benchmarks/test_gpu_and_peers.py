@@ -32,7 +32,7 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     tokenizer, size, interval, order = flags
     found = {name: [word for word in words if word in flags] for name, words in commands.items()}
     assert found == {
-        "agreement": [size, order], "steps": [size], "triton": [size], "eager": [size],
+        "agreement": [size, order], "products": [size, order], "steps": [size], "triton": [size],
         "costs": [tokenizer, size], "burst": [size, interval, order], "comparison": [*flags],
         "simulated": [size, interval, order], "fidelity": [], "alone": [*flags],
         "identical": [*flags], "price": [], "prompts": [*flags], "generate": [],
@@ -66,7 +66,7 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ran(*words, str(out)).returncode == 1
     page = (out / "gpu.md").read_text()
     assert "```\nsteps ran\n```" in page and "Missing: burst** (exit code 1: so it said)" in page
-    assert "**Missing: eager** (not measured here: it needs a GPU)" in page
+    assert "**Missing: triton** (not measured here: it needs a GPU)" in page
     assert sum(seconds.values()) > 2 * gpu.SECONDS and seconds["agreement"] < gpu.SECONDS / 5
     found.clear()
     seconds.clear()
@@ -76,7 +76,7 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "steps ran" in page and page.count("Missing") == 4
     for more, sentence in (
         (f"{out} --only burst --max-batch-size 3", "have other settings or another"),
-        (f"{out} --only eager", "--only eager: the parts here are agreement, steps"),
+        (f"{out} --only triton", "--only triton: the parts here are agreement, steps"),
         (str(tmp_path), "holds no earlier run of this; choose another --out"),
     ):
         with pytest.raises(ConfigError, match=sentence):
