@@ -1,9 +1,9 @@
 """Step time against what the machine allows: bandwidth and arithmetic, measured around each step.
 
     python -m lab.benchmarks.engine --model FOLDER [--rows 1,8,64] [--contexts 64,256]
-        [any server setting]
+        [--sampling greedy,drawn,top] [any server setting]
 
-A step is one iteration of decode rows of one context through the engine, greedy sampling included.
+A step is one iteration of decode rows of one context through the engine, sampling included.
 It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;
 the bound is the larger of the two, as if they overlapped wholly. A CPU's reading is measured with
 loads like the kernels' over as many bytes as the step reads, for caches hold a part of them. Steps
@@ -40,16 +40,23 @@ from generate.linear import Int8Linear
 from lab.benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, run
 from lab.benchmarks.offline import decode_rows, load
 from scheduling.inference import Iteration, Row
+from scheduling.sampling import Sampling
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
 PROBES = 2  # of which the faster counts
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
+SAMPLINGS = {  # by the names that --sampling takes
+    "greedy": Sampling(),
+    "drawn": Sampling(temperature=1.0),
+    "top": Sampling(temperature=1.0, top_k=50, top_p=0.9),
+}
 BENCHMARK = Benchmark(
     "engine",
     __doc__,
     {
         "--rows": ("1,2,4,8,16,32,64", "rows of a step"),
         "--contexts": ("64,256", "tokens of each row"),
+        "--sampling": ("greedy", "greedy, drawn (temperature 1), top (and top-k 50, top-p 0.9)"),
         "--repeats": (7, "steps to time; the median counts"),
         "--out": (Path("runs/engine"), "folder"),
     },
@@ -65,6 +72,14 @@ def numbers(text: str) -> list[int]:
     if min(values) < 1:
         raise ConfigError(f"{text!r} is no list of positive numbers such as 1,8,64")
     return values
+
+
+def samplings(text: str) -> list[str]:
+    """Keys of SAMPLINGS as a user types them: greedy,drawn. Raises ConfigError."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SAMPLINGS]:
+        raise ConfigError(f"--sampling {unknown[0]}: the ways are {', '.join(SAMPLINGS)}")
+    return names
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:
@@ -138,14 +153,23 @@ def timed_steps(
 
 
 def against_bound(
-    engine: CachedGenerator, machine: Machine, config: Config, n: int, context: int, repeats: int
+    engine: CachedGenerator,
+    machine: Machine,
+    config: Config,
+    n: int,
+    context: int,
+    sampling: str,
+    repeats: int,
 ) -> dict[str, Any]:
-    """Medians of a step of n rows, of its bound, and of the part of the bound that it reached."""
+    """Medians of a step of n rows, of its bound, and of the part of the bound that it reached.
+
+    sampling: a key of SAMPLINGS. The bound knows nothing of it.
+    """
     n_bytes = config.shape.step_bytes(n, context, config.multiplied_as, config.kept_as)
     probe = partial(machine.bound, n_bytes, config.shape.step_flops(n, context))
     before = probe()
     taken, bounds = [], []
-    rows = decode_rows(n, context, config.block_size)
+    rows = decode_rows(n, context, config.block_size, SAMPLINGS[sampling])
     for seconds, after in timed_steps(engine, rows, repeats, probe):
         taken.append(seconds)
         bounds.append(tuple(map(min, before, after)))
@@ -153,8 +177,8 @@ def against_bound(
     reached = sorted(max(bound) / seconds for bound, seconds in zip(bounds, taken))
     memory_s, arithmetic_s = map(statistics.median, zip(*bounds))
     return {
-        "rows": n, "context": context, "bytes": n_bytes, "seconds": statistics.median(taken),
-        "memory_s": memory_s, "arithmetic_s": arithmetic_s,
+        "rows": n, "context": context, "sampling": sampling, "bytes": n_bytes,
+        "seconds": statistics.median(taken), "memory_s": memory_s, "arithmetic_s": arithmetic_s,
         "reached": statistics.median(reached), "reached_least": reached[0],
         "reached_most": reached[-1],
     }  # fmt: skip
@@ -176,7 +200,11 @@ def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
 
 
 def measure(
-    config: Config, rows: Sequence[int], contexts: Sequence[int], repeats: int
+    config: Config,
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    sampled: Sequence[str],
+    repeats: int,
 ) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     # before the engine, which on a GPU takes what memory is left
@@ -192,11 +220,14 @@ def measure(
     for tensor in (*kept.layers, *(kept.scales or ())):
         tensor.fill_(1)  # memory that never was written is one page of zeros, in the CPU's cache
     steps = []
-    for context, n in product(contexts, rows):
-        steps.append(against_bound(engine, machine, config, n, context, repeats))
-        print(f"{n} rows of context {context}: {1e3 * steps[-1]['seconds']:.2f} ms", flush=True)
+    for context, sampling, n in product(contexts, sampled, rows):
+        step = against_bound(engine, machine, config, n, context, sampling, repeats)
+        steps.append(step)
+        took = f"{1e3 * step['seconds']:.2f} ms"
+        print(f"{n} rows of context {context}, {sampling}: {took}", flush=True)
     for step in steps:  # only now: what was profiled once may be slower afterwards
-        step |= launches(engine, decode_rows(step["rows"], step["context"], config.block_size))
+        how = config.block_size, SAMPLINGS[step["sampling"]]
+        step |= launches(engine, decode_rows(step["rows"], step["context"], *how))
     return {
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
@@ -208,7 +239,8 @@ def measure(
 def table(result: Mapping[str, Any]) -> str:
     """A line for each kind of step; the bound is the larger of its two."""
     counts = ["launches", "kernels"] if any(step.get("kernels") for step in result["steps"]) else []
-    lines = [["rows", "context", "step, ms", "bound, ms", "reached, %", "tok/s", *counts]]
+    first = ["rows", "context", "sampling", "step, ms", "bound, ms", "reached, %", "tok/s"]
+    lines = [[*first, *counts]]
     for step in result["steps"]:
         rows, context, seconds = step["rows"], step["context"], step["seconds"]
         bound_s = max(step["memory_s"], step["arithmetic_s"])
@@ -216,7 +248,8 @@ def table(result: Mapping[str, Any]) -> str:
         times = f"{1e3 * seconds:.2f}", f"{1e3 * bound_s:.2f}"
         reached = f"{part:.0f} ({least:.0f} to {most:.0f})"
         counted = (f"{step[name]}" for name in counts)
-        lines.append([str(rows), str(context), *times, reached, f"{rows / seconds:,.1f}", *counted])
+        where = str(rows), str(context), step["sampling"]
+        lines.append([*where, *times, reached, f"{rows / seconds:,.1f}", *counted])
     return markdown(lines, left=0)
 
 
@@ -264,11 +297,12 @@ def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
 def main() -> None:
     options, [config] = BENCHMARK.configs(max_batch_size=lambda options: max(numbers(options.rows)))
     rows, contexts = numbers(options.rows), numbers(options.contexts)
+    sampled = samplings(options.sampling)
     if max(contexts) > config.max_model_len:
         raise ConfigError(f"this model's rows hold at most {config.max_model_len} tokens")
     if max(rows) > config.max_batch_size:
         raise ConfigError(f"--rows {max(rows)}: raise --max-batch-size, {config.max_batch_size}")
-    result = measure(config, rows, contexts, options.repeats)
+    result = measure(config, rows, contexts, sampled, options.repeats)
     result |= BENCHMARK.record([config])
     settings = result["config"]
     caption = (
@@ -279,7 +313,8 @@ def main() -> None:
     body = f"{table(result)}\n\n![Step time against the bound](step_time.png)"
     setup = f"medians of {options.repeats} steps; {caption}"
     BENCHMARK.write(options.out, "Step time against the machine's bound", setup, body, result)
-    save(step_time(result["steps"], caption), options.out / "step_time.png")
+    first = [step for step in result["steps"] if step["sampling"] == sampled[0]]
+    save(step_time(first, caption), options.out / "step_time.png")
 
 
 if __name__ == "__main__":

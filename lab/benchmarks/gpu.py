@@ -1,9 +1,10 @@
-"""All that is claimed of a GPU, measured in one command of at most nine minutes: gpu.sh.
+"""All that is claimed of a GPU, measured in one command of at most six minutes: gpu.sh.
 
     python -m lab.benchmarks.gpu [--only PART] [--out FOLDER] [any server setting]
 
 The default is gpt2-medium with random weights, without a download. Each part is a command of its
-own, an entry of PARTS; one that fails or runs out of time leaves the others theirs. What they print
+own, an entry of PARTS, with its worst case in seconds on an H200, by what a first run there took
+(results/gpu/h200.md). One that fails or runs out of time leaves the others theirs. What they print
 and write is kept in FOLDER, whose page is written anew after each. Ends with exit code 1 unless all
 of them ran. `--device cpu` runs the same on a CPU, which is how it is tested. Needs `timeout`, of
 GNU coreutils.
@@ -35,8 +36,8 @@ from lab.benchmarks.harness import Benchmark, chosen_settings, run
 from simulate.costs import FOLDER
 from simulate.simulation import ENGINE
 
-MINUTES = 8.5
-STOP_S = 30  # for the last part to stop in
+SECONDS = 335  # of all parts
+STOP_S = 20  # for the last part to stop in
 OUT_OF_TIME = (124, -9, 137)  # exit codes of `timeout`, if the part ended by SIGTERM, or did not
 DEFAULTS: dict[str, Any] = {
     "model": "gpt2-medium",
@@ -44,9 +45,14 @@ DEFAULTS: dict[str, Any] = {
     "tokenizer": "bytes",
     "device": "cuda",
 }
-# tok/s of DEFAULTS in bfloat16 at CONTEXT on an H100, by rows; half of the bound from MANY on
-CONTEXT, TARGETS = 256, {1: 2e3, 8: 13e3, 32: 40e3, 128: 80e3}
-LEAST, MANY = {1: 1.5e3}, 32
+# ms of a greedy step of DEFAULTS in bfloat16 at CONTEXT, by GPU and rows: aims for an H200, and for
+# an H100 as much more as it needs to read the same (3.0 TB/s, an H200 4.27)
+CONTEXT = 256
+TARGETS = {
+    "H100": {1: 0.57, 8: 0.69, 32: 1.0, 128: 2.2, 256: 3.5},
+    "H200": {1: 0.50, 8: 0.60, 32: 0.85, 128: 1.8, 256: 2.8},
+}
+DRAWN = 1.05  # times a greedy step: a step that draws at temperature 1
 UNUSED: dict[str, Collection[str]] = {  # settings without effect on commands that begin so
     f"lab.benchmarks.{part.BENCHMARK.name} ": part.BENCHMARK.unused
     for part in (agreement, burst, costs, engine)
@@ -63,55 +69,59 @@ class Part(NamedTuple):
 
     heading: str
     command: str  # words after `python -m`; `commands` fills in what stands in braces
-    share: int  # seconds, if every part takes all of its share
+    seconds: int  # at most, on an H200
     needs: str = ""  # GPU, or a package, without which it is left out
     table: int = 0  # which one of its own page is shown
 
 
 STEPS = "lab.benchmarks.engine --rows {rows} --contexts {contexts} --out {out}/"
+SAMPLED = f" --sampling {','.join(engine.SAMPLINGS)}"
 COMPARE = "compare --skip-calibration "
-OVER_HTTP = COMPARE + "--numsamples {numsamples} "
-MODES = (
-    "--variant nobatch=nobatch --variant static=static --variant windowed=windowed "
-    "--variant dynamic=dynamic "
+# the comparison's trace would take nobatch 46 s on an H200
+ALONE = COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic "
+VARIANTS = (
+    "--variant static=static --variant windowed=windowed --variant dynamic=dynamic "
+    "--variant ahead='dynamic --ahead' "
 )
-VARIANTS = MODES + "--variant sjf='dynamic --order sjf' --variant ahead='dynamic --ahead' "
+# a closed loop needs no server that is started to measure a rate
 PROMPTS = (
-    "--prefixes 8:{prefix}:1 --stream --variant whole=dynamic "
-    "--variant chunks='dynamic --token-budget 256' --variant cached='dynamic --prefix-caching' "
+    "--numsamples {half} --arrival closed:{users} --prefixes 8:{prefix}:1 --stream "
+    "--variant whole=dynamic --variant chunks='dynamic --token-budget 256' "
+    "--variant cached='dynamic --prefix-caching' "
 )
 # fmt: off
 PARTS = {
     "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
-        "lab.benchmarks.agreement --n {few}", 120),  # compiles what all parts need
-    "steps": Part("Steps of decode rows, against the machine's bound", STEPS + "steps", 80),
-    "eager": Part("Steps without CUDA graphs",
-        STEPS + "eager --decoder-batch-sizes none", 60, needs=GPU),
-    "cublas": Part("Steps with PyTorch's products, eight launches a layer",
-        STEPS + "cublas --linear plain", 60, needs=GPU),
-    "invariant": Part("Steps with --batch-invariant: what identical texts cost, by rows",
-        STEPS + "invariant --batch-invariant", 60, needs=GPU),
-    "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 40),
-    "comparison": Part("The four modes, an order, and plans ahead, over HTTP",
-        OVER_HTTP + VARIANTS + "--out {out}/comparison", 150),
-    "identical": Part("The modes again with --batch-invariant: are their texts the same?",
-        COMPARE + MODES + "--batch-invariant --trace {out}/comparison/trace.jsonl "
-        "--out {out}/identical", 90, needs=GPU),
-    "price": Part("What identical texts cost a whole server",
-        "compare --runs {out}/comparison {out}/identical --out {out}/price", 15, needs=GPU,
-        table=1),
-    "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
-        OVER_HTTP + PROMPTS + "--out {out}/prompts", 90),
+        "lab.benchmarks.agreement --n {few}", 34),  # compiles what all parts need
+    "products": Part("The same for our products, with fewer tokens",
+        "lab.benchmarks.agreement --n 2 --tokens 8 --linear triton", 16, needs=GPU),
+    "steps": Part("Steps of decode rows, against the machine's bound",
+        STEPS + "steps" + SAMPLED, 18),
+    "triton": Part("Steps with our products, whose bits do not depend on the number of tokens",
+        STEPS + "triton --linear triton" + SAMPLED, 16, needs=GPU),
+    # one round of traffic takes 25 s, and loading as long at worst
     "costs": Part("What an iteration costs, for the simulator",
-        "lab.benchmarks.costs --seconds 30 --name {costs.stem} --out {costs.parent}", 90),
+        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 49),
+    "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
+    "comparison": Part("Three modes, and plans ahead, over HTTP",
+        COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 60),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
         "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
-        + VARIANTS + "--out {out}/simulated", 25),
+        + VARIANTS + "--out {out}/simulated", 6),
     "fidelity": Part("Measured and simulated: no request of this trace was fitted",
-        "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 15, table=1),
-    "generate": Part("The burst by Hugging Face's generate(), in one static batch",
+        "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 4, table=1),
+    "alone": Part("A burst, one request at a time and all together: are the texts the same?",
+        ALONE + "--numsamples {carried} --arrival burst --out {out}/alone", 28),
+    "identical": Part("The same with our products: are the texts the same now?",
+        ALONE + "--linear triton --trace {out}/alone/trace.jsonl --out {out}/identical", 28,
+        needs=GPU),
+    "price": Part("What identical texts cost a whole server",
+        "compare --runs {out}/alone {out}/identical --out {out}/price", 3, needs=GPU, table=1),
+    "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
+        COMPARE + PROMPTS + "--out {out}/prompts", 34),
+    "generate": Part("The burst by Hugging Face: generate(), and continuous batching",
         "lab.benchmarks.peers.engines huggingface --n {n} --model {model} --dtype {dtype} "
-        "--device {device}", 40, needs="transformers"),
+        "--device {device}", 31, needs="transformers"),
 }
 # fmt: on
 BENCHMARK = Benchmark(
@@ -136,6 +146,9 @@ def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str
     [called, *_] = [*re.findall(r"[A-Z]+\d+", by if gpu else ""), config.device]
     values = vars(options) | {
         "few": min(8, options.n),
+        "carried": max(2, options.numsamples // 8),  # of nobatch: 6 s on an H200
+        "half": max(2, options.numsamples // 2),
+        "users": min(32, max(2, options.numsamples // 4)),
         "prefix": config.max_model_len // 2,
         "out": out,
         "costs": (FOLDER if gpu else out / "costs") / f"{called.lower()}-{config.model_name}.json",
@@ -179,22 +192,29 @@ def found(name: str, out: Path) -> str:
     return "\n".join(["```", *(line for line in lines if not line.startswith("{")), "```"])
 
 
-def targets(steps: Sequence[Mapping[str, Any]], ours: bool) -> str:
-    """A line for each step of CONTEXT: the bound, what was measured, and whether that is enough.
-
-    ours: TARGETS are of this GPU and these settings.
+def targets(steps: Sequence[Mapping[str, Any]], aims: Mapping[int, float]) -> str:
+    """A line for each number of rows at CONTEXT: the bound, a greedy step beside its target, and
+    how many times as long a step takes that draws. aims: the targets in ms, by rows, if there are
+    any of this GPU and these settings.
     """
-    lines = [["rows", "bound, tok/s", "measured, tok/s", "at least", "target"]]
-    for step in (step for step in steps if step["context"] == CONTEXT):
-        n = step["rows"]
-        bound, measured = n / max(step["memory_s"], step["arithmetic_s"]), n / step["seconds"]
-        least, target = ((each if ours else {}).get(n) for each in (LEAST, TARGETS))
-        goals = [
-            f"{goal:,.0f} ({'met' if measured >= goal else '**missed**'})" if goal else NONE
-            for goal in (bound / 2 if n >= MANY else least, target)
-        ]
-        lines.append([str(n), f"{bound:,.0f}", f"{measured:,.0f}", *goals])
+    of = {(step["rows"], step["sampling"]): step for step in steps if step["context"] == CONTEXT}
+    drawn = [name for name in engine.SAMPLINGS if name != "greedy"]
+    ratios = [f"{name} ÷ greedy" for name in drawn]
+    lines = [["rows", "bound, ms", "greedy, ms", "target, ms", *ratios, f"{drawn[0]}'s target"]]
+    for n in sorted({n for n, _ in of}):
+        greedy = of[n, "greedy"]
+        bound_s, seconds = max(greedy["memory_s"], greedy["arithmetic_s"]), greedy["seconds"]
+        times = [of[n, name]["seconds"] / seconds for name in drawn]
+        lines.append([
+            str(n), f"{1e3 * bound_s:.2f}", f"{1e3 * seconds:.2f}", met(1e3 * seconds, aims.get(n)),
+            *(f"{each:.2f}" for each in times), met(times[0], DRAWN if aims else None),
+        ])  # fmt: skip
     return markdown(lines, left=0)
+
+
+def met(found: float, most: float | None) -> str:
+    """A target, and whether it is met."""
+    return f"{most:.2f} ({'met' if found <= most else '**missed**'})" if most else NONE
 
 
 def section(name: str, ran: Mapping[str, Any] | None, out: Path) -> str:
@@ -202,13 +222,16 @@ def section(name: str, ran: Mapping[str, Any] | None, out: Path) -> str:
     if ran is None:
         needs = f": it needs {PARTS[name].needs}" if PARTS[name].needs else ""
         return f"**Missing: {name}** (not measured here{needs})"
-    how = f"`python -m {ran['command']}`: {ran['seconds']:.0f} s, commit {ran['commit']}"
+    took = f"{ran['seconds']:.0f} s of {PARTS[name].seconds}"
+    how = f"`python -m {ran['command']}`: {took}, commit {ran['commit']}"
     blocks = [f"## {PARTS[name].heading}", f"{how}, {ran['date']}.", found(name, out)]
-    if name == "steps" and (steps := out / name / "engine.json").exists():
+    steps = out / name / "engine.json"
+    if SAMPLED in PARTS[name].command and steps.exists():
         result = json.loads(steps.read_text())
         settings, gpu = result["config"], result["hardware"]["gpu"] or ""
         ours = (settings["model"], settings["dtype"]) == (DEFAULTS["model"], "bfloat16")
-        blocks.append(targets(result["steps"], ours and "H100" in gpu))
+        of_gpu = (aims for called, aims in TARGETS.items() if ours and called in gpu)
+        blocks.append(targets(result["steps"], next(of_gpu, {})))
     if ran["problem"]:
         blocks.append(f"**Missing: {name}** ({ran['problem']})")
     return "\n\n".join(blocks)
@@ -236,7 +259,7 @@ def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[st
 
 
 def main() -> None:
-    deadline = time.monotonic() + 60 * MINUTES
+    deadline = time.monotonic() + SECONDS
     options, [config] = BENCHMARK.configs(**DEFAULTS)
     out = options.out or Path("results/gpu") / config.model_name
     result = BENCHMARK.record([config])
@@ -266,8 +289,9 @@ def main() -> None:
         print(f"\n$ python -m {command}", flush=True)
         shutil.rmtree(out / name, ignore_errors=True)
         start = time.monotonic()
-        # what a part leaves of its share goes to those after it
-        seconds = (deadline - start) * PARTS[name].share / sum(PARTS[n].share for n in todo[k:])
+        # what a part leaves of its seconds goes to those after it
+        left = sum(PARTS[each].seconds for each in todo[k:])
+        seconds = (deadline - start) * PARTS[name].seconds / left
         problem = call(parts[name], out / f"{name}.txt", seconds)
         ran = {"command": command, "seconds": time.monotonic() - start, "problem": problem}
         result["parts"][name] = ran | {key: result[key] for key in ("commit", "date")}

@@ -40,10 +40,10 @@ def block_tables(n: int, tokens: int, block_size: int) -> list[list[int]]:
     return [list(range(i * size, (i + 1) * size)) for i in range(n)]
 
 
-def decode_rows(n: int, context: int, block_size: int) -> list[Row]:
-    """n rows about to compute their token number `context`."""
+def decode_rows(n: int, context: int, block_size: int, sampling: Sampling) -> list[Row]:
+    """n rows about to compute their token number `context`, and to sample the next one."""
     prompt = [i % 256 for i in range(context)]
     return [
-        Row(Inference(prompt, 1), context - 1, 1, blocks, samples=True, idle=False)
+        Row(Inference(prompt, 1, sampling), context - 1, 1, blocks, samples=True, idle=False)
         for blocks in block_tables(n, context, block_size)
     ]

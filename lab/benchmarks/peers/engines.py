@@ -7,8 +7,9 @@
 
 vLLM needs lab/benchmarks/requirements-vllm.txt, and where there is apt: apt install
 libtcmalloc-minimal4; OpenVINO and CTranslate2 need lab/benchmarks/requirements-peers.txt. FOLDER is
-made by lab.benchmarks.peers.checkpoint. Hugging Face's generate() runs in our environment, needs
-requirements-dev.txt, and has random weights, so that a model's name is enough.
+made by lab.benchmarks.peers.checkpoint. Hugging Face's generate() and continuous batching run one
+after the other in our environment, need requirements-dev.txt, and have random weights, so that a
+model's name is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import ctypes.util
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -28,8 +30,10 @@ from lab.benchmarks import HELP
 from lab.benchmarks.workload import LARGEST, Prompted, draw
 
 THREADS = 2
+PATIENCE_S = 20.0  # for one answer of a burst
 Options = argparse.Namespace  # model, n, dtype and device
 Serve = Callable[[Sequence[Prompted]], Sequence[int]]  # returns how many tokens each got
+Started = Iterator[tuple[str, Serve]]  # an engine's name and version, for each way that it serves
 VLLM_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GB, as ours
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # three processes share the cores with its threads
@@ -72,7 +76,7 @@ def start_again() -> None:
     os.execv(sys.executable, [sys.executable, "-m", "lab.benchmarks.peers.engines", *sys.argv[1:]])
 
 
-def vllm(options: Options) -> tuple[str, Serve]:
+def vllm(options: Options) -> Started:
     """vLLM's CPU engine."""
     from vllm import LLM, SamplingParams, __version__
 
@@ -91,10 +95,10 @@ def vllm(options: Options) -> tuple[str, Serve]:
         answers = engine.generate(prompts, params, use_tqdm=False)
         return [len(answer.outputs[0].token_ids) for answer in answers]
 
-    return f"vLLM {__version__}", serve
+    yield f"vLLM {__version__}", serve
 
 
-def openvino(options: Options) -> tuple[str, Serve]:
+def openvino(options: Options) -> Started:
     """OpenVINO GenAI's continuous batching."""
     products, keys, weights = OPENVINO_PRECISIONS[options.dtype]
     folder = form(options.model, weights)
@@ -121,7 +125,7 @@ def openvino(options: Options) -> tuple[str, Serve]:
             pipe.step()
         return [len(answer.read_all()[0].generated_ids) for answer in answers]
 
-    return f"OpenVINO GenAI {genai.__version__.split('-')[0]}", serve
+    yield f"OpenVINO GenAI {genai.__version__.split('-')[0]}", serve
 
 
 def steps(requests: Sequence[Prompted]) -> list[int]:
@@ -134,7 +138,7 @@ def steps(requests: Sequence[Prompted]) -> list[int]:
     return [len(prompt) - at_once + tokens for prompt, tokens in requests]
 
 
-def ctranslate2(options: Options) -> tuple[str, Serve]:
+def ctranslate2(options: Options) -> Started:
     """CTranslate2: one batch, which rows leave as they end. It has no continuous batching; a burst
     of as many requests as rows needs none.
     """
@@ -159,12 +163,12 @@ def ctranslate2(options: Options) -> tuple[str, Serve]:
         )
         return [tokens + n - end for n, end, (_, tokens) in zip(ran, ends, requests)]
 
-    return f"CTranslate2 {ctranslate2.__version__}", serve
+    yield f"CTranslate2 {ctranslate2.__version__}", serve
 
 
-def huggingface(options: Options) -> tuple[str, Serve]:
-    """Hugging Face's generate(), a user's first program: one static batch, padded on the left, that
-    runs until the longest completion is done; of each only the requested tokens count.
+def huggingface(options: Options) -> Started:
+    """Hugging Face's two ways, on one model: generate(), a user's first program, and the continuous
+    batching of transformers 5, where it has one. That never ran on a GPU here.
     """
     import torch
     import transformers
@@ -174,31 +178,61 @@ def huggingface(options: Options) -> tuple[str, Serve]:
     torch.set_num_threads(THREADS)
     shape = shape_of(str(options.model))
     sizes = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd}
-    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    model = model.to(options.device, getattr(torch, options.dtype)).eval()
+    with torch.device(options.device):  # a GPU draws random weights at once, a CPU in ten seconds
+        model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    model = model.to(getattr(torch, options.dtype)).eval()
+    yield f"generate() of transformers {transformers.__version__}", partial(static, model)
+    try:
+        from transformers import ContinuousBatchingConfig
+    except ImportError:
+        print(f"transformers {transformers.__version__} has no continuous batching")
+        return
+    with model.continuous_batching_context_manager(
+        transformers.GenerationConfig(do_sample=False, eos_token_id=-1),  # no token ends a request
+        # the burst is served twice
+        continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False),
+    ) as manager:
+        name = f"continuous batching of transformers {transformers.__version__}"
+        yield name, partial(continuous, manager)
 
-    def serve(requests: Sequence[Prompted]) -> list[int]:
-        width = max(len(prompt) for prompt, _ in requests)
-        padding = [width - len(prompt) for prompt, _ in requests]
-        ids = [[0] * n + prompt for n, (prompt, _) in zip(padding, requests)]
-        mask = [[0] * n + [1] * (width - n) for n in padding]
-        answers = model.generate(
-            torch.tensor(ids, device=options.device),
-            attention_mask=torch.tensor(mask, device=options.device),
-            max_new_tokens=max(tokens for _, tokens in requests),
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-        ).tolist()  # waits for a GPU
-        return [len(answer[width:][:tokens]) for answer, (_, tokens) in zip(answers, requests)]
 
-    return f"generate() of transformers {transformers.__version__}", serve
+def static(model: Any, requests: Sequence[Prompted]) -> list[int]:
+    """One batch, padded on the left, that runs until the longest completion is done; of each only
+    the requested tokens count.
+    """
+    import torch
+
+    width = max(len(prompt) for prompt, _ in requests)
+    padding = [width - len(prompt) for prompt, _ in requests]
+    ids = [[0] * n + prompt for n, (prompt, _) in zip(padding, requests)]
+    mask = [[0] * n + [1] * (width - n) for n in padding]
+    answers = model.generate(
+        torch.tensor(ids, device=model.device),
+        attention_mask=torch.tensor(mask, device=model.device),
+        max_new_tokens=max(tokens for _, tokens in requests),
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    ).tolist()  # waits for a GPU
+    return [len(answer[width:][:tokens]) for answer, (_, tokens) in zip(answers, requests)]
+
+
+def continuous(manager: Any, requests: Sequence[Prompted]) -> list[int]:
+    """Requests that join and leave a running batch, of as many rows as its cache holds."""
+    ids = [manager.add_request(prompt, max_new_tokens=tokens) for prompt, tokens in requests]
+    made: dict[str, int] = {}
+    while len(made) < len(requests):
+        answer = manager.get_result(timeout=PATIENCE_S)
+        if answer is None or answer.error:
+            fail(f"continuous batching: {answer.error if answer else 'no answer came'}")
+        made[answer.request_id] = len(answer.generated_tokens)
+    return [made[each] for each in ids]
 
 
 class Engine(NamedTuple):
     """A peer: how it starts, its kinds of numbers, and what has to be installed for it."""
 
-    start: Callable[[Options], tuple[str, Serve]]
+    start: Callable[[Options], Started]
     dtypes: Sequence[str]
     requirements: str = "lab/benchmarks/requirements-peers.txt"
 
@@ -244,10 +278,10 @@ def main() -> None:
     if not 1 <= options.n <= LARGEST:
         fail(f"--n must be from 1 to {LARGEST}")
     try:
-        name, serve = engine.start(options)
+        for name, serve in engine.start(options):
+            measure(f"{name}, {options.dtype}", options.n, serve)
     except ImportError as error:
         fail(f"{error}; install {engine.requirements} in an environment of its own")
-    measure(f"{name}, {options.dtype}", options.n, serve)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,14 +46,14 @@ def test_a_step_and_its_bound(
     small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(engine.PROBE_WIDTH, "cpu", 128)
-    sizes = "--rows 1,3 --contexts 20,70 --repeats 2 --max-batch-size 9"
+    sizes = "--rows 1,3 --contexts 20,70 --sampling greedy,top --repeats 2 --max-batch-size 9"
     output("lab.benchmarks.engine", f"{sizes} {small} --out {tmp_path}")
     assert "profiler" not in capfd.readouterr().err, "PyTorch's wrote two lines for each step"
     result = json.loads((tmp_path / "engine.json").read_text())
     steps = result["steps"]
-    places = [(step["rows"], step["context"]) for step in steps]
-    assert places == [(1, 20), (3, 20), (1, 70), (3, 70)]
-    assert 0 < steps[0]["bytes"] < steps[3]["bytes"]
+    places = [(step["context"], step["sampling"], step["rows"]) for step in steps]
+    assert places == [*product((20, 70), ("greedy", "top"), (1, 3))]
+    assert 0 < steps[0]["bytes"] < steps[5]["bytes"]
     assert all(step["memory_s"] > 0 and step["arithmetic_s"] > 0 for step in steps)
     assert all(0 < s["reached_least"] <= s["reached"] <= s["reached_most"] for s in steps)
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
@@ -61,8 +62,8 @@ def test_a_step_and_its_bound(
     counted = {"steps": [steps[0] | {"launches": 3, "kernels": 122}]}  # on a GPU
     assert engine.table(counted).endswith(" | 3 | 122 |")
     page = (tmp_path / "engine.md").read_text()
-    assert "| rows | context | step, ms | bound, ms | reached, % | tok/s |" in page
-    assert f"| 3 | 70 | {1e3 * steps[3]['seconds']:.2f} |" in page
+    assert "| rows | context | sampling | step, ms | bound, ms | reached, % | tok/s |" in page
+    assert f"| 3 | 70 | top | {1e3 * steps[7]['seconds']:.2f} |" in page
 
 
 def test_a_step_is_held_against_the_faster_probe_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,8 @@ def test_a_step_is_held_against_the_faster_probe_beside_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(engine, "timed_steps", steps)
     config = build("dynamic", {"model": "demo"}, {})
-    found = engine.against_bound(SimpleNamespace(), machine, config, 1, 20, repeats=3)  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    found = engine.against_bound(nothing, machine, config, 1, 20, "greedy", repeats=3)
     assert [found[name] for name in ("reached_least", "reached", "reached_most")] == [0.2, 0.2, 0.4]
     assert found["memory_s"] == 2.0 and found["arithmetic_s"] == 1.0 and found["seconds"] == 10.0
 

@@ -32,13 +32,21 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     tokenizer, size, interval, order = flags
     found = {name: [word for word in words if word in flags] for name, words in commands.items()}
     assert found == {
-        "agreement": [size, order], "steps": [size], "eager": [size], "cublas": [size],
-        "invariant": [size], "burst": [size, interval, order], "comparison": [*flags],
-        "identical": [*flags], "price": [], "prompts": [*flags], "costs": [tokenizer, size],
-        "simulated": [size, interval, order], "fidelity": [], "generate": [],
+        "agreement": [size, order], "products": [size, order], "steps": [size], "triton": [size],
+        "costs": [tokenizer, size], "burst": [size, interval, order], "comparison": [*flags],
+        "simulated": [size, interval, order], "fidelity": [], "alone": [*flags],
+        "identical": [*flags], "price": [], "prompts": [*flags], "generate": [],
     }  # fmt: skip
-    assert "sjf=dynamic --order sjf" in commands["comparison"]
+    assert "ahead=dynamic --ahead" in commands["comparison"]
     assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
+
+
+def test_all_parts_end_within_six_minutes_at_worst() -> None:
+    """The first run on a GPU cut five parts, and those that need what these find found nothing."""
+    assert sum(part.seconds for part in gpu.PARTS.values()) <= gpu.SECONDS
+    assert gpu.SECONDS + gpu.STOP_S <= 360
+    places = [*gpu.PARTS]
+    assert places.index("costs") < places.index("comparison") < places.index("simulated")
 
 
 def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,17 +66,17 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ran(*words, str(out)).returncode == 1
     page = (out / "gpu.md").read_text()
     assert "```\nsteps ran\n```" in page and "Missing: burst** (exit code 1: so it said)" in page
-    assert "**Missing: eager** (not measured here: it needs a GPU)" in page
-    assert sum(seconds.values()) > 2 * 510 and seconds["agreement"] < 510 / 5
+    assert "**Missing: triton** (not measured here: it needs a GPU)" in page
+    assert sum(seconds.values()) > 2 * gpu.SECONDS and seconds["agreement"] < gpu.SECONDS / 5
     found.clear()
     seconds.clear()
-    assert ran(*words, str(out), "--only", "costs", "--only", "burst").returncode == 0
-    assert [*seconds] == ["burst", "costs"]
+    assert ran(*words, str(out), "--only", "burst", "--only", "costs").returncode == 0
+    assert [*seconds] == ["costs", "burst"]
     page = (out / "gpu.md").read_text()
-    assert "steps ran" in page and page.count("Missing") == 5
+    assert "steps ran" in page and page.count("Missing") == 4
     for more, sentence in (
         (f"{out} --only burst --max-batch-size 3", "have other settings or another"),
-        (f"{out} --only eager", "--only eager: the parts here are agreement, steps"),
+        (f"{out} --only triton", "--only triton: the parts here are agreement, steps"),
         (str(tmp_path), "holds no earlier run of this; choose another --out"),
     ):
         with pytest.raises(ConfigError, match=sentence):
@@ -76,14 +84,18 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_targets_are_met_or_missed() -> None:
-    step = {"context": 256, "memory_s": 2.5e-4, "arithmetic_s": 1e-4, "seconds": 5.25e-4}
-    steps = [step | {"rows": n} for n in (1, 8, 32)]
-    assert gpu.targets(steps, ours=True).splitlines()[2:] == [
-        "| 1 | 4,000 | 1,905 | 1,500 (met) | 2,000 (**missed**) |",
-        "| 8 | 32,000 | 15,238 | – | 13,000 (met) |",
-        "| 32 | 128,000 | 60,952 | 64,000 (**missed**) | 40,000 (met) |",
+    bound: dict[str, Any] = {"context": 256, "memory_s": 2.5e-4, "arithmetic_s": 1e-4}
+    steps = [
+        bound | {"rows": n, "sampling": sampling, "seconds": factor * 5.25e-4}
+        for n in (1, 8, 64)
+        for sampling, factor in (("greedy", 1), ("drawn", 1 + 0.01 * n), ("top", 2))
     ]
-    assert gpu.targets(steps, ours=False).splitlines()[2] == "| 1 | 4,000 | 1,905 | – | – |"
+    assert gpu.targets(steps, gpu.TARGETS["H200"]).splitlines()[2:] == [
+        "| 1 | 0.25 | 0.53 | 0.50 (**missed**) | 1.01 | 2.00 | 1.05 (met) |",
+        "| 8 | 0.25 | 0.53 | 0.60 (met) | 1.08 | 2.00 | 1.05 (**missed**) |",
+        "| 64 | 0.25 | 0.53 | – | 1.64 | 2.00 | 1.05 (**missed**) |",
+    ]
+    assert gpu.targets(steps, {}).splitlines()[2] == "| 1 | 0.25 | 0.53 | – | 1.01 | 2.00 | – |"
 
 
 @pytest.mark.nightly
