@@ -136,8 +136,10 @@ class Config(Settings):
         return "kernel" if ours else "plain"
 
     @property
-    def sampler(self) -> Literal["kernel", "plain"]:
-        """Sampling: our C++ beside our other kernels for CPUs."""
+    def sampler(self) -> Literal["kernel", "triton", "plain"]:
+        """Sampling: our C++ beside our other kernels for CPUs, our Triton beside our products."""
+        if self.linear == "triton":
+            return "triton"
         return "kernel" if self.norms == "kernel" else "plain"
 
     @property

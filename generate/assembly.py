@@ -24,7 +24,7 @@ from generate.naive import NaiveGenerator
 from generate.ngram import Ngram
 from generate.norms import NORMS, TritonAddNorm, fuse_norms
 from generate.padded import PaddedGenerator
-from generate.sampling import Sample, sample, sample_on_cpu
+from generate.sampling import Sample, sample, sample_on_cpu, sample_on_gpu
 from generate.weights import locate
 from model import GPT2, KVCache
 from scheduling.inference import Drafter, Generator
@@ -120,7 +120,7 @@ def _cached(
 
 
 def _sampler(config: Config) -> Sample:
-    return sample_on_cpu if config.sampler == "kernel" else sample
+    return {"kernel": sample_on_cpu, "triton": sample_on_gpu, "plain": sample}[config.sampler]
 
 
 def fitting_blocks(config: Config, trial: Callable[[int], object]) -> int:

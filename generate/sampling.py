@@ -2,7 +2,9 @@
 
     sample            PyTorch's operations; any device
     sample_on_cpu     kernels/sampling.cpp: without sorting for top-p; 10 to 30 times faster
-    penalized         the logits from which either chooses
+    sample_on_gpu     kernels/draw.py: one launch, without sorting
+    penalized         the logits from which each chooses
+    uniforms          the random numbers, which both kernels compute themselves
 
 A draw depends on (request seed, token index) and on the row's own logits alone. Sums that could
 depend on the batch's shape are taken in blocks with float64 partials: a float32 running sum over
@@ -11,14 +13,15 @@ depend on the batch's shape are taken in blocks with float64 partials: a float32
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,6 +35,9 @@ Sample = Callable[[Tensor, Draws, int], Tensor]
 BLOCK = 256
 ALL = 2.0  # a top_p that no sum of probabilities reaches
 MIN_TEMPERATURE = 1e-6  # below it float32 quotients are greedy but for exact ties
+# a row as the kernels take it: temperature (0: greedy), top_p, top_k, seed, index
+SETTINGS = struct.Struct("ddqQq")
+GAMMA = 0x9E3779B97F4A7C15  # the golden ratio's fraction, of 64 bits
 
 
 def sample(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
@@ -64,7 +70,7 @@ def sample(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
             if min(top_p) < ALL:
                 kept = _nucleus(kept, to_device(top_p, device))
             scaled[which] = kept
-        u = to_device(array("d", [uniform(s.seed, index) for s, index in chosen]), device)
+        u = to_device(uniforms(chosen), device)
         ids[at] = _invert(scaled.softmax(-1), u)
     return ids
 
@@ -75,18 +81,35 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
     logits: [N, V] on the CPU. Raises kernels.KernelUnavailable where the kernel cannot be loaded.
     """
     kernel = kernels.function("sample", logits.dtype)
-    temperatures = array(
-        "f", [max(s.temperature, MIN_TEMPERATURE) if s.temperature else 0.0 for s, _ in draws]
-    )
-    top_ks = array("q", [s.top_k or n_vocab for s, _ in draws])
-    top_ps = array("d", [s.top_p or 1.0 for s, _ in draws])
-    us = array("d", [uniform(s.seed, index) if s.temperature else 0.0 for s, index in draws])
     ids = array("q", bytes(8 * len(draws)))
-    arrays = (values.buffer_info()[0] for values in (temperatures, top_ks, top_ps, us, ids))
-    kernel(
-        logits.data_ptr(), logits.stride(0), len(draws), n_vocab, *arrays, torch.get_num_threads()
-    )
+    size = logits.stride(0), len(draws), n_vocab
+    at, settings = ids.buffer_info()[0], _packed(draws, n_vocab)
+    kernel(logits.data_ptr(), *size, settings, at, torch.get_num_threads())
     return torch.frombuffer(ids, dtype=torch.int64)
+
+
+def sample_on_gpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
+    """`sample` in Triton, not run on a card yet; a draw that lands within rounding of an id's edge
+    may differ.
+    """
+    from generate.kernels.draw import draw
+
+    settings = to_device(array("q", _packed(draws, n_vocab)), logits.device)
+    return draw(logits, settings, n_vocab)
+
+
+def _packed(draws: Draws, n_vocab: int) -> bytes:
+    rows = [
+        (
+            s.temperature and max(s.temperature, MIN_TEMPERATURE),
+            s.top_p or 1.0,
+            s.top_k or n_vocab,
+            s.seed,
+            index,
+        )
+        for s, index in draws
+    ]
+    return b"".join([SETTINGS.pack(*row) for row in rows])
 
 
 def penalized(logits: Tensor, places: Sequence[tuple[Inference, Sequence[int]]]) -> Tensor:
@@ -120,10 +143,23 @@ def penalized(logits: Tensor, places: Sequence[tuple[Inference, Sequence[int]]])
     return logits
 
 
-def uniform(seed: int, index: int) -> float:
-    """Return a number in [0, 1) that depends on the request's seed and the token's index alone."""
-    digest = hashlib.blake2b(struct.pack("<Qq", seed, index), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) / 2**53
+def uniforms(draws: Draws) -> array[float]:
+    """Return for each a number in [0, 1) that depends on the seed and the token's index alone.
+
+    SplitMix64 (Steele et al. 2014, "Fast Splittable Pseudorandom Number Generators"), whose numbers
+    can be computed in any order: a request's begin at its seed's first one. The upper 53 bits of
+    each make a float64, the same in C++ and in Triton.
+    """
+    seeds = np.array([sampling.seed for sampling, _ in draws], np.uint64)
+    places = np.array([index + 1 for _, index in draws], np.uint64)
+    bits = _mixed(_mixed(seeds + GAMMA) + places * GAMMA)
+    return array("d", ((bits >> 11) / 2**53).tobytes())
+
+
+def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
 
 
 def _largest(logits: Tensor, top_k: Tensor, most: int) -> Tensor:

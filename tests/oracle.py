@@ -25,7 +25,7 @@ from generate.linear import pack
 from generate.lora import AdaptedGenerator, Adapter, Adapters
 from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
-from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniform
+from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniforms
 from model import GPT2, KVCache
 from scheduling.inference import Drafter, Generator, Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Policy, Static, Windowed
@@ -151,7 +151,8 @@ class Oracle(NaiveGenerator):
             assert best - second > MARGIN, "choose another seed: this decision is a near-tie"
             return
         edges = restricted(logits / how.temperature, how.top_k, how.top_p).double().softmax(-1)
-        distance = edges.cumsum(-1) - uniform(how.seed, len(row.inference.tokens))
+        [u] = uniforms([(how, len(row.inference.tokens))])
+        distance = edges.cumsum(-1) - u
         assert distance.abs().min() > 1e-7, "choose another seed: this draw is a near-tie"
 
 

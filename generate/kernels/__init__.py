@@ -1,5 +1,5 @@
 """Operations that PyTorch does too slowly: in C++ for CPUs, and in Triton for GPUs
-(paged_attention.py, products.py, add_norm.py, lora.py).
+(paged_attention.py, products.py, add_norm.py, lora.py, draw.py).
 
 The C++ is built once, kept in the user's cache folder, and called by ctypes. Neither this module
 nor the sources know torch, so that a build takes seconds; a call passes addresses, and other
@@ -39,7 +39,7 @@ SIGNATURES = {
     ("linear", _FLOATS + _INT8): [_ADDRESS] * 3 + [_SIZE, _INT],
     ("add_norm", _FLOATS): [_ADDRESS] * 6 + [_SIZE] * 2 + [ctypes.c_float, _INT],
     ("paged_attention", _FLOATS + _INT8): [_ADDRESS] * 7 + [_SIZE] * 3 + [_INT] * 2,
-    ("sample", _FLOATS): [_ADDRESS] + [_SIZE] * 3 + [_ADDRESS] * 5 + [_INT],
+    ("sample", _FLOATS): [_ADDRESS] + [_SIZE] * 3 + [_ADDRESS] * 2 + [_INT],
 }
 
 

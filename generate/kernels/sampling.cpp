@@ -19,6 +19,14 @@
 
 const int BUCKETS = 1024, BUCKETS_PER_NAT = 64, BLOCK = 256;
 
+// Of a row, as generate/sampling.py packs it.
+struct Settings {
+    double temperature, top_p;  // temperature 0: the largest logit, the lowest id of equals
+    int64_t top_k;
+    uint64_t seed;
+    int64_t index;
+};
+
 // Of one thread: memory fresh from the system for every row would cost as much as the arithmetic.
 struct Scratch {
     std::vector<float> scaled, weights, ones;
@@ -26,6 +34,18 @@ struct Scratch {
     std::vector<double> sums;
     std::vector<std::pair<float, float>> inside;
 };
+
+static uint64_t mixed(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+}
+
+// The number of a draw, as generate/sampling.py defines it.
+static double uniform(uint64_t seed, uint64_t index) {
+    const uint64_t GAMMA = 0x9e3779b97f4a7c15;
+    return double(mixed(mixed(seed + GAMMA) + (index + 1) * GAMMA) >> 11) * 0x1p-53;
+}
 
 // The largest value such that the weights of all values from it upwards add up to `needed`, or else
 // the smallest value that has any weight. values: ≤ 0.
@@ -55,20 +75,20 @@ static float edge(const std::vector<float>& values, const std::vector<float>& we
 }
 
 template <typename T>
-static int64_t draw(const T* logits, int64_t n_vocab, float temperature, int64_t top_k,
-                    double top_p, double u, Scratch& scratch) {
+static int64_t draw(const T* logits, int64_t n_vocab, const Settings& how, Scratch& scratch) {
+    const float temperature = how.temperature;
     std::vector<float>&scaled = scratch.scaled, &weights = scratch.weights;
     scaled.resize(n_vocab), weights.resize(n_vocab), scratch.ones.resize(n_vocab, 1);
     for (int64_t i = 0; i < n_vocab; i++) scaled[i] = float(logits[i]);
     const float largest = *std::max_element(scaled.begin(), scaled.end());
     for (float& s : scaled) s = (s - largest) / temperature;
     float least = std::numeric_limits<float>::lowest();
-    if (top_k < n_vocab) least = edge(scaled, scratch.ones, top_k, scratch);
+    if (how.top_k < n_vocab) least = edge(scaled, scratch.ones, how.top_k, scratch);
     for (int64_t i = 0; i < n_vocab; i++)
         weights[i] = scaled[i] >= least ? std::exp(std::max(scaled[i], -80.0f)) : 0;
-    if (top_p < 1) {  // nucleus sampling (Holtzman et al. 2020, section 3.1)
-        least = edge(scaled, weights, top_p * std::accumulate(weights.begin(), weights.end(), 0.0),
-                     scratch);
+    if (how.top_p < 1) {  // nucleus sampling (Holtzman et al. 2020, section 3.1)
+        const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+        least = edge(scaled, weights, how.top_p * all, scratch);
         for (int64_t i = 0; i < n_vocab; i++) weights[i] = scaled[i] >= least ? weights[i] : 0;
     }
     std::vector<double>& sums = scratch.sums;
@@ -79,7 +99,7 @@ static int64_t draw(const T* logits, int64_t n_vocab, float temperature, int64_t
         for (int64_t i = b * BLOCK; i < end; i++) sums[b] += weights[i];
         total += sums[b];
     }
-    const double target = u * total;
+    const double target = uniform(how.seed, how.index) * total;
     size_t b = 0;
     while (b + 1 < sums.size() && before + sums[b] <= target) before += sums[b++];
     int64_t last = 0;  // the last id with any probability: rounding may carry the target past it
@@ -93,14 +113,13 @@ static int64_t draw(const T* logits, int64_t n_vocab, float temperature, int64_t
 
 template <typename T>
 static void sample(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vocab,
-                   const float* temperatures, const int64_t* top_ks, const double* top_ps,
-                   const double* us, int64_t* ids, int n_threads) {
+                   const Settings* settings, int64_t* ids, int n_threads) {
     as_team(n_rows > 1 ? n_threads : 1, 0, [&](Member& me) {
         Scratch scratch;
         me.share(n_rows, [&](int64_t r, auto) {
             const T* row = logits + r * stride;
-            if (temperatures[r] > 0) {
-                ids[r] = draw(row, n_vocab, temperatures[r], top_ks[r], top_ps[r], us[r], scratch);
+            if (settings[r].temperature > 0) {
+                ids[r] = draw(row, n_vocab, settings[r], scratch);
                 return;
             }
             float largest = float(row[0]);
@@ -112,13 +131,11 @@ static void sample(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vo
     });
 }
 
-// logits: [n_rows, stride], of which n_vocab ≤ stride ids may be drawn. Per row: temperature (0:
-// the largest logit, the lowest id of equals), top_k ≥ 1, top_p ≤ 1, u in [0, 1). ids: [n_rows].
+// logits: [n_rows, stride], of which n_vocab ≤ stride ids may be drawn. settings, ids: [n_rows].
 #define EXPORT(name, T)                                                                            \
     extern "C" void name(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vocab,         \
-                         const float* temperatures, const int64_t* top_ks, const double* top_ps,   \
-                         const double* us, int64_t* ids, int n_threads) {                          \
-        sample(logits, stride, n_rows, n_vocab, temperatures, top_ks, top_ps, us, ids, n_threads); \
+                         const Settings* settings, int64_t* ids, int n_threads) {                  \
+        sample(logits, stride, n_rows, n_vocab, settings, ids, n_threads);                         \
     }
 EXPORT(sample_float32, float)
 EXPORT(sample_bfloat16, BFloat16)

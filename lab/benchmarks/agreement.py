@@ -29,7 +29,7 @@ from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.linear import TritonLinear, pack
 from generate.naive import NaiveGenerator
-from generate.sampling import uniform
+from generate.sampling import uniforms
 from lab.benchmarks.harness import NO_HTTP, Benchmark, run
 from lab.benchmarks.offline import block_tables, burst, inference, load
 from scheduling.building import build_scheduler
@@ -70,7 +70,8 @@ def undecided(logits: Tensor, sampling: Sampling, index: int) -> bool:
         best, second = logits.topk(2).values.tolist()
         return bool(best - second < LOGIT_MARGIN)
     edges = (logits / sampling.temperature).double().softmax(-1).cumsum(-1)
-    return bool((edges - uniform(sampling.seed, index)).abs().min() < DRAW_MARGIN)
+    [u] = uniforms([(sampling, index)])
+    return bool((edges - u).abs().min() < DRAW_MARGIN)
 
 
 def same_ids(configs: Sequence[Config], n: int, tokens: int) -> dict[str, Any]:

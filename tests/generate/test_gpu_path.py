@@ -124,7 +124,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import triton.language as tl
 from generate.kernels.add_norm import add_norm_kernel
-from generate.kernels import lora, products
+from generate.kernels import draw, lora, products
 from generate.kernels.paged_attention import KEYS, QUERIES, ROUNDS, TILE, WARPS, attention_kernel
 
 LORA = {n: getattr(lora, n) for n in ("TOKENS", "TILE", "RANKS", "INPUTS", "OUTPUTS")}
@@ -148,6 +148,9 @@ for (name, dtype), architecture in product(
          "DEPENDENT": architecture >= 90}),
         (lora.lora_kernel, {"memory": "*fp32", "tiles": "*i32", "ranks": "*i32", "stride": "i64",
          "offset": "i32"}, {"N_IN": 1600, "WIDTH": 1600, "N_OUT": 6400, **LORA}),
+        (draw.draw_kernel, dict.fromkeys(("settings", "ids"), "*i64") | dict.fromkeys(("stride",
+         "n_vocab"), "i32"), {"BITS": 16 if name == "bf16" else 32, "TILE": draw.TILE,
+         "num_warps": draw.WARPS}),
     ]
     given = {"n_tokens": "i32", "parts": "*fp32", "arrived": "*i32"}
     for n_in, n_out, n_tokens in PRODUCTS[name]:
@@ -185,7 +188,7 @@ def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 2 * (2 * 4 + 10 + 3)
+    assert len(made) == 2 * (2 * 5 + 10 + 3)
     for dtype, kernel, architecture, *numbers in made:
         shared, registers, stack, local, multiplied, copied, dependent, begun = map(int, numbers)
         most = 255 if kernel == "tiles_kernel" else 180

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
-from generate.sampling import Draws, Sample, sample, sample_on_cpu, uniform
+from generate.sampling import Draws, Sample, sample, sample_on_cpu, uniforms
 from scheduling.sampling import Sampling
 from tests.oracle import restricted
 
@@ -92,7 +93,37 @@ def test_every_id_can_be_decoded_whatever_the_settings_and_the_logits(
     assert all(0 <= id_ < 257 for id_ in sampler(logits, draws(how, 100), 257))
 
 
-def test_uniform_depends_on_seed_and_index_alone_and_stays_below_one() -> None:
-    values = [uniform(seed, index) for seed in range(100) for index in range(100)]
-    assert all(0 <= value < 1 for value in values) and len(set(values)) == len(values)
-    assert math.isclose(sum(values) / len(values), 0.5, abs_tol=0.01)
+def test_an_id_is_the_one_at_which_the_sum_passes_the_number(sampler: Ids) -> None:
+    """Of equal logits that is the number's leading bits, which so are the same in both."""
+    how = [(Sampling(1.0, seed=31 ** i), 7 * i) for i in range(12)]
+    equal = torch.zeros(1, 2**16).expand(len(how), -1)
+    assert sampler(equal, how, 2**16) == [int(u * 2**16) for u in uniforms(how)]
+
+
+def outputs(state: int) -> Iterator[int]:
+    """SplitMix64 as its authors wrote it: a state that each output moves on."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        yield z ^ (z >> 31)
+
+
+def test_numbers_are_splitmix64s_from_its_first_output_for_the_seed_on() -> None:
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [*itertools.islice(outputs(1234567), 3)] == published
+    for seed in (0, 1, 7, 2**63 - 1):
+        own = [bits >> 11 for bits in itertools.islice(outputs(next(outputs(seed))), 50)]
+        numbers = uniforms([(Sampling(seed=seed), index) for index in range(50)])
+        assert [u * 2**53 for u in numbers] == own
+
+
+def test_numbers_are_uniform_and_those_of_near_seeds_and_indices_independent() -> None:
+    n = 200
+    numbers = uniforms([(Sampling(seed=seed), i) for seed in range(n) for i in range(n)])
+    u = np.array(numbers).reshape(n, n)
+    assert 0 <= u.min() and u.max() < 1 and len({*numbers}) == n * n
+    for x, y in ((u, u), (u[:, :-1], u[:, 1:]), (u[:-1], u[1:])):
+        bins = [1, 400] if x is y else [20, 20]
+        counts = np.histogram2d(x.ravel(), y.ravel(), bins, [[0, 1], [0, 1]])[0]
+        assert 0.001 < stats.chisquare(counts.ravel()).pvalue < 0.999
