@@ -154,7 +154,8 @@ def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2)
         inferences = workload(16, Sampling(temperature=0.8, top_k=40))
         for i, each in enumerate(inferences):
             each.prompt_ids[:8] = range(8)
-            each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4))
+            if i % 5 != 1:  # one with scores computes its whole prompt
+                each.prefix = CachedPrefix(block_keys(each.prompt_ids, 4))
             if i % 5 == 0:
                 each.sampling = replace(each.sampling, frequency_penalty=1.5)
             if i % 5 == 1:
