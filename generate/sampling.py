@@ -18,6 +18,7 @@ import struct
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,7 +157,7 @@ def uniforms(draws: Draws) -> array[float]:
     return array("d", ((bits >> 11) / 2**53).tobytes())
 
 
-def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mixed(z: NDArray[Any]) -> NDArray[Any]:
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     return z ^ (z >> 31)

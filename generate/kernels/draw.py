@@ -74,9 +74,7 @@ def edge(
 
 
 @triton.jit
-def draw_kernel(
-    logits, stride, settings, ids, n_vocab, BITS: tl.constexpr, TILE: tl.constexpr
-):
+def draw_kernel(logits, stride, settings, ids, n_vocab, BITS: tl.constexpr, TILE: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     row, settings, lanes = logits + program * stride, settings + program * 5, tl.arange(0, TILE)
     most = tl.full([TILE], float("-inf"), tl.float32)

@@ -95,7 +95,7 @@ def test_every_id_can_be_decoded_whatever_the_settings_and_the_logits(
 
 def test_an_id_is_the_one_at_which_the_sum_passes_the_number(sampler: Ids) -> None:
     """Of equal logits that is the number's leading bits, which so are the same in both."""
-    how = [(Sampling(1.0, seed=31 ** i), 7 * i) for i in range(12)]
+    how = [(Sampling(1.0, seed=31**i), 7 * i) for i in range(12)]
     equal = torch.zeros(1, 2**16).expand(len(how), -1)
     assert sampler(equal, how, 2**16) == [int(u * 2**16) for u in uniforms(how)]
 
@@ -122,7 +122,7 @@ def test_numbers_are_uniform_and_those_of_near_seeds_and_indices_independent() -
     n = 200
     numbers = uniforms([(Sampling(seed=seed), i) for seed in range(n) for i in range(n)])
     u = np.array(numbers).reshape(n, n)
-    assert 0 <= u.min() and u.max() < 1 and len({*numbers}) == n * n
+    assert u.min() >= 0 and u.max() < 1 and len({*numbers}) == n * n
     for x, y in ((u, u), (u[:, :-1], u[:, 1:]), (u[:-1], u[1:])):
         bins = [1, 400] if x is y else [20, 20]
         counts = np.histogram2d(x.ravel(), y.ravel(), bins, [[0, 1], [0, 1]])[0]
