@@ -77,7 +77,8 @@ def parse_variants(texts: Sequence[str], mode: str | None = None) -> dict[str, V
             if taken(name, variants) or (name in MODES and name != known.mode):
                 raise ConfigError(f"{name} is taken; choose another name")
             variants[name] = Variant(known.mode, settings(known))
-            build(known.mode, variants[name].flags, {})
+            if mode is None:  # else the settings that it is built on are not known here
+                build(known.mode, variants[name].flags, {})
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"--variant {text!r}: {error}") from None
     return variants

@@ -1,13 +1,13 @@
 """vLLM's scheduler, and a line of JSON for each of its iterations. Copy this one file beside your
 server:
 
-    vllm serve MODEL … --scheduler-cls vllm_recorder.AsyncRecordingScheduler
+    PYTHONPATH=. vllm serve MODEL … --scheduler-cls vllm_recorder.AsyncRecordingScheduler
 
 Runs inside vLLM 0.30 to 0.32 and needs nothing else. It records lengths, times and schedules, and
 of prompts shortened hashes of whole blocks (with prefix caching): no text and no token.
 docs/your_vllm.md has the format; `simulate.vllm` reads it.
 
-RECORD_ITERATIONS   the file (default: vllm.jsonl)
+RECORD_ITERATIONS   the file (default: vllm.jsonl); one that is there becomes FILE.1
 RECORD_MB           its size, in 10^6 bytes, beyond which it becomes FILE.1, in place of an earlier
                     FILE.1, and a new file begins (default: 500)
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 import time
 from collections import deque
 from itertools import count, islice
@@ -34,8 +35,8 @@ QUEUE = 64  # waiting requests that a line names
 HASH = 6  # bytes of a block's hash
 OF_SCHEDULER = (  # settings that are written under vLLM's names, if this version has them
     *("policy", "max_num_seqs", "max_num_active_seqs", "long_prefill_token_threshold"),
-    *("max_num_partial_prefills", "max_long_partial_prefills", "prefill_schedule_interval"),
-    *("watermark", "scheduler_reserve_full_isl", "async_scheduling"),
+    *("max_num_partial_prefills", "prefill_schedule_interval", "enable_chunked_prefill"),
+    *("watermark", "async_scheduling"),
 )
 
 
@@ -57,15 +58,14 @@ class RecordingScheduler(Scheduler):
         self._count = count()
         self._known: dict[str, tuple[int, Any]] = {}  # number and request of each in flight
         self._new: list[list[Any]] = []  # requests that no line has named yet
+        self._aborted: list[int] = []  # the same of those whose clients gave up
         self._steps = deque[dict[str, Any]]()  # scheduled, and not computed yet
-        if os.path.exists(self._path):
-            raise FileExistsError(
-                f"{self._path} is there already; name another file with RECORD_ITERATIONS"
-            )
         self._begin([])
 
     def _begin(self, in_flight: list[list[Any]]) -> None:
         """Begin a file. in_flight: requests that the file before it has the beginnings of."""
+        if os.path.exists(self._path):
+            os.replace(self._path, f"{self._path}.1")
         # open for as long as vLLM runs; a killed one loses one line at most
         self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115
         config, scheduler = self.vllm_config, self.scheduler_config
@@ -108,7 +108,13 @@ class RecordingScheduler(Scheduler):
         return self.kv_cache_manager.block_pool
 
     def _write(self, entry: dict[str, Any]) -> None:
-        self._file.write(msgspec.json.encode(entry) + b"\n")
+        if self._file.closed:
+            return
+        try:
+            self._file.write(msgspec.json.encode(entry) + b"\n")
+        except OSError as error:  # a full disk must not stop the server
+            print(f"recording stops: {self._path}: {error}", file=sys.stderr)
+            self._file.close()
 
     def _described(self, number: int, request: Any) -> list[Any]:
         lengths = request.num_prompt_tokens, request.max_tokens
@@ -127,6 +133,9 @@ class RecordingScheduler(Scheduler):
         """Schedule an iteration, and note what it will compute."""
         at = time.time()
         output = super().schedule(*args, **kwargs)
+        # those that finished by themselves are not known any more
+        over = [id_ for id_ in output.finished_req_ids if id_ in self._known]
+        self._aborted += [self._known.pop(id_)[0] for id_ in over]
         if output.num_scheduled_tokens:
             known, pool = self._known, self._pool
             step = {
@@ -138,13 +147,12 @@ class RecordingScheduler(Scheduler):
                     for id_, n in output.num_scheduled_tokens.items()
                 ],
                 "preempted": [known[id_][0] for id_ in output.preempted_req_ids or ()],
-                # those that finished by themselves are not known any more
-                "aborted": [known.pop(id_)[0] for id_ in output.finished_req_ids if id_ in known],
+                "aborted": self._aborted,
                 "waiting": self.get_request_counts()[1],
                 "queue": [known[r.request_id][0] for r in islice(self.waiting, QUEUE)],
                 "blocks_used": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
             }
-            self._new = []
+            self._new, self._aborted = [], []
             self._steps.append(step)
         return output
 
@@ -170,9 +178,10 @@ class RecordingScheduler(Scheduler):
             if hashes:
                 step["hashes"] = hashes
             self._write(step)
-            if not self._steps and self._file.tell() > self._most_bytes:
+            if self._steps or self._file.closed:
+                return outputs
+            if self._file.tell() > self._most_bytes:
                 self._file.close()
-                os.replace(self._path, f"{self._path}.1")
                 new = {number for number, *_ in self._new}
                 requests = [each for each in known.values() if each[0] not in new]
                 self._begin([self._described(*each) for each in requests])

@@ -171,7 +171,7 @@ class _Replay:
         if refusal := self._too_long(request, ids):
             raise WorkloadError(
                 f"request {request.id} of the trace can never be served: {refusal[4:]} Give "
-                f"shorter --lengths, or a smaller --scale"
+                f"shorter --lengths, a smaller --scale or a larger --max-model-len"
             )
         return self._send(i, request, at, ids)
 

@@ -305,12 +305,21 @@ def foreseen(run: Run) -> list[str]:
         for factor in sorted(known, key=float):
             values = [known[factor][key] for key in NEAR_KEYS]
             changed.append([escape(name), f"× {factor}", *(f"{value:,.0f}" for value in values)])
+    most = recorded["rows"]
+    beyond = [
+        name for name, result in run.results[0].items() if (result.get("largest_batch") or 0) > most
+    ]
+    near = (
+        f"{', '.join(map(escape, beyond))}: more rows than the {most} that were recorded, whose "
+        "times lie on a straight line through those of fewer."
+    )
     return [
         "## How well your server is foreseen",
         " ".join(map(escape, recorded["remarks"])),
         markdown(rows),
         NEAR,
         markdown(changed, left=2),
+        near if beyond else "",
     ]
 
 

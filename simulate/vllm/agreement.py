@@ -86,15 +86,13 @@ def next_ids(iteration: Iteration) -> list[int]:
 
 def _difference(ours: dict[int, tuple[int, int]], theirs: dict[int, tuple[int, int]]) -> str:
     """Return a difference of two iterations, in words."""
-    for number in {**theirs, **ours}:
-        if number not in ours:
-            return f"vLLM computes request {number}, and ours does not"
-        if number not in theirs:
-            return f"ours computes request {number}, and vLLM does not"
-        (our_start, our_n), (start, n) = ours[number], theirs[number]
-        if ours[number] != theirs[number]:
-            return (
-                f"vLLM computes {n} tokens of request {number} from {start} on, and ours {our_n} "
-                f"from {our_start} on"
-            )
-    return "the order differs"
+    number = next(n for n in {**theirs, **ours} if ours.get(n) != theirs.get(n))
+    if number not in ours:
+        return f"vLLM computes request {number}, and ours does not"
+    if number not in theirs:
+        return f"ours computes request {number}, and vLLM does not"
+    (our_start, our_n), (start, n) = ours[number], theirs[number]
+    return (
+        f"vLLM computes {n} tokens of request {number} from {start} on, and ours {our_n} from "
+        f"{our_start} on"
+    )

@@ -11,7 +11,7 @@ from client.measure import measure
 from client.traces import Request
 from client.workloads import Workload
 from compare.comparison import Measured
-from compare.report.sections import number
+from compare.report.sections import NEAR_KEYS, number
 from simulate.fleet import Layout
 from simulate.server import SimulatedServer
 from simulate.simulation import Simulating
@@ -21,7 +21,12 @@ from simulate.vllm.given import RECORDED
 # factors of the costs, by which one sees how near to saturation a prediction lies: there small
 # errors of costs become large ones of latency
 CHANGED = (0.95, 1.05)
-NEAR = ("output_throughput", "p99_ttft_ms", "p99_e2el_ms")  # what is shown of these
+
+
+DRAWN = (
+    "The recorded requests are replaced: what no flag of the workload names, arrivals and lengths "
+    "too, is as without --vllm."
+)
 
 
 class ComparingOwn(Simulating):
@@ -69,6 +74,8 @@ class ComparingOwn(Simulating):
             self.progress.say(f"{words:28}" + "".join(f"{number(value):>12}" for value in two))
         for remark in recorded["remarks"]:
             self.progress.say(remark)
+        if not self.options.replays:
+            self.progress.say(DRAWN)
 
     def measured(self, seed: int, name: str) -> Measured:
         self._seed = seed
@@ -79,7 +86,7 @@ class ComparingOwn(Simulating):
             for factor in CHANGED:
                 server = self._server(name, self.options.layout, factor)
                 result, _ = measure(server, requests, {}, math.inf, Watch())
-                changed[f"{factor:g}"] = {key: result[key] for key in NEAR}
+                changed[f"{factor:g}"] = {key: result[key] for key in NEAR_KEYS}
             done.result["costs_changed"] = changed
         return done
 

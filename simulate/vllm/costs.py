@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 from client.machine import stamp
 from client.runs import RunError
 from config import Config
-from simulate.costs import Costs
-from simulate.fitting import Observed, fit, residuals
+from simulate.costs import Costs, Line
+from simulate.fitting import OUTLIER, Observed, fit, residuals
 from simulate.loop import PS
 from simulate.vllm.recording import LEAST_S, Recording
 
@@ -22,6 +22,7 @@ PART_S = 60.0  # the machine's speed changes by the minute; a short recording ha
 PARTS = 10  # parts at least
 HELD_OUT = 5  # each so many-th part is held out of the fit
 LEAST = 300  # iterations
+BEYOND = 16  # times as many rows as were recorded have costs by their number
 
 
 def parts_of(first: float, last: float) -> float:
@@ -55,6 +56,24 @@ def observed(recording: Recording) -> list[Observed]:
     return result
 
 
+def extended(decode: Mapping[int, Line]) -> dict[int, Line]:
+    """Return lines also for fewer and more rows than were recorded: on the straight line from the
+    fewest to the most, up to so many times as many.
+    """
+    lines = dict(decode)
+    if len(lines) < 2:
+        return lines
+    few, most = min(lines), max(lines)
+    slope = (lines[most].iteration - lines[few].iteration) // (most - few)
+    lines[1] = lines.get(1) or _moved(lines[few], -slope * (few - 1))
+    lines[BEYOND * most] = _moved(lines[most], slope * (BEYOND - 1) * most)
+    return lines
+
+
+def _moved(line: Line, by: int) -> Line:
+    return replace(line, iteration=max(0, line.iteration + by))
+
+
 def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> Costs:
     """Return costs by iterations of `observed`, with residuals. config: as they were served."""
     head = recording.head
@@ -68,15 +87,21 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
     if not head.graph_sizes:
         sizes = sorted({m << k for k in range(20) for m in (2, 3)} | {1, head.max_num_seqs})
     costs = fit(recording.path.stem, [each for part in fitted for each in part], sizes, [])
-    apart = residuals(costs, [*parts.values()])["of_runs_percent"]
+    costs = replace(costs, decode=extended(costs.decode))
+    calm = [
+        [each for each in part if each.seconds * PS < OUTLIER * costs.of(each.iteration)]
+        for part in parts.values()
+    ]
+    apart = residuals(costs, [part for part in calm if part])["of_runs_percent"]
     errors = {"fitted": residuals(costs, fitted)}
     if held_out:
         errors["held_out"] = residuals(costs, held_out)
     kept = errors.get("held_out", errors["fitted"])
+    served = ", ".join(filter(None, (head.model, head.hardware)))
     source: dict[str, Any] = {
         **stamp(),
         "hardware": {"cpu": head.hardware or "unknown hardware"},
-        "recording": f"a recording of {head.engine} ({head.model}, {head.hardware}; of its parts "
+        "recording": f"a recording of {head.engine} ({served}; of its parts "
         f"of {part_s:.0f} s each fifth was held out of the fit, and took "
         f"{100 + kept['whole_percent']:.1f}% of the time that the costs say)",
         "engine": head.engine,

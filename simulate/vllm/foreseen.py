@@ -35,7 +35,12 @@ SHOWN = {  # measures, in words
     "cached_fraction": "prompt tokens found cached",
 }
 JUDGED = [key for key in SHOWN if key.endswith("_ms") or key == "output_throughput"]
-NOT_SIMULATED = {"long_prefill_token_threshold": 0, "prefill_schedule_interval": 1}  # defaults
+NOT_SIMULATED = {  # settings of vLLM and their defaults
+    "long_prefill_token_threshold": 0,
+    "max_num_partial_prefills": 1,
+    "prefill_schedule_interval": 1,
+    "enable_chunked_prefill": True,
+}
 UNCOUNTED = (
     "How far our scheduler agrees cannot be counted: vLLM planned iterations ahead, or the file "
     "begins in the middle of its traffic."
@@ -47,10 +52,11 @@ AT_VLLM = (
 )
 OF_STALLS = "% of the iterations took more than twice the time that the costs say"
 LEFT_OUT = "; they began before the file, got no token, or failed"
+APART_S = 1.0  # by which arrivals at vLLM may lag behind a client's clock in different ways
 ALIKE = 0.9  # part of a client's requests that must have the recorded number of tokens
 
 
-def settings_of(head: Head, longest: int = 0, levels: int = 0) -> dict[str, Any]:
+def settings_of(head: Head, longest: int, levels: int) -> dict[str, Any]:
     """Return the settings of a server of ours that schedules as the recorded one did. longest: of
     its requests, in tokens; levels: of priority.
     """
@@ -59,7 +65,7 @@ def settings_of(head: Head, longest: int = 0, levels: int = 0) -> dict[str, Any]
         "device": "cpu",
         "max_batch_size": head.max_num_active_seqs or head.max_num_seqs,
         "token_budget": head.max_num_batched_tokens,
-        "max_model_len": max(2, head.max_model_len or longest),
+        "max_model_len": head.max_model_len or longest,
         "kv_cache": f"{head.num_blocks}blocks",
         "block_size": head.block_size,
         "max_waiting": 10**9,
@@ -114,7 +120,8 @@ class OwnServer:
         """
         least, _, most = self.costs.source["parts_percent"]
         spread = (most - least) / 100 / (2 * 1.645) if seed else 0.0
-        return math.exp(spread * np.random.default_rng([seed, 11]).standard_normal())
+        drawn = abs(np.random.default_rng([(seed + 1) // 2, 11]).standard_normal())
+        return math.exp(spread * (drawn if seed % 2 else -drawn))  # in pairs around the fit
 
     @property
     def measured(self) -> dict[str, Any]:
@@ -152,12 +159,14 @@ class OwnServer:
             remarks.append(f"Requests left out: {self.traffic.left_out:,}{LEFT_OUT}.")
         if stalls := self.costs.source["residuals"]["fitted"].get("outliers_percent"):
             remarks.append(f"Stalls, not simulated: {stalls:.2g}{OF_STALLS}.")
+        if self.recording.is_cut:
+            remarks.append("The file's last line was cut off, and is left out.")
         remarks += [
             f"vLLM ran with {name} {value}, which is not simulated."
             for name, default in NOT_SIMULATED.items()
             if (value := getattr(head, name)) != default
         ]
-        return {"engine": head.engine, "table": table, "remarks": remarks}
+        return {"table": table, "remarks": remarks, "rows": self.recording.most_rows}
 
     def _with(self, path: Path) -> OwnServer:
         """Return the same with HTTP's share of times, by a client's run. Raises RunError."""
@@ -180,7 +189,12 @@ class OwnServer:
             for (r, i), alike in zip(pairs, same)
             if alike
         ]
-        answer = max(0, round(float(np.median(late)) * PS))
+        apart = np.percentile([i.arrived_at - r["sent_at"] for r, i in pairs], (10, 90))
+        if (answer := round(float(np.median(late)) * PS)) < 0 or apart[1] - apart[0] > APART_S:
+            raise RunError(
+                f"{path} was not sent while {self.recording.path} was recorded: its requests came "
+                "at other times; give the client's run of these requests"
+            )
         columns = {
             "ttft": [r["first_token_at"] - r["sent_at"] for r in answered],
             "e2el": [r["answered_at"] - r["sent_at"] for r in answered],
@@ -190,7 +204,7 @@ class OwnServer:
             for name, values in columns.items()
             for each, of in _STATISTICS.items()
         }
-        costs = replace(self.costs, request=0, answer=answer)
+        costs = replace(self.costs, answer=answer)
         return replace(self, costs=costs, at_client=at_client)
 
 
@@ -213,11 +227,11 @@ def _within(errors: Mapping[str, float]) -> str:
         part: max((error, key) for key, error in errors.items() if key.startswith("p99") == tail)
         for part, tail in (("whole", False), ("tail", True))
     }
-    (whole, _), (tail, key) = most["whole"], most["tail"]
+    (whole, first), (tail, key) = most["whole"], most["tail"]
     return (
         f"Your server is foreseen within {_percent(whole)} in its throughput and in means and "
-        f"medians of latencies, and within {_percent(tail)} in their p99 (most in "
-        f"{SHOWN[key].split()[0]})."
+        f"medians of latencies (most in {SHOWN[first].partition(',')[0]}), and within "
+        f"{_percent(tail)} in their p99 (most in {SHOWN[key].partition(',')[0]})."
     )
 
 

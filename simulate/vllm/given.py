@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from compare.variants import Variant
 from config import ConfigError
 from simulate.costs import save
 from simulate.vllm.foreseen import own_server
+from simulate.vllm.recording import Head
 
 RECORDED = "recorded"  # the variant with the recorded settings
 SEEDS = 8  # of several variants, unless --repeats is given
@@ -45,6 +46,8 @@ def options(
                 f"{RECORDED} is the name of the server as it was recorded; name others"
             )
         asked = {RECORDED: AS_RECORDED, **asked}
+    for name, variant in asked.items():
+        _complete(name, variant, compared["flags"], own.recording.head, not drawn)
     base = next(name for name, each in asked.items() if each == AS_RECORDED)
     compared |= {"variants": asked, "baseline": known.baseline or base, "stream": True}
     if len(asked) > 1 and "--repeats" not in given and not known.trace:
@@ -55,3 +58,20 @@ def options(
             raise ConfigError(f"--save-costs {path}: give a name that ends in .json")
         save(own.costs, path)
     return compared, {"own": own, "replays": not drawn}
+
+
+def _complete(
+    name: str, variant: Variant, of_all: Mapping[str, Any], head: Head, replays: bool
+) -> None:
+    """Give a variant with another block size as much memory as was recorded. Raises ConfigError for
+    one that would find prefixes of which nothing was recorded.
+    """
+    settings = {**of_all, **variant.flags}
+    if settings.get("prefix_caching") and replays and not head.prefix_caching:
+        raise ConfigError(
+            f"{name} has --prefix-caching, and vLLM was recorded without, so that nothing is known "
+            "of what its prompts share; record with prefix caching, or replay a --trace"
+        )
+    if "block_size" in settings and "kv_cache" not in settings:
+        blocks = head.num_blocks * head.block_size // int(settings["block_size"])
+        variant.flags["kv_cache"] = f"{max(1, blocks)}blocks"

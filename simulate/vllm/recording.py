@@ -4,7 +4,9 @@ served when, and each iteration.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +76,9 @@ class Head(BaseModel):
     prefix_caching: bool = False
     watermark: float = 0.0
     long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 1
     prefill_schedule_interval: int = 1
+    enable_chunked_prefill: bool = True
     graph_sizes: tuple[Count, ...] = ()
     unknown: tuple[str, ...] = ()
     in_flight: list[Asked] = []
@@ -123,6 +127,7 @@ class Recording:
     running: dict[int, Inference] = field(default_factory=dict)
     preemptions: int = 0
     cached_tokens: int = 0  # of prompts, found when their requests were admitted
+    most_rows: int = 0  # of an iteration
     busy_s: float = 0.0  # of all iterations
     row_s: float = 0.0  # the same times their rows
     is_cut: bool = False  # its last line is not whole
@@ -149,10 +154,16 @@ class Recording:
     def run(self) -> Iterator[Ran]:
         """Yield the iterations; the tokens of each are counted after it. Raises RunError."""
         until = float("-inf")
+        in_flight = {asked.number for asked in self.head.in_flight}
         for asked in self.head.in_flight:
             self._add(asked)
         for step in self.steps():
             # the next iteration may have been planned before the last one was over
+            if step.until < max(step.at, until):
+                raise RunError(
+                    f"{self.path}: an iteration ends at {step.until}, before it or the last one: "
+                    f"the clock was set; {MAKE}"
+                )
             begin, until = max(step.at, until), step.until
             for asked in step.new:
                 self._add(asked)
@@ -175,7 +186,9 @@ class Recording:
                     self.running[row.inference.id] = row.inference
                 if row.inference.admitted_at is None:
                     row.inference.admitted_at = begin
-                    self.cached_tokens += row.start
+                    if row.inference.id not in in_flight:
+                        self.cached_tokens += row.start
+            self.most_rows = max(self.most_rows, len(rows))
             took = max(until - begin, LEAST_S)
             self.busy_s += took
             self.row_s += took * len(rows)
@@ -227,16 +240,22 @@ def is_recording(path: Path) -> bool:
         return file.readline().startswith(('{"vllm"', '{"format"'))
 
 
-def opened(path: Path) -> TextIO:
-    """Open a recording, which may be compressed: vllm.jsonl.gz."""
-    of = gzip.open if path.suffix == ".gz" else open
-    return cast(TextIO, of(path, "rt", encoding="utf-8", errors="replace"))
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """Open a recording, which may be compressed by gzip. Raises RunError for a damaged one."""
+    with path.open("rb") as file:
+        of = gzip.open if file.read(2) == b"\x1f\x8b" else open
+    try:
+        with cast(TextIO, of(path, "rt", encoding="utf-8", errors="replace")) as text:
+            yield text
+    except (EOFError, OSError, zlib.error) as error:
+        raise RunError(f"{path} cannot be read to its end ({error}); compress it again") from None
 
 
 def read(path: Path) -> Recording:
     """Return a recording whose iterations are not read yet. Raises RunError."""
     if not path.is_file():
-        raise RunError(f"{path} is not there; {MAKE}")
+        raise RunError(f"{path} is no file; {MAKE}")
     if not is_recording(path):
         raise RunError(f"{path} is no recording of vLLM, whose log in text is none; {MAKE}")
     with opened(path) as file:

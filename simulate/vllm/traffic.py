@@ -62,8 +62,8 @@ class Traffic:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request."""
-        return max(len(i.prompt_ids) + len(i.tokens) for i in self.served)
+        """Tokens of the longest request, two at least."""
+        return max(2, *(len(i.prompt_ids) + len(i.tokens) for i in self.served))
 
     @property
     def n_levels(self) -> int:

@@ -146,6 +146,20 @@ def test_a_client_that_gives_up(recorder: Any, tmp_path: Path) -> None:
     assert [i.state.value for i in recording.requests.values()] == ["cancelled", "finished"]
 
 
+def test_a_client_that_gives_up_alone_is_named_with_the_next_iteration(
+    recorder: Any, tmp_path: Path
+) -> None:
+    """vLLM names it once, to an iteration without rows."""
+    scheduler = recorder.RecordingScheduler()
+    scheduler.add_request(request("a", 6, 9))
+    scheduler.update_from_output(scheduler.schedule())
+    scheduler.gave_up = ["a"]
+    scheduler.schedule()
+    served(scheduler, request("b", 6, 2))
+    recording = read(tmp_path / "vllm.jsonl")
+    assert [ran.step.aborted for ran in recording.run()] == [[], [0], []]
+
+
 def test_a_large_file_gives_way_and_the_next_one_names_what_is_in_flight(
     recorder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -158,17 +172,25 @@ def test_a_large_file_gives_way_and_the_next_one_names_what_is_in_flight(
     assert len(list(second.run())) > 1
 
 
-@pytest.mark.parametrize(("version", "sentence"), [
-    ("0.29.1", "was written for vLLM 0.30 to 0.32, and this is 0.29.1"),
-    ("0.32.1", "is there already; name another file with RECORD_ITERATIONS"),
-])  # fmt: skip
-def test_what_cannot_be_recorded_is_a_sentence(
-    version: str, sentence: str, recorder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_another_version_is_refused_and_a_file_that_is_there_makes_way(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(recorder, "__version__", version)
-    (tmp_path / "vllm.jsonl").touch()
-    with pytest.raises((RuntimeError, FileExistsError), match=sentence):
+    (tmp_path / "vllm.jsonl").write_text("earlier")
+    recorder.RecordingScheduler()
+    assert (tmp_path / "vllm.jsonl.1").read_text() == "earlier"
+    monkeypatch.setattr(recorder, "__version__", "0.29.1")
+    with pytest.raises(RuntimeError, match=r"for vLLM 0\.30 to 0\.32, and this is 0\.29\.1"):
         recorder.RecordingScheduler()
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_server(
+    recorder: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler = recorder.RecordingScheduler()
+    scheduler._file.close()
+    scheduler._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    served(scheduler, request("a", 6, 4))
+    assert "recording stops" in capsys.readouterr().err
 
 
 def test_features_that_lines_do_not_describe_are_named(recorder: Any, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from generate.auto import build
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
-from simulate.costs import Costs, Line, load
+from simulate.costs import Costs, Line, Work, load
 from simulate.loop import PS
+from simulate.program import parse
 from simulate.server import SimulatedServer
 from simulate.vllm.foreseen import OwnServer
 from simulate.vllm.recording import opened
@@ -271,6 +272,7 @@ def test_a_clients_run_adds_https_share(tmp_path: Path) -> None:
     (lambda lines: lines[:40], "costs need 300; record vLLM under load for some minutes"),
     (lambda lines: [lines[0], lines[1][:30], *lines[2:]], "line 2 is no iteration ("),
     (lambda lines: [lines[0], *lines[50:]], "is in no earlier line; a recording must have all"),
+    (lambda lines: [*lines[:90], lines[80], *lines[90:]], "or the last one: the clock was set"),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
     change: Any, sentence: str, tmp_path: Path
@@ -281,6 +283,36 @@ def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
     done = ran("simulate", "--vllm", str(path), "--out", str(tmp_path / "out"))
     assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
     assert sentence in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (path := tmp_path / "it.jsonl.gz").write_bytes(RECORDING.read_bytes()[:5000])
+    done = ran("simulate", "--vllm", str(path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and "cannot be read to its end" in done.stderr
+
+
+def test_more_rows_than_were_recorded_take_longer_and_the_report_says_so(tmp_path: Path) -> None:
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(150, rate=9.0))
+    costs = OwnServer.of(path, None).costs
+    times = [costs.of_work(Work(1, rows, 0, 0, 0)) for rows in (1, 8, 16, 64)]
+    assert times == sorted(times) and times[3] > 2 * times[1]
+    words = f"--vllm {path} --jobs 1 --repeats 1 --arrival burst --out {tmp_path / 'out'}"
+    output("simulate", f"{words} --variant many='--max-batch-size 32'")
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "many: more rows than the 8 that were recorded" in report
+
+
+def test_a_variant_with_other_blocks_keeps_the_memory_and_is_judged_by_recorded_settings() -> None:
+    variants = ["--variant", "a=--block-size 64", "--variant", "b=--kv-cache 9blocks"]
+    options = parse(["--vllm", str(RECORDING), *variants])
+    assert options.config("a").kv_cache == "2046blocks" and options.config("b").block_size == 128
+    assert list(options.variants) == ["recorded", "a", "b"] and options.repeats == 8
+
+
+def test_the_costs_of_seeds_lie_on_both_sides_of_the_fit() -> None:
+    own = OwnServer.of(RECORDING, None)
+    factors = [own.factor(seed) for seed in range(1, 9)]
+    assert math.prod(factors) == pytest.approx(1) and 1.001 < max(factors) < 1.3
 
 
 def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
@@ -297,6 +329,7 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     (f"--vllm {RECORDING} --plan --slo ttft:9", "give it --costs, from --save-costs"),
     (f"--vllm {RECORDING} --save-costs x.txt", "give a name that ends in .json"),
     (f"--vllm {RECORDING} --variant recorded=static", "recorded is the name of the server as it"),
+    (f"--vllm {RECORDING} --variant a=--prefix-caching", "nothing is known of what its prompts"),
 ])  # fmt: skip
 def test_flags_that_do_not_go_with_a_recording(words: str, sentence: str, tmp_path: Path) -> None:
     done = ran("simulate", *words.split(), "--out", str(tmp_path / "out"))
