@@ -55,7 +55,8 @@ class Simulation(Options):
 
     @property
     def model(self) -> str:
-        return self.own.recording.head.model if self.own else super(Simulation, self).model
+        """The model that the costs are of."""
+        return str(self.costs.source.get("model") or super(Simulation, self).model)
 
     def config(self, name: str) -> Config:
         """Return a variant's settings; the engine's are those of its costs. Raises ConfigError."""
