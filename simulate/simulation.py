@@ -7,6 +7,7 @@ import copy
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from client.calls import ServerError
@@ -51,6 +52,7 @@ class Simulation(Options):
     question: Question | None = None  # of --plan
     own: OwnServer | None = None  # of --vllm
     replays: bool = False  # the requests that it served
+    costs_file: Path | None = None  # of --save-costs
     recording: str | None = None  # of --replay
 
     @property

@@ -12,6 +12,7 @@ from client.traces import Request
 from client.workloads import Workload
 from compare.comparison import Measured
 from compare.report.sections import NEAR_KEYS, number
+from simulate.costs import save
 from simulate.fleet import Layout
 from simulate.server import SimulatedServer
 from simulate.simulation import Simulating
@@ -21,8 +22,6 @@ from simulate.vllm.given import RECORDED
 # factors of the costs, by which one sees how near to saturation a prediction lies: there small
 # errors of costs become large ones of latency
 CHANGED = (0.95, 1.05)
-
-
 DRAWN = (
     "The recorded requests are replaced: what no flag of the workload names, arrivals and lengths "
     "too, is as without --vllm."
@@ -65,6 +64,8 @@ class ComparingOwn(Simulating):
     def prepare(self) -> None:
         super().prepare()
         own = self._own
+        if self.options.costs_file:
+            save(own.costs, self.options.costs_file)
         server = SimulatedServer(RECORDED, own.config, own.costs, stream=True)
         with self.progress.step("simulating what was recorded"):
             result, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())

@@ -9,11 +9,10 @@ from typing import Any
 
 from client import arguments
 from client.arguments import OF_WORKLOAD
-from client.runs import RunError
+from client.runs import RunError, refuse_overwriting
 from compare.options import chosen
 from compare.variants import Variant
 from config import ConfigError
-from simulate.costs import save
 from simulate.vllm.foreseen import own_server
 from simulate.vllm.recording import Head
 
@@ -28,7 +27,7 @@ def options(
     known: argparse.Namespace, given: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of Options of a comparison with the recorded server, and the further ones
-    of Simulation; write --save-costs. Raises ConfigError.
+    of Simulation. Raises ConfigError.
     """
     client = vars(known)["with"]
     try:
@@ -52,12 +51,14 @@ def options(
     compared |= {"variants": asked, "baseline": known.baseline or base, "stream": True}
     if len(asked) > 1 and "--repeats" not in given and not known.trace:
         compared["repeats"] = SEEDS
-    if known.save_costs:
-        path = arguments.file(known.save_costs)
-        if path.suffix != ".json":
-            raise ConfigError(f"--save-costs {path}: give a name that ends in .json")
-        save(own.costs, path)
-    return compared, {"own": own, "replays": not drawn}
+    if known.save_costs and not known.save_costs.endswith(".json"):
+        raise ConfigError(f"--save-costs {known.save_costs}: give a name that ends in .json")
+    try:
+        path = arguments.file(known.save_costs) if known.save_costs else None
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--save-costs {error}") from None
+    refuse_overwriting([path] if path else [], known.overwrite)
+    return compared, {"own": own, "replays": not drawn, "costs_file": path}
 
 
 def _complete(
@@ -72,6 +73,7 @@ def _complete(
             f"{name} has --prefix-caching, and vLLM was recorded without, so that nothing is known "
             "of what its prompts share; record with prefix caching, or replay a --trace"
         )
-    if "block_size" in settings and "kv_cache" not in settings:
-        blocks = head.num_blocks * head.block_size // int(settings["block_size"])
+    size = str(settings.get("block_size", ""))
+    if size.isdecimal() and int(size) and "kv_cache" not in settings:  # Config refuses others
+        blocks = head.num_blocks * head.block_size // int(size)
         variant.flags["kv_cache"] = f"{max(1, blocks)}blocks"

@@ -328,6 +328,9 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     ("--with runs/x", "--with and --save-costs belong to --vllm; add it"),
     (f"--vllm {RECORDING} --plan --slo ttft:9", "give it --costs, from --save-costs"),
     (f"--vllm {RECORDING} --save-costs x.txt", "give a name that ends in .json"),
+    (f"--vllm {RECORDING} --save-costs /nowhere/x.json", "must be a file in a folder with write"),
+    (f"--vllm {RECORDING} --block-size many", "--block-size 'many': input should be a valid int"),
+    (f"--vllm {RECORDING} --block-size 0", "--block-size"),
     (f"--vllm {RECORDING} --variant recorded=static", "recorded is the name of the server as it"),
     (f"--vllm {RECORDING} --variant a=--prefix-caching", "nothing is known of what its prompts"),
 ])  # fmt: skip
