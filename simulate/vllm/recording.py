@@ -143,9 +143,7 @@ class Recording:
                 try:
                     yield Step.model_validate_json(line)
                 except ValidationError as error:
-                    first = error.errors()[0]
-                    where = ".".join(str(part) for part in first["loc"])
-                    what = ": ".join(filter(None, (where, first["msg"])))
+                    what = _wrong(error)
                     wrong = f"{self.path}: line {number} is no iteration ({what}); remove it"
                     if line.endswith("\n"):
                         raise RunError(wrong) from None
@@ -232,12 +230,23 @@ class Recording:
         return Row(inference, start, n, [], made > 0, inference.answered_at is not None, recomputed)
 
 
+def _wrong(error: ValueError) -> str:
+    """Return the first fault that pydantic found, with its place; others in their own words."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return ": ".join(filter(None, (where, first["msg"])))
+
+
 def is_recording(path: Path) -> bool:
-    """Return whether a file begins as a recording does."""
+    """Return whether a file begins as a recording does: with settings that name their format."""
     if not path.is_file():
         return False
-    with opened(path) as file:
-        return file.readline().startswith(('{"vllm"', '{"format"'))
+    with opened(path) as file, contextlib.suppress(ValueError):
+        head = parse(file.readline())
+        return isinstance(head, dict) and "format" in head
+    return False
 
 
 @contextlib.contextmanager
@@ -263,15 +272,9 @@ def read(path: Path) -> Recording:
     try:
         head = Head.model_validate(_of_format_1(parse(first)))
     except ValueError as error:  # of pydantic too
-        wrong = (
-            error.errors()[0]
-            if isinstance(error, ValidationError)
-            else {"loc": (), "msg": str(error)}
-        )
-        where = ".".join(str(part) for part in wrong["loc"])
         raise RunError(
-            f"{path}: its first line has another form ({where}: {wrong['msg']}), and this code "
-            f"reads formats 1 and 2; {MAKE}"
+            f"{path}: its first line has another form ({_wrong(error)}), and this code reads "
+            f"formats 1 and 2; {MAKE}"
         ) from None
     if head.unknown:
         raise RunError(

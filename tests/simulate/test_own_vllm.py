@@ -285,6 +285,14 @@ def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
     assert sentence in done.stderr and not (tmp_path / "out").exists()
 
 
+def test_the_order_of_keys_in_the_first_line_is_free(tmp_path: Path) -> None:
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(60))
+    head, *lines = path.read_text().splitlines()
+    turned = dict(reversed(json.loads(head).items()))
+    path.write_text("\n".join([json.dumps(turned), *lines]) + "\n")
+    assert len(OwnServer.of(path, None).traffic.served) == 60
+
+
 def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (path := tmp_path / "it.jsonl.gz").write_bytes(RECORDING.read_bytes()[:5000])
     done = ran("simulate", "--vllm", str(path), "--out", str(tmp_path / "out"))
