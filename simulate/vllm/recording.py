@@ -245,7 +245,7 @@ def is_recording(path: Path) -> bool:
         return False
     with opened(path) as file, contextlib.suppress(ValueError):
         head = parse(file.readline())
-        return isinstance(head, dict) and "format" in head
+        return isinstance(head, dict) and not {"format", "vllm"}.isdisjoint(head)
     return False
 
 
