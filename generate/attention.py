@@ -13,22 +13,31 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from generate import kernels
-from generate.buffers import Buffer
+from generate.buffers import Put
+from generate.rows import Tables, Tokens, flat
 from model import Attend, KVCache
 from scheduling.inference import Row
 
 
 class Attention(Protocol):
     cache: KVCache
+    put_bytes: int  # that `prepare` puts for a token at most
 
-    def prepare(self, rows: list[Row]) -> Attend: ...
+    def prepare(
+        self, rows: list[Row], tokens: Tokens | None = None, put: Put | None = None
+    ) -> Attend:
+        """tokens: `flat(rows)`, if it is known. put: says where on the device an array will be
+        before `attend` is called; None: it is copied at once.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +65,15 @@ def one_by_one(rows: list[Row]) -> list[Row]:
 
 
 class PlainAttention:
+    put_bytes = 0
+
     def __init__(self, cache: KVCache):
         self.cache = cache
         self._device = cache.layers[0].device
 
-    def prepare(self, rows: list[Row]) -> Attend:
+    def prepare(
+        self, rows: list[Row], tokens: Tokens | None = None, put: Put | None = None
+    ) -> Attend:
         n = 0  # tokens so far
         stored: list[int] = []  # indices into the flat list of the tokens that have a slot
         slots: list[Tensor] = []  # of these
@@ -111,6 +124,8 @@ class PlainAttention:
 class KernelAttention:
     """Raises kernels.KernelUnavailable where the kernel cannot be loaded."""
 
+    put_bytes = 0
+
     def __init__(self, cache: KVCache):
         self.cache = cache  # keeps the addresses valid
         scales = cache.scales or [None] * len(cache.layers)
@@ -123,8 +138,10 @@ class KernelAttention:
             dtype: kernels.function(name, dtype) for dtype in (torch.float32, torch.bfloat16)
         }
 
-    def prepare(self, rows: list[Row]) -> KernelAttend:
-        return KernelAttend(self, rows)
+    def prepare(
+        self, rows: list[Row], tokens: Tokens | None = None, put: Put | None = None
+    ) -> KernelAttend:
+        return KernelAttend(self, rows, tokens or flat(rows))
 
 
 class KernelAttend:
@@ -132,14 +149,13 @@ class KernelAttend:
     its row's blocks are listed. A row without blocks has −1.
     """
 
-    def __init__(self, attention: KernelAttention, rows: list[Row]):
+    def __init__(self, attention: KernelAttention, rows: list[Row], tokens: Tokens):
         self._attention = attention
-        positions, tables, blocks = array("q"), array("q"), array("q")
+        tables, blocks = array("q"), array("q")
         for row in one_by_one(rows):
-            positions.extend(range(row.start, row.start + row.n_tokens))
             tables.extend([len(blocks) if row.blocks else -1] * row.n_tokens)
             blocks.extend(row.blocks)
-        self._arrays = positions, tables, blocks  # keeps the addresses valid
+        self._arrays = tokens.positions, tables, blocks  # keeps the addresses valid
         self.addresses = [each.buffer_info()[0] for each in self._arrays]
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
@@ -153,7 +169,7 @@ class KernelAttend:
 
 
 class TritonAttention:
-    """Describes an iteration's rows in one buffer, which a captured `attend` reads again: captured
+    """Describes an iteration's rows in one array, which a captured `attend` reads again: captured
     for as many tokens, in rows of one token each, it computes whatever rows were prepared last.
 
     max_tokens: of an iteration; longest: tokens of a row.
@@ -164,27 +180,45 @@ class TritonAttention:
 
         self._kernel = paged_attention
         self.cache = cache
+        self.put_bytes = 4 * paged_attention.TILE
         layer = cache.layers[0]
-        self._buffer = Buffer(paged_attention.TILE * max_tokens + len(layer), "i", layer.device)
+        self._tables = Tables(max_tokens, -(-longest // cache.block_size), layer.device)
         self.shared = paged_attention.shared(layer, longest)
 
-    def prepare(self, rows: list[Row]) -> Attend:
-        most, size = self._kernel.QUERIES, self._kernel.TILE
-        tiles: list[int] = []
-        tables: list[int] = []
-        n = 0  # tokens so far
-        for row in rows:
-            start, table = (row.start, len(tables)) if row.blocks else (0, -1)
-            for at in range(0, row.n_tokens, most):
-                tiles += (n + at, min(most, row.n_tokens - at), start, start + at, table, 0, 0, 0)
-            n += row.n_tokens
-            tables += row.blocks[: -(-(row.start + row.n_tokens) // self.cache.block_size)]
-        n_tiles = len(tiles) // size
-        tiles += [0] * (size * n - len(tiles))  # a captured launch has a tile for each token
-        described = self._buffer.load(array("i", tiles + tables))
-        given = described, described[size * n :], n_tiles, *self.shared
+    def prepare(
+        self, rows: list[Row], tokens: Tokens | None = None, put: Put | None = None
+    ) -> Attend:
+        tokens = tokens or flat(rows)
+        tiles, n_tiles = self._tiles(tokens)
+        tables = self._tables.tensor
+        described = put(tiles) if put else torch.from_numpy(tiles).to(tables.device)
+        given = described, tables, n_tiles, *self.shared
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             return self._kernel.paged_attention(qkv, self.cache.layers[layer], *given)
 
         return attend
+
+    def _tiles(self, tokens: Tokens) -> tuple[np.ndarray[Any, Any], int]:
+        """Return the tiles as kernels/paged_attention.py describes them, and how many they are."""
+        most, n, n_rows = self._kernel.QUERIES, len(tokens.positions), len(tokens.counts)
+        table = self._tables.begins(tokens.blocks)  # [rows]
+        position = np.frombuffer(tokens.positions, np.int64)
+        # of each tile its first token, its tokens, and those of its row before it
+        first, size, before = np.arange(n), np.ones(1, int), np.zeros(1, int)
+        if n > n_rows:
+            counts = np.array(tokens.counts)
+            n_tiles = -(-counts // most)  # [rows]
+            row = np.repeat(np.arange(n_rows), n_tiles)  # [tiles]
+            before = most * (np.arange(len(row)) - (n_tiles.cumsum() - n_tiles)[row])
+            first = (counts.cumsum() - counts)[row] + before
+            size, table = np.minimum(most, counts[row] - before), table[row]
+            position = position[first]
+        # a captured launch has a tile for each token
+        tiles = np.zeros((n, self._kernel.TILE), np.int32)
+        used = tiles[: len(first)].T
+        used[0], used[1], used[4] = first, size, table
+        # a row without blocks attends to this iteration's tokens alone
+        used[3] = np.where(table < 0, before, position)
+        used[2] = used[3] - before
+        return tiles, len(first)

@@ -6,31 +6,64 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # by array's type code
 DTYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32, "d": torch.float64}
+ALIGNED = 16  # bytes at which Triton may take a tensor to begin, as it compiles a kernel
+
+# takes integers of 4 or 8 bytes; returns the tensor that will hold them
+Put = Callable[["array[int] | np.ndarray[Any, Any]"], Tensor]
 
 
 def to_device(values: array[Any], device: torch.device) -> Tensor:
     """Return a new tensor of an array that is not empty: 1-D, of the array's type."""
-    return _on_host(values, device).to(device, non_blocking=True)
+    tensor = torch.frombuffer(values, dtype=DTYPES[values.typecode])
+    return pinned(tensor, device).to(device, non_blocking=True)
+
+
+def pinned(values: Tensor, device: torch.device) -> Tensor:
+    """Return values that a copy to the device may read beside the host: for a GPU page-locked
+    ones, which PyTorch keeps until the copy is over.
+    """
+    return values.pin_memory() if device.type == "cuda" else values
 
 
 class Buffer:
-    """A tensor that stays in place for values that change: a captured graph reads its memory."""
+    """Memory that stays in place on the device, since a captured graph reads it, for integers that
+    change. What is put there within a `with` is sent at its end, in one copy; where it lies depends
+    on the sizes alone. The host's side is page-locked once.
+    """
 
-    def __init__(self, size: int, typecode: str, device: torch.device):
-        self._tensor = torch.zeros(size, dtype=DTYPES[typecode], device=device)
+    def __init__(self, n_bytes: int, device: torch.device):
+        on_gpu = device.type == "cuda"
+        self._tensor = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+        self._host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._bytes = self._host.numpy()
+        self._end = 0  # of what was put, in bytes
+        self._copied = torch.cuda.Event() if on_gpu else None
 
-    def load(self, values: array[Any]) -> Tensor:
-        """Overwrite the first len(values) elements; return the whole buffer."""
-        assert len(values) <= len(self._tensor), (
-            f"{len(values)} values for a buffer of {len(self._tensor)}"
-        )
-        self._tensor[: len(values)].copy_(_on_host(values, self._tensor.device), non_blocking=True)
-        return self._tensor
+    def __enter__(self) -> Put:
+        if self._copied is not None:  # the last copy may run still, if nothing waited for its pass
+            self._copied.synchronize()
+        self._end = 0
+        return self._put
+
+    def _put(self, values: array[int] | np.ndarray[Any, Any]) -> Tensor:
+        data = np.frombuffer(values, np.uint8)
+        first, end = self._end, self._end + len(data)
+        self._bytes[first:end] = data  # raises ValueError where there is no room
+        self._end = end + -end % ALIGNED
+        dtype = torch.int32 if values.itemsize == 4 else torch.int64
+        return self._tensor[first:end].view(dtype)
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            self._tensor[: self._end].copy_(self._host[: self._end], non_blocking=True)
+            if self._copied is not None:
+                self._copied.record()
 
 
 class SampledIds:
@@ -66,11 +99,3 @@ def reader(values: Tensor) -> Callable[[], list[Any]]:
         return host.tolist()
 
     return read
-
-
-def _on_host(values: array[Any], device: torch.device) -> Tensor:
-    """Return a tensor of an array's memory; for a GPU page-locked, and kept by PyTorch until the
-    copy, which runs beside the host, is over.
-    """
-    tensor = torch.frombuffer(values, dtype=DTYPES[values.typecode])
-    return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from generate.attention import Attention
-from generate.buffers import Buffer, SampledIds, reader
+from generate.buffers import ALIGNED, Buffer, SampledIds, reader
 from generate.memory import memory_for
+from generate.rows import flat
 from generate.sampling import Sample
 from generate.scoring import ids_after
 from model import GPT2
@@ -28,27 +29,6 @@ from scheduling.sampling import Sampling
 Pass = Callable[[], Tensor]  # a forward pass over what the buffers hold, to logits
 # a row without a request: it has no blocks and attends to itself alone
 PADDING = Row(Inference([0], 1), 0, 1, [], samples=False, idle=True)
-
-
-def flat(rows: Sequence[Row], every: bool = False) -> tuple[array[int], array[int], array[int]]:
-    """Return ids and positions of all tokens, and the indices of those whose logits are wanted: of
-    `every` token, or the last of each row that samples, and those before its drafts.
-    """
-    ids, positions, samples = array("q"), array("q"), array("q")
-    for row in rows:
-        if row.n_tokens == 1:  # most rows, and a GPU waits meanwhile
-            ids.append(row.inference.token(row.start))
-            positions.append(row.start)
-        else:
-            span, n_drafts = range(row.start, row.start + row.n_tokens), len(row.drafts)
-            known = span[:-n_drafts] if n_drafts else span
-            ids.extend([row.inference.token(position) for position in known])
-            ids.extend(row.drafts)
-            positions.extend(span)
-            samples.extend(range(len(ids) - 1 - n_drafts, len(ids) - 1))
-        if row.samples:
-            samples.append(len(ids) - 1)
-    return ids, positions, array("q", range(len(ids))) if every else samples
 
 
 class CachedGenerator(Generator):
@@ -73,7 +53,9 @@ class CachedGenerator(Generator):
         self._n_vocab = n_vocab
         self.attention = attention
         self.sample = sample
-        self._inputs = Buffer(3 * max_tokens, "q", model.wte.weight.device)
+        # an id, a position and a sample of 8 bytes for each token, and what is left free between
+        n_bytes = (3 * 8 + attention.put_bytes) * max_tokens + 2 * ALIGNED
+        self._inputs = Buffer(n_bytes, model.wte.weight.device)
         self._sampled = sampled
         self._captured: dict[int, Pass] = {}
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
@@ -113,31 +95,38 @@ class CachedGenerator(Generator):
 
     @torch.inference_mode()
     def _by_modules(self, rows: Sequence[Row], padding: int, every: bool) -> Tensor:
-        n_tokens = sum(row.n_tokens for row in rows) + padding
+        n_tokens = sum([row.n_tokens for row in rows]) + padding
         i = bisect.bisect_left(self._sizes, n_tokens)
         size = self._sizes[i] if i < len(self._sizes) else n_tokens
-        forward = self._prepare([*rows, *[PADDING] * (padding + size - n_tokens)], every)
+        forward, n_wanted = self.prepare([*rows, *[PADDING] * (padding + size - n_tokens)], every)
         # a captured pass also for prompts that fit: padding should cost less than more launches
-        wanted = n_tokens if every else sum(row.samples + len(row.drafts) for row in rows)
-        return self._captured.get(size, forward)()[:wanted]
+        return self._captured.get(size, forward)()[: n_tokens if every else n_wanted]
 
-    def _prepare(self, rows: list[Row], every: bool = False) -> Pass:
-        """Put the rows into the buffers; return the forward pass over them."""
-        ids, positions, samples = flat(rows, every)
-        n, n_samples = len(ids), len(samples)
-        # a captured pass samples every token
-        samples.frombytes(bytes(samples.itemsize * (n - n_samples)))
-        inputs = self._inputs.load(ids + positions + samples)
-        attend = self.attention.prepare(rows)
-        tokens, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_samples]
-        known = self._sampled.into if self._sampled is not None else lambda ids: ids
-        return lambda: self.model(known(tokens), places, attend, sampled)
+    def prepare(self, rows: list[Row], every: bool = False) -> tuple[Pass, int]:
+        """Send the rows to where the device reads them; return the forward pass over them, and of
+        how many tokens it is to have logits.
+        """
+        tokens = flat(rows, every)
+        n, n_wanted = len(tokens.ids), len(tokens.samples)
+        rest = array("q", bytes(8 * (n - n_wanted)))  # a captured pass samples every token
+        with self._inputs as put:
+            inputs = put(tokens.ids + tokens.positions + tokens.samples + rest)
+            attend = self.attention.prepare(rows, tokens, put)
+
+        def forward() -> Tensor:
+            ids, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_wanted]
+            if self._sampled is not None:
+                ids = self._sampled.into(ids)
+            return self.model(ids, places, attend, sampled)
+
+        return forward, n_wanted
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], capture: Callable[[Pass], Pass]) -> None:
         """Replace the forward pass over each of `sizes` tokens by a captured one, largest first."""
         for size in sorted(sizes, reverse=True):
-            self._captured[size] = capture(self._prepare([PADDING._replace(samples=True)] * size))
+            forward, _ = self.prepare([PADDING._replace(samples=True)] * size)
+            self._captured[size] = capture(forward)
         self._sizes = sorted(self._captured)
 
     def warm_up(

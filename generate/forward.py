@@ -16,9 +16,9 @@ from config import Config
 from generate import kernels
 from generate.attention import KernelAttention
 from generate.buffers import SampledIds
-from generate.cached import flat
 from generate.linear import INPUTS, PackedLinear
 from generate.norms import KernelAddNorm
+from generate.rows import flat
 from model import GPT2
 from scheduling.inference import Row
 
@@ -68,15 +68,15 @@ class KernelForward:
         """Compute the rows' tokens into the cache; return the logits after rows that sample, or
         after every token: [N, V]. Raises IndexError for an id or a position that the model has not.
         """
-        ids, _, samples = arrays = flat(rows, every)
+        tokens = flat(rows, every)
+        ids, samples = tokens.ids, tokens.samples
         if self._sampled is not None:
             known = self._sampled.into(torch.frombuffer(ids, dtype=torch.int64))
             ids[:] = array("q", known.tolist())
-        attend = self._attention.prepare(rows)
+        attend = self._attention.prepare(rows, tokens)
         logits = self._wte.new_empty(len(samples), self._wte.shape[0])
-        at_ids, at_positions, at_samples = (each.buffer_info()[0] for each in arrays)
-        _, tables, blocks = attend.addresses
-        given = at_ids, at_positions, tables, blocks, at_samples, len(ids), len(samples)
+        at_ids, at_samples = (each.buffer_info()[0] for each in (ids, samples))
+        given = at_ids, *attend.addresses, at_samples, len(ids), len(samples)
         model, threads = ctypes.byref(self._struct), torch.get_num_threads()
         if not self._kernel(model, *given, logits.data_ptr(), threads):
             raise IndexError("an id or a position is out of the model's range")

@@ -159,13 +159,14 @@ class Adapters:
         self._memory = torch.empty(n_slots, LARGEST_RANK * self._width, device=device)
         self._ranks = torch.zeros(n_slots, dtype=torch.int32, device=device)
         self._max_tokens = self._longest = max_tokens
-        self._buffer = Buffer(4 * max_tokens, "i", device)
+        self._buffer = Buffer(4 * 4 * max_tokens, device)
         self._low = torch.empty(max_tokens if self._packed else 0, LARGEST_RANK)
         add = self._add
         if triton:
             import generate.kernels.lora as on_gpu
 
             self._longest, add = on_gpu.TOKENS, partial(self._launch, on_gpu.add)
+        self._placed: array[int] | None = None  # slots of the tokens that were noted last
         self.place([])
         tensors = self._memory, self._noted, self._ranks, self._low
         addresses = [tensor.data_ptr() for tensor in tensors]
@@ -212,17 +213,19 @@ class Adapters:
         for row in rows:
             slot = -1 if row.idle else self._slots[row.inference.adapter]
             slots.extend([slot] * row.n_tokens)
-        # first token, tokens, slot, none
-        self._segments: list[tuple[int, int, int, int]] = []
-        end = 0
+        if slots == self._placed:
+            return
+        segments, end = list[tuple[int, int, int, int]](), 0  # first token, tokens, slot, none
         for slot, same in groupby(slots):
             first, end = end, end + sum(1 for _ in same)
             for at in range(first, end if slot >= 0 else first, self._longest):
-                self._segments.append((at, min(self._longest, end - at), slot, 0))
-        noted = slots if self._packed else array("i", chain.from_iterable(self._segments))
+                segments.append((at, min(self._longest, end - at), slot, 0))
+        noted = slots if self._packed else array("i", chain.from_iterable(segments))
         size, rest = (1, -1) if self._packed else (4, 0)
         noted.extend([rest] * (size * self._max_tokens - len(noted)))
-        self._noted = self._buffer.load(noted)
+        with self._buffer as put:
+            self._noted = put(noted)
+        self._segments, self._placed = segments, slots[:end]
 
     def _add(self, offset: int, width: int, x: Tensor, y: Tensor) -> None:
         for first, n, slot, _ in self._segments:

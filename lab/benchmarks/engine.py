@@ -199,6 +199,21 @@ def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
     }
 
 
+def preparation(engine: CachedGenerator, rows: list[Row], repeats: int) -> float | None:
+    """Seconds in which the host prepares a step, while a GPU waits; None: kernels of a CPU read the
+    rows themselves.
+    """
+    if engine.one_call is not None:
+        return None
+    taken = []
+    for _ in timed_steps(engine, rows, repeats, lambda: None):
+        start = time.perf_counter()
+        with torch.inference_mode():
+            engine.prepare(rows)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
 def measure(
     config: Config,
     rows: Sequence[int],
@@ -227,7 +242,9 @@ def measure(
         print(f"{n} rows of context {context}, {sampling}: {took}", flush=True)
     for step in steps:  # only now: what was profiled once may be slower afterwards
         how = config.block_size, SAMPLINGS[step["sampling"]]
-        step |= launches(engine, decode_rows(step["rows"], step["context"], *how))
+        rows_of_step = decode_rows(step["rows"], step["context"], *how)
+        step["host_s"] = preparation(engine, rows_of_step, repeats)
+        step |= launches(engine, rows_of_step)
     return {
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
@@ -238,7 +255,8 @@ def measure(
 
 def table(result: Mapping[str, Any]) -> str:
     """A line for each kind of step; the bound is the larger of its two."""
-    counts = ["launches", "kernels"] if any(step.get("kernels") for step in result["steps"]) else []
+    on_gpu = any(step.get("kernels") for step in result["steps"])
+    counts = ["host, ms", "launches", "kernels"] if on_gpu else []
     first = ["rows", "context", "sampling", "step, ms", "bound, ms", "reached, %", "tok/s"]
     lines = [[*first, *counts]]
     for step in result["steps"]:
@@ -247,9 +265,11 @@ def table(result: Mapping[str, Any]) -> str:
         part, least, most = (100 * step[f"reached{end}"] for end in ("", "_least", "_most"))
         times = f"{1e3 * seconds:.2f}", f"{1e3 * bound_s:.2f}"
         reached = f"{part:.0f} ({least:.0f} to {most:.0f})"
-        counted = (f"{step[name]}" for name in counts)
         where = str(rows), str(context), step["sampling"]
-        lines.append([*where, *times, reached, f"{rows / seconds:,.1f}", *counted])
+        line = [*where, *times, reached, f"{rows / seconds:,.1f}"]
+        if on_gpu:
+            line += [f"{1e3 * step['host_s']:.3f}", f"{step['launches']}", f"{step['kernels']}"]
+        lines.append(line)
     return markdown(lines, left=0)
 
 

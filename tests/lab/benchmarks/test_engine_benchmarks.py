@@ -59,8 +59,8 @@ def test_a_step_and_its_bound(
     assert (tmp_path / "step_time.png").stat().st_size > 10_000
     line = [{"rows": n, "memory_s": 4.0, "arithmetic_s": float(n)} for n in (16, 2)]
     assert engine.turn(line) == pytest.approx(4) and engine.turn(line[:1]) is None
-    counted = {"steps": [steps[0] | {"launches": 3, "kernels": 122}]}  # on a GPU
-    assert engine.table(counted).endswith(" | 3 | 122 |")
+    counted = {"steps": [steps[0] | {"host_s": 8e-5, "launches": 3, "kernels": 122}]}  # on a GPU
+    assert engine.table(counted).endswith(" | 0.080 | 3 | 122 |")
     page = (tmp_path / "engine.md").read_text()
     assert "| rows | context | sampling | step, ms | bound, ms | reached, % | tok/s |" in page
     assert f"| 3 | 70 | top | {1e3 * steps[7]['seconds']:.2f} |" in page
