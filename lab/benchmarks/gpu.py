@@ -33,6 +33,7 @@ from config import NOT_SIMULATED, ONLY_OVER_HTTP, Config, ConfigError
 from config.settings import VOCABULARIES
 from lab.benchmarks import agreement, burst, costs, engine
 from lab.benchmarks.harness import Benchmark, chosen_settings, run
+from lab.benchmarks.workload import LARGEST
 from simulate.costs import FOLDER
 from simulate.simulation import ENGINE
 
@@ -79,10 +80,7 @@ SAMPLED = f" --sampling {','.join(engine.SAMPLINGS)}"
 COMPARE = "compare --skip-calibration "
 # the comparison's trace would take nobatch 46 s on an H200
 ALONE = COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic "
-VARIANTS = (
-    "--variant static=static --variant windowed=windowed --variant dynamic=dynamic "
-    "--variant ahead='dynamic --ahead' "
-)
+VARIANTS = "--variant static=static --variant windowed=windowed --variant dynamic=dynamic "
 # a closed loop needs no server that is started to measure a rate
 PROMPTS = (
     "--numsamples {half} --arrival closed:{users} --prefixes 8:{prefix}:1 --stream "
@@ -103,8 +101,10 @@ PARTS = {
     "costs": Part("What an iteration costs, for the simulator",
         "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 49),
     "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
-    "comparison": Part("Three modes, and plans ahead, over HTTP",
-        COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 60),
+    "ahead": Part("A larger burst, with and without plans ahead",
+        "lab.benchmarks.burst --n {many} --pairs 3 --kv-cache {both}", 16),
+    "comparison": Part("Three modes, over HTTP",
+        COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 44),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
         "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
         + VARIANTS + "--out {out}/simulated", 6),
@@ -146,6 +146,8 @@ def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str
     [called, *_] = [*re.findall(r"[A-Z]+\d+", by if gpu else ""), config.device]
     values = vars(options) | {
         "few": min(8, options.n),
+        "many": min(LARGEST, 4 * options.n),
+        "both": "20GB" if gpu else "1GB",  # beside each other
         "carried": max(2, options.numsamples // 8),  # of nobatch: 6 s on an H200
         "half": max(2, options.numsamples // 2),
         "users": min(32, max(2, options.numsamples // 4)),

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from lab.benchmarks import HELP
-from lab.benchmarks.workload import LARGEST, Prompted, draw
+from lab.benchmarks.workload import DRAWN, LARGEST, Prompted, draw
 
 THREADS = 2
 PATIENCE_S = 20.0  # for one answer of a burst
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, required=True, help="of lab.benchmarks.peers.checkpoint"
     )
-    parser.add_argument("--n", type=int, default=LARGEST, help=f"requests (default: {LARGEST})")
+    parser.add_argument("--n", type=int, default=DRAWN, help=f"requests (default: {DRAWN})")
     parser.add_argument("--dtype", help="default: the engine's first")
     parser.add_argument("--device", default="cpu", help="of huggingface (default: cpu)")
     options = parser.parse_args()

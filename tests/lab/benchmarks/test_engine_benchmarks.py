@@ -42,6 +42,13 @@ def test_the_burst_reports_what_it_served(small: str, monkeypatch: pytest.Monkey
     assert result["wall_clock_s"] >= 0.005 * (result["iterations"] - 1) > 0
 
 
+def test_the_burst_says_what_plans_ahead_give(small: str) -> None:
+    result = result_of("burst", small, "--n 66 --pairs 2 --kv-cache 2GB")
+    assert [len(result[name]) for name in ("in_turn_s", "ahead_s", "of_pairs")] == [2, 2, 2]
+    [first, _], [ahead, _] = result["in_turn_s"], result["ahead_s"]
+    assert result["of_pairs"][0] == pytest.approx(first / ahead)
+
+
 def test_a_step_and_its_bound(
     small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,11 +33,12 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     found = {name: [word for word in words if word in flags] for name, words in commands.items()}
     assert found == {
         "agreement": [size, order], "products": [size, order], "steps": [size], "triton": [size],
-        "costs": [tokenizer, size], "burst": [size, interval, order], "comparison": [*flags],
+        "costs": [tokenizer, size], "burst": [size, interval, order],
+        "ahead": [size, interval, order], "comparison": [*flags],
         "simulated": [size, interval, order], "fidelity": [], "alone": [*flags],
         "identical": [*flags], "price": [], "prompts": [*flags], "generate": [],
     }  # fmt: skip
-    assert "ahead=dynamic --ahead" in commands["comparison"]
+    assert commands["ahead"][:4] == ["lab.benchmarks.burst", "--n", "12", "--pairs"]
     assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
 
 
@@ -154,7 +155,7 @@ def test_a_round_is_ours_and_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ("openvino", "No module named 'openvino'; install lab/benchmarks/requirements-peers.txt"),
-    ("vllm --n 65", "--n must be from 1 to 64"),
+    ("vllm --n 257", "--n must be from 1 to 256"),
     ("ctranslate2", "make it by python -m lab.benchmarks.peers.checkpoint"),
     ("vllm --dtype int8", "vllm computes in bfloat16 or float32 here"),
 ])  # fmt: skip

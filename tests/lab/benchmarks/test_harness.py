@@ -18,7 +18,7 @@ from tests.programs import ran
 
 
 @pytest.mark.parametrize(("benchmark", "arguments", "sentence"), [
-    ("burst", "--model demo --n 65", "--n must be from 1 to 64"),
+    ("burst", "--model demo --n 257", "--n must be from 1 to 256"),
     ("burst", "--model fake", "leave out --model fake"),
     ("burst", "--tokenizer bytes", "unknown flag --tokenizer"),
     ("burst", "--batch-size-target 3", "--batch-size-target has no meaning in mode dynamic"),
