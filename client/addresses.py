@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,9 +11,11 @@ from urllib.parse import urlsplit
 from dotenv import dotenv_values
 
 from client.calls import ServerError, get
+from client.formats import words_and_signs
 from client.machine import ROOT
 from client.measure import Target, openai_model
 from client.quoting import named
+from client.trace_file import Context
 from client.wire import wire
 from config import ConfigError, read_key
 
@@ -69,3 +72,15 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
     # the mode may be of a file that this client has not loaded: FILE.py:NAME
     name = named(str(about.get("mode")).rpartition(":")[2])
     return Target(name, url, wire("inference", stream=arguments.stream), key=key)
+
+
+def context_of(url: str, arguments: argparse.Namespace) -> Context | None:
+    """Return the longest request of a server; None where it does not say."""
+    route = "/v1/models" if arguments.api == "openai" else ""
+    with contextlib.suppress(ServerError, LookupError, TypeError, ValueError, AttributeError):
+        about = get(url + route, key=api_key(arguments.api_key))
+        config = about["data"][0] if route else about["config"]
+        by_bytes = config.get("tokenizer") == "bytes"
+        count = (lambda text: len(text.encode())) if by_bytes else words_and_signs
+        return Context(int(config["max_model_len"]), count)
+    return None

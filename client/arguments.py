@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import os
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from client import draws
-from client.traces import BLOCK, SCALES
+from client.trace_file import TraceFile
 from client.users import Users
 from client.workloads import PROMPTS
 from config import ConfigError, flag
@@ -18,7 +19,8 @@ from stats import LIMITED
 
 Flags = dict[str, dict[str, Any]]  # each with the options of argparse's `add_argument`
 DRAWN: Flags = {  # each a field of Workload
-    "--lengths": {"help": f"completion lengths: {draws.LENGTHS} (default: normal)"},
+    "--lengths": {"help":
+        f"completion lengths, of a --trace too: {draws.LENGTHS} (default: normal)"},
     "--prompt-lengths": {"help":
         "token ids of prompts: the same distributions; implies --prompts ids (default: |N(10, 10)| "
         "words)"},
@@ -47,12 +49,14 @@ DRAWN: Flags = {  # each a field of Workload
         "as the next)"},
 }  # fmt: skip
 WORKLOAD: Flags = DRAWN | {
-    "--trace": {"type": Path, "help":
-        "replay this trace.jsonl, or one in Mooncake's format, at its own times unless --arrival "
-        "is given"},
-    "--scale": {"type": int, "choices": SCALES, "metavar": "TOKENS", "help":
-        f"tokens that each block of {BLOCK} becomes in a trace in Mooncake's format; prompts and "
-        f"completions shrink by the same factor (a power of two; default: {BLOCK}, unchanged)"},
+    "--trace": {"type": Path, "metavar": "FILE", "help":
+        "replay the requests of a file, of a run of ours or in another form (Azure's, BurstGPT's, "
+        "Vidur's, Mooncake's, ShareGPT's, a prompt a line), the first --numsamples or all, at its "
+        "own times unless --arrival is given"},
+    "--scale-tokens": {"type": float, "metavar": "FACTOR", "help":
+        "multiply the lengths that --trace recorded, of prompts and completions, such as 0.1"},
+    "--time-unit": {"choices": ("s", "ms", "us"), "help":
+        "unit of the times of --trace (default: as its header or its form says)"},
 }  # fmt: skip
 OF_WORKLOAD = [name.removeprefix("--").replace("-", "_") for name in DRAWN]
 OF_USERS = ("arrival", "lengths", "sessions")  # what --users say themselves
@@ -69,6 +73,15 @@ def given_workload(known: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(known, name) for name in OF_WORKLOAD}
 
 
+def trace_file(known: argparse.Namespace) -> TraceFile | None:
+    """Return the file of --trace with what flags say of it; None without it."""
+    if known.trace is None:
+        return None
+    arrival = None if known.arrival == "auto" else known.arrival
+    asked = known.seed, known.numsamples, known.lengths, Fraction(str(known.scale_tokens or 1))
+    return TraceFile(known.trace, arrival, *asked, known.time_unit)
+
+
 def contradiction(known: argparse.Namespace) -> str | None:
     """Return the contradiction of these flags, in a sentence; None if they agree."""
 
@@ -76,10 +89,10 @@ def contradiction(known: argparse.Namespace) -> str | None:
         return ", ".join(flag(name) for name in names if getattr(known, name, None) is not None)
 
     if known.trace is not None:
-        drawn = given(("numsamples", *OF_WORKLOAD))
+        drawn = given([name for name in OF_WORKLOAD if name != "lengths"])
         return f"--trace holds the requests; leave out {drawn}" if drawn else None
-    if known.scale is not None:
-        return "--scale applies to a trace; add --trace FILE"
+    if of_trace := given(("scale_tokens", "time_unit")):
+        return f"{of_trace} applies to a trace; add --trace FILE"
     if not known.users:
         return None
     if of_users := given(OF_USERS):
@@ -123,6 +136,9 @@ def check_numbers(known: argparse.Namespace) -> None:
     for name in ("numsamples", "repeats"):
         if (number := getattr(known, name, None)) is not None and number < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
+    scale = getattr(known, "scale_tokens", None)
+    if scale is not None and not 1e-4 <= scale <= 1e4:
+        raise ConfigError("--scale-tokens must be a number from 0.0001 to 10000, such as 0.1")
     for name in ("seconds", "timeout"):
         if (number := getattr(known, name, None)) is not None and not 0 < number <= 1e9:
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0, at most 1e9")

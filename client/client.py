@@ -26,7 +26,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from client import arguments, runs  # noqa: E402
-from client.addresses import api_key, server_url, target_of  # noqa: E402
+from client.addresses import api_key, context_of, server_url, target_of  # noqa: E402
 from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
 from client.groups import describe, described  # noqa: E402
@@ -36,7 +36,7 @@ from client.outcomes import Outcome  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.results import SHOWN_OF_STATS  # noqa: E402
 from client.summary import latency_line  # noqa: E402
-from client.traces import Request, replayed, save_trace  # noqa: E402
+from client.traces import Request, save_trace  # noqa: E402
 from client.wire import APIS  # noqa: E402
 from client.workloads import Workload  # noqa: E402
 from config import ConfigError, Parser, refuse_unknown  # noqa: E402
@@ -130,10 +130,11 @@ def one_prompt(url: str, known: argparse.Namespace) -> None:
     print()
 
 
-def load_of(known: argparse.Namespace) -> tuple[Sequence[Request], dict[str, Any]]:
+def load_of(known: argparse.Namespace, url: str) -> tuple[Sequence[Request], dict[str, Any]]:
     """Return the requests to send, and their description in a report. Raises WorkloadError."""
-    if known.trace:
-        requests, words = replayed(known.trace, known.scale, known.arrival, known.seed)
+    requests: Sequence[Request]
+    if file := arguments.trace_file(known):
+        requests, words = file.requests(context_of(url, known))
     else:
         workload = Workload(**arguments.given_workload(known), seed=known.seed)
         arrival = known.arrival or "wait:1"
@@ -146,7 +147,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
     """Send a load, save its result and show it; return the measurement. Raises RunError if the run
     is saved and has no report.
     """
-    requests, description = load_of(known)
+    requests, description = load_of(known, url)
     goodput = arguments.parse_goodput(known.goodput)
     target = target_of(url, known)
     written = [known.figure] if known.figure else []

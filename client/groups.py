@@ -144,6 +144,8 @@ def described(load: Mapping[str, Any]) -> str:
             f"{n:,} of {f'class {name}' if name else 'no class'}" for name, n in classes.items()
         ]
         parts.append(", ".join(listed))
+    if left_out := load.get("left_out"):
+        parts.append(f"left out: {left_out}")
     return "; ".join(parts)
 
 

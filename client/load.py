@@ -134,8 +134,11 @@ class _Replay:
                 outcome = Outcome(following, at, at, at, error=UNSENT, sent=False)
                 self._end(outcome)
             else:
-                prompt = conversation + (following.prompt or "")
-                body = self._encoded(following.model_copy(update={"prompt": prompt}))
+                whole = following
+                if following.prompt:
+                    prompt = conversation + following.prompt
+                    whole = following.model_copy(update={"prompt": prompt})
+                body = self._encoded(whole)
                 await self._until(due)
                 outcome = await self._send(following, due, body)
             request = following

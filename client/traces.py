@@ -1,12 +1,9 @@
-"""Traces: the requests of a workload as columns and as JSON lines, in our form or in Mooncake's.
+"""Traces: the requests of a workload as columns, and as JSON lines of our form.
 
 `at` is seconds from the start. With `users` the loop is closed: a request is sent as soon as fewer
 than `users` are in flight. With `after` it is a later turn of a conversation. `model`, `user`,
-`priority`, `slo_class` and limits go to the server. Every mode replays the same trace.
-
-Mooncake's public traces have no texts: of each request when it came (`timestamp`, in milliseconds),
-how many tokens it had and got (`input_length`, `output_length`), and an id for each 512 tokens of
-its prompt (`hash_ids`), equal where prompts are the same so far.
+`priority`, `slo_class` and limits go to the server. Every mode replays the same trace. Files of
+other forms are read by `client/formats.py`.
 """
 
 from __future__ import annotations
@@ -16,21 +13,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from client.draws import Arrivals, TokenIds, WorkloadError, arrivals
-from config.reading import parse, read_lines
+from client.draws import Arrivals, WorkloadError, arrivals
+from config.reading import read_lines
 from config.settings import Count, NotNegative
 
 ANONYMOUS = ""  # the user of requests that name none; no user has an empty name
 MOST_SAVED = 100_000  # requests of a trace that is saved
-BLOCK = 512  # tokens that a hash id of Mooncake's stands for
 LIMITED = ("ttft", "tpot")  # measures on which a request may have a limit of its own
-SCALES = [2**k for k in range(BLOCK.bit_length())]
-Line = TypeVar("Line", bound=BaseModel)
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # in ms
 Wide = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # as wide as columns and the server's fields
 Limits = Mapping[str, float | np.ndarray]  # in ms, by measure: of all answers, or of each
@@ -39,7 +33,8 @@ Limits = Mapping[str, float | np.ndarray]  # in ms, by measure: of all answers, 
 class Request(BaseModel):
     """One line of a trace. Fields that are not the client's own go to the server as they are.
 
-    `prompt` of a later turn is its own words alone, and `at` when its conversation begins.
+    `prompt` of a later turn is its own words alone, and goes on from the answers as they came;
+    `prompt_ids` are its whole prompt. `at` of a later turn is when its conversation begins.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,7 +43,7 @@ class Request(BaseModel):
     at: NotNegative = Field(description="when it is sent, s from the start")
     users: Count | None = Field(default=None, description="most in flight, in a closed loop")
     prompt: str | None = Field(default=None, description="text; of a turn, its own words alone")
-    prompt_ids: list[Wide] | None = Field(default=None, description="or token ids")
+    prompt_ids: list[Wide] | None = Field(default=None, description="or ids; of a turn, all of it")
     num_tokens: Count = Field(description="completion tokens")
     temperature: float = Field(default=0.0, ge=0, description="0: greedy, the likeliest token")
     top_k: Wide | None = Field(default=None, description="sampling")
@@ -176,26 +171,13 @@ def save_trace(path: Path, requests: Sequence[Request]) -> None:
     path.write_text("".join(lines), "utf-8")
 
 
-def load_trace(path: Path, scale: int | None = None) -> list[Request]:
-    """Read a trace; scale: tokens that a block of Mooncake's becomes (none: 512, as it is).
-
-    Raises WorkloadError naming the file and the line that is wrong.
-    """
-    return _read(path, scale)[0]
+def load_trace(path: Path) -> list[Request]:
+    """Read a trace in our form. Raises WorkloadError naming the file and the line that is wrong."""
+    return parsed(path, lines_of(path))
 
 
-def replayed(
-    path: Path, scale: int | None, arrival: str | None, seed: int
-) -> tuple[Sequence[Request], dict[str, Any]]:
-    """Return a trace, with other arrivals if given, and its words. Raises WorkloadError."""
-    requests, scale = _read(path, scale)
-    where = f"as in {path}"
-    words = {"lengths": where, "arrival": arrival or where} | ({"scale": scale} if scale else {})
-    return Trace.of(requests).sent_as(arrival, seed) if arrival else requests, words
-
-
-def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
-    """Return the requests, and the scale of a trace in Mooncake's format, or None."""
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a trace file. Raises WorkloadError."""
     try:
         lines = read_lines(path)
     except (OSError, ValueError) as error:
@@ -206,23 +188,27 @@ def _read(path: Path, scale: int | None) -> tuple[list[Request], int | None]:
                 f"own options, which report.md names, and the same seed"
             )
         raise WorkloadError(f"cannot read the trace {path}: {error}{hint}") from None
-    if not lines:
+    if not any(map(str.strip, lines)):
         raise WorkloadError(f"{path} holds no requests")
-    if _is_mooncakes(lines[0]):
-        return _of_mooncake(path, lines, scale or BLOCK), scale or BLOCK
-    if scale:
-        raise WorkloadError(
-            f"{path} is no trace in Mooncake's format, and its prompts cannot be scaled; leave out "
-            f"--scale"
-        )
-    return _of_ours(path, lines), None
+    return lines
 
 
-def _of_ours(path: Path, lines: Sequence[str]) -> list[Request]:
+def parsed(path: Path, lines: Sequence[str]) -> list[Request]:
+    """Return the requests of lines in our form. path: named in errors. Raises WorkloadError."""
     requests: dict[int, Request] = {}
     followed: set[int | None] = {None}
     for number, line in enumerate(lines, 1):
-        request = _parsed(Request, line, f"{path}, line {number}")
+        if not line.strip():
+            continue
+        try:
+            request = Request.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = f"{first['loc'][0]}: " if first["loc"] else ""
+            raise WorkloadError(
+                f"{path}, line {number}: {field}{first['msg']}; a trace has a JSON object for each "
+                f"request, with the fields in docs/measuring.md, or another form named there"
+            ) from None
         if wrong := _wrong(request, requests, followed):
             raise WorkloadError(f"{path}, line {number}: {wrong}")
         requests[request.id] = request
@@ -252,76 +238,6 @@ def _wrong(request: Request, before: dict[int, Request], followed: set[int | Non
         return f"after: another request follows {request.after} already; a conversation is a chain"
     if request.users:
         return "users: requests of a closed loop cannot follow others; leave out after or users"
-    if request.prompt is None or before[request.after].prompt is None:
-        return "the turns of a conversation are text, as answers are; give prompt, not prompt_ids"
+    if request.prompt is not None and before[request.after].prompt is None:
+        return "prompt: a text cannot go on from prompt_ids; give prompt_ids, the whole prompt"
     return None
-
-
-class Mooncake(BaseModel):
-    """One line of a trace in Mooncake's format."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    timestamp: float = Field(ge=0, le=1e12)  # ms
-    input_length: Count
-    output_length: Count
-    hash_ids: list[Annotated[int, Field(ge=0)]]
-
-
-def _is_mooncakes(line: str) -> bool:
-    try:
-        keys = parse(line)
-    except ValueError:
-        return False
-    return isinstance(keys, dict) and not keys.keys().isdisjoint(Mooncake.model_fields)
-
-
-def _of_mooncake(path: Path, lines: Sequence[str], scale: int) -> list[Request]:
-    parsed = []
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        parsed.append(mooncake := _parsed(Mooncake, line, where))
-        tokens, n = mooncake.input_length, len(mooncake.hash_ids)
-        if n != (blocks := _scaled(tokens, 1)):
-            raise WorkloadError(
-                f"{where}: {n} hash_ids for {tokens} tokens; one for each {BLOCK} of them, begun "
-                f"or full, would be {blocks}"
-            )
-
-    @functools.cache
-    def block(hash_id: int) -> list[int]:
-        """Return the ids of a block, the same wherever it occurs, in this trace or another."""
-        [ids] = TokenIds(np.random.default_rng([hash_id, 7]), [scale])
-        return ids
-
-    def prompt(mooncake: Mooncake) -> list[int]:
-        ids = [token for hash_id in mooncake.hash_ids for token in block(hash_id)]
-        return ids[: _scaled(mooncake.input_length, scale)]
-
-    start = min(mooncake.timestamp for mooncake in parsed)
-    return [
-        Request(
-            id=i,
-            at=round((mooncake.timestamp - start) / 1e3, 6),
-            prompt_ids=prompt(mooncake),
-            num_tokens=_scaled(mooncake.output_length, scale),
-            seed=i,
-        )
-        for i, mooncake in enumerate(parsed)
-    ]
-
-
-def _scaled(tokens: int, scale: int) -> int:
-    return -(-tokens * scale // BLOCK)
-
-
-def _parsed(kind: type[Line], line: str, where: str) -> Line:
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = f"{first['loc'][0]}: " if first["loc"] else ""
-        raise WorkloadError(
-            f"{where}: {field}{first['msg']}; a trace has a JSON object for each request, with the "
-            f"fields in docs/measuring.md or Mooncake's"
-        ) from None

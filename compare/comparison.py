@@ -27,7 +27,7 @@ from client.measure import (
 )
 from client.outcomes import Outcome
 from client.progress import Progress
-from client.traces import Request, replayed, save_trace
+from client.traces import Request, save_trace
 from client.wire import wire
 from client.workloads import Workload
 from compare import sweep
@@ -72,9 +72,9 @@ class Comparison:
         """
         options = self.options
         if options.trace:
-            trace = replayed(options.trace, options.scale, arrival, options.seed)
-            self.trace, self.workload = trace
-            return self.trace[0]
+            trace, self.workload = options.trace.requests(options.context)
+            self.trace = trace
+            return trace.make(0)
         for seed in reversed(self.seeds):
             data = Workload(**options.workload, seed=seed)
             first: Request = data.requests(options.numsamples, arrival or "burst")[0]
@@ -188,7 +188,7 @@ class Comparison:
         """
         _, requests = self.traffic(seed)
         if not self.stopped:
-            self.progress.say(f"seed {seed}: {described(describe(requests))}")
+            self.progress.say(f"seed {seed}: {described(describe(requests) | self.workload)}")
         self.points, by_name = {}, dict[str, Measured]()
         for _, name in (task for task in self.tasks if task[0] == seed):
             by_name[name] = next(results, Measured(stopped=self.stopped))

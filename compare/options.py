@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from client import arguments
-from client.draws import ARRIVALS
+from client.draws import ARRIVALS, WorkloadError
 from client.runs import files, refuse_overwriting
+from client.trace_file import Context, TraceFile
 from compare import variants
 from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.servers import ROOT
@@ -83,6 +85,26 @@ OF_SERVERS: arguments.Flags = {  # without a meaning in virtual time
 }  # fmt: skip
 
 
+@functools.cache
+def _encoder(tokenizer: str) -> Callable[[str], Sequence[int]]:
+    from generate import tokenizer as tokens  # texts of traces alone need it
+
+    try:
+        return tokens.load_tokenizer(tokenizer).encode_ordinary
+    except tokens.TokenizerUnavailable as error:
+        raise WorkloadError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Counts the tokens of a text, by the tokenizer that makes most."""
+
+    tokenizers: tuple[str, ...]
+
+    def __call__(self, text: str) -> int:
+        return max(len(_encoder(name)(text)) for name in self.tokenizers)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The settings of a comparison."""
@@ -92,8 +114,7 @@ class Options:
     numsamples: int | None  # None: as many as users send in their seconds
     arrival: str
     workload: dict[str, Any]  # fields of Workload; None: as it has it by default
-    trace: Path | None
-    scale: int | None
+    trace: TraceFile | None
     seed: int
     repeats: int
     sweep: bool
@@ -120,6 +141,13 @@ class Options:
         """The API key of the servers that are started; those that run already do not get it."""
         secret = self.config(next(iter(self.variants))).api_key
         return secret.get_secret_value() if secret else None
+
+    @property
+    def context(self) -> Context:
+        """The longest request that every variant takes."""
+        configs = [self.config(name) for name in self.variants]
+        longest = min(config.max_model_len for config in configs)
+        return Context(longest, Tokens(tuple({config.tokenizer: None for config in configs})))
 
     @property
     def reference(self) -> str:
@@ -241,6 +269,7 @@ def chosen(known: argparse.Namespace, mode: str | None = None) -> dict[str, Any]
     return as_given | {
         "variants": compared,
         "workload": arguments.given_workload(known),
+        "trace": arguments.trace_file(known),
         "baseline": known.baseline or next(iter(compared)),
         "numsamples": numsamples,
         "arrival": known.arrival or "auto",

@@ -130,7 +130,7 @@ def answer(options: Simulation, question: Question) -> None:
 
     refuse_overwriting(map(options.out.joinpath, plan_page.FILES), options.overwrite)
     arrival = "" if options.arrival == "auto" else options.arrival
-    traffic = Traffic(options.workload, arrival, options.trace, options.scale)
+    traffic = Traffic(options.workload, arrival, options.trace, options.context)
     served = options.costs, options.layout, options.stream, traffic, question, question.seeds[0]
     trials = [Trial(name, options.config(name), *served) for name in options.variants]
     with contextlib.ExitStack() as stack:

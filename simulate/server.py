@@ -171,7 +171,7 @@ class _Replay:
         if refusal := self._too_long(request, ids):
             raise WorkloadError(
                 f"request {request.id} of the trace can never be served: {refusal[4:]} Give "
-                f"shorter --lengths, a smaller --scale or a larger --max-model-len"
+                f"shorter --lengths, a smaller --scale-tokens or a larger --max-model-len"
             )
         return self._send(i, request, at, ids)
 
@@ -203,7 +203,9 @@ class _Replay:
         error = before.error and UNSENT
         if not error:
             at += request.think_s or 0.0
-            ids = [*inference.prompt_ids, *inference.tokens, *self._ids_of(request)]
+            ids = self._ids_of(request)
+            if not request.prompt_ids:
+                ids = [*inference.prompt_ids, *inference.tokens, *ids]
             if not (error := self._too_long(request, ids)):
                 yield self._send(i, request, at, ids)
                 return

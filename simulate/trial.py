@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,8 @@ from client.arguments import parse_goodput
 from client.draws import Sessions
 from client.measure import judged
 from client.summary import meet
-from client.traces import Request, Trace, load_trace
+from client.trace_file import Context, TraceFile
+from client.traces import Request, Trace
 from client.users import Users
 from client.workloads import Workload
 from config import Config, ConfigError, flag
@@ -105,20 +105,20 @@ class Traffic(NamedTuple):
 
     data: Mapping[str, Any]
     arrival: str = ""
-    trace: Path | None = None
-    scale: int | None = None
+    trace: TraceFile | None = None
+    context: Context | None = None
 
     def requests(self, n: int | None, seed: int) -> Trace:
         """Return the trace of a seed. Raises WorkloadError."""
         if self.trace is None:
             return Workload(**self.data, seed=seed).requests(n, self.arrival)
-        trace = _loaded(self.trace, self.scale)
-        return Trace.of(trace).sent_as(self.arrival, seed) if self.arrival else trace
+        trace = _loaded(self.trace, self.context)
+        return trace.sent_as(self.arrival, seed) if self.arrival else trace
 
 
 @functools.lru_cache(maxsize=1)  # a process serves it many times
-def _loaded(path: Path, scale: int | None) -> Trace:
-    return Trace.of(load_trace(path, scale))
+def _loaded(file: TraceFile, context: Context | None) -> Trace:
+    return file.requests(context)[0]
 
 
 class Trial(NamedTuple):

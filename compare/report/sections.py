@@ -326,7 +326,7 @@ def foreseen(run: Run) -> list[str]:
 # ---- how it was made
 
 # of a workload
-SHOWN = "lengths prompt_lengths prompts prefixes sessions priorities slo_mix adapters scale"
+SHOWN = "lengths prompt_lengths prompts prefixes sessions priorities slo_mix adapters scale_tokens"
 
 
 def marked(run: Run) -> str:

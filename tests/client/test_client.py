@@ -9,7 +9,7 @@ from shlex import quote, split
 
 import pytest
 
-from client import addresses
+from client import addresses, runs
 from client.traces import load_trace
 from compare.variants import parse_also
 from config import ConfigError
@@ -87,6 +87,25 @@ def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("api", ["inference", "openai"])
+def test_recorded_lengths_are_sent_up_to_the_context_of_the_server(
+    api: str, tmp_path: Path, shared_server: Serve
+) -> None:
+    """Also the later turn of a conversation, whose ids are its whole prompt."""
+    (tmp_path / "trace.csv").write_text(
+        "Timestamp,Session ID,Request tokens,Response tokens\n0,a,9,2\n0.01,a,90,4\n0,,999,40\n"
+    )
+    with shared_server("dynamic", {"model": "fake"}) as url:
+        words = f"--url {url} --api {api} --trace {tmp_path}/trace.csv --out {tmp_path / 'run'}"
+        shown = " ".join(output("client.client", f"{words} --figure {tmp_path / 'f.png'}").split())
+    assert "left out: 1 of 3 requests (1 beyond the context of 1,024)" in shown
+    [run] = runs.load(tmp_path / "run").results
+    [result] = run.values()
+    sizes = [(each["prompt_tokens"], each["completion_tokens"]) for each in result["requests"]]
+    assert sizes == [(9, 2), (90, 4)]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     """Requests beyond the context, and conversations that outgrow it."""
     beyond, outgrown = "10 --lengths choice:1,129", "3 --sessions 3:0 --lengths fixed:60"
@@ -111,7 +130,7 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     ("--numsamples 3 --figure .", "'.' must be a file in a folder with write access"),
     ("--numsamples 3 --save-trace t.jsonl", "--save-trace is no longer a flag: "),
     ("--numsamples 3 --wait 1", "--wait is no longer a flag: --arrival wait:S is the same"),
-    ("--numsamples 3 --scale 4", "add --trace FILE"),
+    ("--numsamples 3 --scale-tokens 0.1", "add --trace FILE"),
     ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
     ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),
 ])  # fmt: skip

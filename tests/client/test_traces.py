@@ -1,4 +1,4 @@
-"""Traces: described in words, and read from files, ours or Mooncake's."""
+"""Traces: described in words, and read from files of our form."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 
 from client.draws import WorkloadError
 from client.groups import describe, described
-from client.traces import Request, load_trace, replayed, save_trace
+from client.traces import Request, load_trace
 from client.workloads import Workload
-from tests.client.test_workloads import ids_of
 
 
 def several(*whose: tuple[str | None, int | None]) -> list[Request]:
@@ -60,7 +59,6 @@ def test_arrivals_that_come_in_bursts_are_dispersed() -> None:
 FIRST = {"id": 0, "at": 0, "prompt": "a", "num_tokens": 1}
 LATER = {"id": 1, "at": 0, "prompt": "b", "num_tokens": 1, "after": 0, "think_s": 1}
 IDS = {"prompt": None, "prompt_ids": [1]}
-GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}  # Mooncake's
 
 
 @pytest.mark.parametrize(("lines", "sentence"), [
@@ -83,17 +81,7 @@ GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0,
     ([FIRST, LATER | {"think_s": None}], "line 2: .* both after and think_s"),
     ([FIRST, LATER | {"think_s": -1}], "line 2: think_s: "),
     ([FIRST | {"users": 2}, LATER | {"users": 2}], "line 2: users: .*leave out after or users"),
-    ([FIRST, LATER | IDS], "line 2: .*give prompt, not prompt_ids"),
-    ([FIRST | IDS, LATER], "line 2: .*give prompt, not prompt_ids"),
-    ([GOOD, GOOD | {"hash_ids": [0]}], "line 2: 1 hash_ids for 600 tokens; .* would be 2"),
-    ([GOOD, GOOD | {"hash_ids": [0, -1]}], "line 2: hash_ids: "),
-    ([GOOD, GOOD | {"timestamp": -1}], "line 2: timestamp: "),
-    ([GOOD, GOOD | {"timestamp": "0"}], "line 2: timestamp: "),
-    ([GOOD, GOOD | {"timestamp": 1e15}], "line 2: timestamp: "),
-    ([GOOD, GOOD | {"output_length": 10**30}], "line 2: output_length: "),
-    ([GOOD, GOOD | {"input_length": 0, "hash_ids": []}], "line 2: input_length: "),
-    ([GOOD, GOOD | {"output_length": 0}], "line 2: output_length: "),
-    ([GOOD, GOOD | {"session": 1}], "line 2: session: Extra inputs"),
+    ([FIRST | IDS, LATER], "line 2: prompt: a text cannot go on from prompt_ids"),
 ])  # fmt: skip
 def test_a_bad_trace_is_refused_by_line(lines: list[Any], sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
@@ -105,33 +93,3 @@ def test_a_bad_trace_is_refused_by_line(lines: list[Any], sentence: str, tmp_pat
         load_trace(path)
     with pytest.raises(WorkloadError, match="cannot read"):
         load_trace(tmp_path / "absent.jsonl")
-
-
-KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-
-
-def test_mooncakes_traces_are_read_as_they_are_or_scaled(tmp_path: Path) -> None:
-    path = tmp_path / "mooncake.jsonl"
-    asked = (3000, 1100, 500, [0, 1, 2]), (3000, 1024, 512, [0, 1]), (4500, 700, 1, [0, 9])
-    lines = [dict(zip(KEYS, each)) for each in (*asked, (6000, 3, 1, [9]))]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    whole = load_trace(path)
-    assert [r.at for r in whole] == [0, 0, 1.5, 3], "seconds from the first"
-    assert [len(ids) for ids in ids_of(whole)] == [1100, 1024, 700, 3]
-    assert [r.num_tokens for r in whole] == [500, 512, 1, 1]
-    scaled, words = replayed(path, 16, None, 0)
-    assert words["scale"] == 16
-    burst, _ = replayed(path, 16, "burst", 0)
-    assert [r.at for r in burst] == [0] * 4 and ids_of(burst) == ids_of(scaled)
-    assert [len(ids) for ids in ids_of(scaled)] == [35, 32, 22, 1], "⌈tokens × 16 / 512⌉"
-    assert [r.num_tokens for r in scaled] == [16, 16, 1, 1]
-    for block, requests in ((512, whole), (16, scaled)):
-        a, b, c, d = ids_of(requests)
-        assert a[: 2 * block] == b and a[:block] == c[:block], "equal hash ids, equal prompts"
-        assert a[block : 2 * block][:6] != c[block:][:6]
-        assert c[block:][: len(d)] == d, "a block is the same wherever it stands"
-        assert max(a) < 256
-    save_trace(tmp_path / "ours.jsonl", scaled)
-    assert load_trace(tmp_path / "ours.jsonl") == scaled
-    with pytest.raises(WorkloadError, match="prompts cannot be scaled; leave out --scale"):
-        replayed(tmp_path / "ours.jsonl", 16, None, 0)

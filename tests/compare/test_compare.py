@@ -146,12 +146,11 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
     ("--max-batch-size none", "--max-batch-size 'none'"),
     *((f"--goodput {limit}", "give ttft:MS, tpot:MS or e2el:MS")
       for limit in ("ttft", "e2el:-1", "e2el:inf")),
-    ("--trace t.jsonl --numsamples 3", "--trace holds the requests"),
     *((f"--trace t.jsonl {own}", "draw traces of their own")
       for own in ("--sweep", "--repeats 2")),
     ("--trace t.jsonl --sessions 2:1", "leave out --sessions"),
-    ("--scale 16", "add --trace FILE"),
-    ("--trace t.jsonl --scale 5", "invalid choice"),
+    ("--time-unit ms", "add --trace FILE"),
+    ("--trace t.jsonl --scale-tokens 0", "must be a number from 0.0001"),
     ("--sessions 2:1", "--sessions needs an --arrival"),
     ("--sessions 2:1 --sweep", "leave out --sweep or --sessions"),
     *((f"--users a,2,normal b,2,normal,0-9 {own}", sentence) for own, sentence in (

@@ -7,6 +7,7 @@ import gzip
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from client import runs
 from client.draws import WorkloadError
 from client.machine import send_limit
-from client.traces import Request, load_trace, replayed, save_trace
+from client.trace_file import Context, TraceFile
+from client.traces import Request, load_trace, save_trace
 from compare import foreign
 from config import ConfigError
 from config.reading import MOST, PoolSize, parse, read_keys, read_size
@@ -39,8 +41,28 @@ SEPARATORS = "\u2028\u2029\x85\x1c\x1d\x1e\x0b\x0c"  # where str.splitlines() sp
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(SEPARATORS), min_size=1)
 TRACE = {"id": 0, "at": 0.5, "prompt": "a", "num_tokens": 2, "seed": 1, "user": "b", "priority": 1}
 MOONCAKE = {"timestamp": 5, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
+AIPERF = [
+    {"session_id": "a", "timestamp": 5, "input_length": 9, "output_length": 5, "hash_ids": [4]},
+    {"session_id": "a", "delay": 5, "input_length": 9, "output_length": 5},
+    {"session_id": "b", "messages": [{"role": "user", "content": "a"}], "output_length": 5},
+]
+TALK = [{"from": "human", "value": f"a{SEPARATORS}b"}, {"from": "gpt", "value": "b"}]
+BURSTGPT = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,a,2.5,ChatGPT,47,18,65,Conversation log\n9,a,2.5,ChatGPT,97,18,115,Conversation log"
+)
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "layer_norm_epsilon": 1e-5}
 ORDERS = load_study("orders")
+
+
+def sent(path: Path, scale: Fraction = Fraction(1)) -> list[Request]:
+    """All requests of a trace in any form, with their prompts."""
+    arrival = None if path.suffix == ".csv" else "burst"
+    return [*TraceFile(path, arrival, scale=scale).requests(Context(9000))[0]]
+
+
+def scaled(path: Path) -> list[Request]:
+    return sent(path, Fraction(1, 32))
 
 
 def from_folder(path: Path) -> Any:
@@ -57,8 +79,13 @@ def cache_of(path: Path) -> Any:
 # {name of a file: (what reads it, the error of a user's, a good text)}; separators break no line
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "trace.jsonl": (load_trace, WorkloadError, json.dumps(TRACE)),
-    "mooncake.jsonl": (
-        lambda path: replayed(path, 16, "burst", 0), WorkloadError, json.dumps(MOONCAKE),
+    "mooncake.jsonl": (scaled, WorkloadError, json.dumps(MOONCAKE)),
+    "aiperf.jsonl": (sent, WorkloadError, "\n".join(map(json.dumps, AIPERF))),
+    "sharegpt.json": (sent, WorkloadError, json.dumps([{"conversations": TALK}])),
+    "burstgpt.csv": (sent, WorkloadError, BURSTGPT),
+    "azure.csv": (
+        sent, WorkloadError,
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,9,4",
     ),
     "costs.json": (load_costs, CostsError, (RESULTS / "costs" / "gpt2.json").read_text()),
     "calls.jsonl": (lambda path: replay_file(str(path)), ReplayError, "\n".join(recorded())),
@@ -153,6 +180,10 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value[key], (*at, key))
 
 
+def cells(row: Any) -> str:
+    return ",".join(map(str, row)) if isinstance(row, list) else str(row)
+
+
 def changed(value: Any, at: Sequence[Any], to: Any) -> Any:
     """Return JSON with another value at a place."""
     if not at:
@@ -169,12 +200,14 @@ def changed(value: Any, at: Sequence[Any], to: Any) -> Any:
 def test_one_odd_value_anywhere_is_read_or_refused_in_a_sentence(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    good, lines = READERS[name][2], name.endswith(".jsonl")
-    values = [json.loads(line) for line in good.split("\n")] if lines else [json.loads(good)]
+    good, lines, table = READERS[name][2], name.endswith(".jsonl"), name.endswith(".csv")
+    texts = good.split("\n") if lines or table else [good]
+    values = [each.split(",") if table else json.loads(each) for each in texts]
     i = data.draw(st.integers(0, len(values) - 1))
     at = data.draw(st.sampled_from([*places(values[i])]))
     values[i] = changed(values[i], at, data.draw(st.sampled_from(ODD_VALUES)))
-    content = "\n".join(map(json.dumps, values)).encode()
+    text = cells if table else json.dumps
+    content = "\n".join(map(text, values)).encode()
     read(name, content, tmp_path_factory.getbasetemp())
 
 
