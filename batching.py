@@ -65,7 +65,9 @@ class BatchingManager:
         self._loaded = threading.Event()
         self._closed = False
         self._iteration_started_at: float | None = None
-        self.deciding = Deciding((type(scheduler.policy), type(scheduler.order)), clock)
+        self.deciding = Deciding(
+            [type(each) for each in (scheduler.policy, scheduler.order, scheduler.victim)], clock
+        )
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="handler", daemon=True)
         self._thread.start()

@@ -98,8 +98,8 @@ def build(
 ) -> Config:
     """Return a mode's Config. values: settings of the environment. Raises ConfigError."""
     mode = mode or values.get("mode")
-    order = flags.get("order", values.get("order"))
-    for name in (mode, order):
+    order, victim = (flags.get(name, values.get(name)) for name in ("order", "victim"))
+    for name in (mode, order, victim):
         if name in PROBLEMS:
             raise ConfigError(PROBLEMS[name])
     if mode in ORDERS:

@@ -25,7 +25,7 @@ from pydantic import (
 from config.reading import read_key, read_keys, read_lora, read_lora_random, read_size, read_sizes
 from config.shapes import SHAPES
 from scheduling import user_policies
-from scheduling.policies import MODES, ORDERS, Order, Policy
+from scheduling.policies import MODES, ORDERS, VICTIMS, Order, Policy, Victim
 from scheduling.policies.deadlines import EXAMPLE, read_slo_classes
 from scheduling.policies.fair import read_user_weights
 from scheduling.policies.lengths import predictor
@@ -50,10 +50,10 @@ class ConfigError(Exception):
 
 # before the tables are read: fields of users' policies are settings, too
 user_policies.load(user_policies.words(sys.argv[1:], os.environ), os.environ)
-KINDS: list[type[Policy] | type[Order]] = [*MODES.values(), *ORDERS.values()]
+KINDS: list[type[Policy | Order | Victim]] = [*MODES.values(), *ORDERS.values(), *VICTIMS.values()]
 
 
-def _having(table: Mapping[str, type[Policy] | type[Order]]) -> dict[str, tuple[str, ...]]:
+def _having(table: Mapping[str, type[Policy | Order | Victim]]) -> dict[str, tuple[str, ...]]:
     """Return for each field of a table's classes the names of the rows that have it."""
     names = {each.name for kind in table.values() for each in fields(kind)}
     return {
@@ -75,6 +75,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fake_slowdown": ("model", ("fake",)),
     "padded_prefill": ("generator", ("padded",)),
     **{name: ("order", orders) for name, orders in _having(ORDERS).items()},
+    **{name: ("victim", victims) for name, victims in _having(VICTIMS).items()},
 }
 
 
@@ -107,11 +108,11 @@ def of_tables() -> type[BaseModel]:
         for each in fields(kind):
             about, modes = each.metadata, ONLY_IN.get(each.name, tuple(MODES))
             scope = f"{', '.join(modes)}: " if len(modes) < len(MODES) else ""
-            if (needs := NEEDS.get(each.name)) and needs[0] == "order":
-                scope = f"with --order {' or '.join(needs[1])}: "
+            if (needs := NEEDS.get(each.name)) and needs[0] in ("order", "victim"):
+                scope = f"with --{needs[0]} {' or '.join(needs[1])}: "
             meaning = scope + about["meaning"]
             field = setting(each.default, about["shown"], meaning, **about["limits"])
-            type_ = types[each.name]
+            type_ = Literal[tuple(VICTIMS)] if each.name == "victim" else types[each.name]
             found[each.name] = (Sizes if type_ == tuple[int, ...] else type_, field)
     return create_model("OfTables", **found)
 

@@ -14,6 +14,6 @@ extensions    features attached to the scheduler, called when something happens:
   shedding    requests with limits on their latency
   adapters    LoRA adapters in the slots of the engine
   ledger      service that each user has had
-  history     iterations so far: how many without a prompt, and how long they took
+  history     what rules remember of the iterations so far
   pauses      running rows that are not computed
 """

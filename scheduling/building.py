@@ -10,8 +10,9 @@ from scheduling.admission import QueuePolicies, UserLimits
 from scheduling.extensions import Extension, ResponseOrder
 from scheduling.history import History
 from scheduling.ledger import Ledger
-from scheduling.policies import MODES, ORDERS, Limits, Order, Policy, chosen
+from scheduling.policies import MODES, ORDERS, VICTIMS, Limits, Order, Policy, Victim, chosen
 from scheduling.policies.lengths import LengthPrediction, predictor
+from scheduling.policies.victims import NEWEST
 from scheduling.prefix_cache import PrefixCache
 from scheduling.scheduler import Scheduler
 from scheduling.shedding import Shedding, SloClasses
@@ -25,6 +26,7 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
     """
     policy = chosen(MODES, settings.mode, settings)
     order = chosen(ORDERS, settings.order, settings)
+    victim = chosen(VICTIMS, settings.victim, settings)
     pool = PrefixCache(settings.n_blocks, settings.block_size)
     limits = Limits(
         settings.max_batch_size,
@@ -43,6 +45,7 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         order,
         limits,
         pool,
+        victim=victim,
         length_predictor=settings.length_predictor,
         user_limits=None if per_minute == (None, None) else UserLimits(*per_minute),
         adapters=adapters,
@@ -51,7 +54,7 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         speculate=settings.speculate,
         preserve_ordering=settings.preserve_ordering,
     )
-    return kind(policy, order, limits, pool, attached)
+    return kind(policy, order, limits, pool, attached, victim)
 
 
 def features(
@@ -60,6 +63,7 @@ def features(
     limits: Limits,
     pool: PrefixCache,
     *,
+    victim: Victim = NEWEST,
     length_predictor: str = "exact",
     user_limits: UserLimits | None = None,
     adapters: Adapters | None = None,
@@ -68,18 +72,19 @@ def features(
     speculate: int = 0,
     preserve_ordering: bool = False,
 ) -> list[Extension]:
-    """Return the extensions that a mode, an order and settings need, in the order of their calls:
+    """Return the extensions that rules and settings need, in the order of their calls:
     the first that refuses a request is the one whose sentence it gets.
     """
-    history = History() if policy.reads_history or shed else None
+    remembered = [kind for rule in (policy, order, victim) for kind in rule.remembers]
+    memories = {kind: kind() for kind in [*remembered, *[History] * shed]}
     every = (
         SloClasses(slo_classes),
         QueuePolicies(order),
         user_limits,
         LengthPrediction(predictor(length_predictor), policy.n_bins),
         Ledger(order.weights) if order.by_user else None,
-        history,
-        Shedding(order, limits, pool, history) if shed and history else None,
+        *memories.values(),
+        Shedding(order, limits, pool, memories[History]) if shed else None,
         ResponseOrder() if preserve_ordering else None,
         Speculation(speculate) if speculate else None,
         adapters,

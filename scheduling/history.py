@@ -1,9 +1,10 @@
-"""Iterations so far, for policies that depend on them: kinds, and how long they took."""
+"""What rules remember of the iterations so far; for one, how long which kinds took."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from scheduling.extensions import Extension
 from scheduling.inference import Inference, Row
@@ -36,7 +37,40 @@ class Line:
         return max(0.0, self._xy / self._xx) if self._xx else 0.0
 
 
-class History(Extension):
+class Done(NamedTuple):
+    """An iteration that is over. Times are the scheduler's, in seconds."""
+
+    prompts: Sequence[tuple[Inference, int]]  # those it computed prompts of, with the tokens
+    decodes: Sequence[tuple[Inference, int]]  # rows that decoded: a token each, and their drafts
+    planned_at: float
+    ended_at: float
+    finished: Sequence[Inference]  # those that got their last token
+
+
+class Memory(Extension):
+    """What a rule remembers of the iterations so far: made without arguments at the start, and
+    changed by `add` alone, so that a replay remembers the same. Rules read it in `View.memories`.
+    """
+
+    _planned: tuple[Sequence[Row], Sequence[Row], float] = (), (), 0.0
+
+    def add(self, done: Done) -> None:
+        """Take an iteration."""
+        raise NotImplementedError
+
+    def planned(self, rows: Sequence[Row], now: float) -> None:
+        if rows:
+            decodes = [row for row in rows if row.decodes]
+            self._planned = [row for row in rows if not row.decodes], decodes, now
+
+    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
+        *rows, planned_at = self._planned
+        prompts, decodes = ([(row.inference, row.n_tokens) for row in kind] for kind in rows)
+        finished = [inference for inference in dict.fromkeys(inferences) if inference.is_over]
+        self.add(Done(prompts, decodes, planned_at, now, finished))
+
+
+class History(Memory):
     """Record of iterations. An iteration with decode rows takes the time from the one before it, so
     that the gap between them is counted: it is a part of the time between two tokens.
 
@@ -47,24 +81,18 @@ class History(Extension):
     def __init__(self) -> None:
         self.without_prompts = 0  # iterations since the last one that computed a prompt
         self._of_decodes, self._of_prompts = Line(), Line()
-        self._decoded = self._prompt_tokens = 0  # tokens in the iteration that is computed now
-        self._begun_at = self._ended_at = 0.0
+        self._ended_at = 0.0
 
-    def planned(self, rows: Sequence[Row], now: float) -> None:
-        if not rows:
-            return
-        self._decoded = sum(row.n_tokens for row in rows if row.decodes)
-        self._prompt_tokens = sum(row.n_tokens for row in rows if not row.decodes)
-        self._begun_at = self._ended_at if self._decoded else now
-        self.without_prompts = 0 if self._prompt_tokens else self.without_prompts + 1
-
-    def sampled(self, inferences: Sequence[Inference], now: float) -> None:
-        self._ended_at, took_s = now, now - self._begun_at
-        if not self._prompt_tokens:
-            self._of_decodes.add(self._decoded, took_s)
+    def add(self, done: Done) -> None:
+        decoded, prompt_tokens = (sum(n for _, n in of) for of in (done.decodes, done.prompts))
+        took_s = done.ended_at - (self._ended_at if decoded else done.planned_at)
+        self._ended_at = done.ended_at
+        self.without_prompts = 0 if prompt_tokens else self.without_prompts + 1
+        if not prompt_tokens:
+            self._of_decodes.add(decoded, took_s)
         elif self._of_decodes.n:
-            longer_s = took_s - self._of_decodes.at(self._decoded)
-            self._of_prompts.add(self._prompt_tokens, longer_s)
+            longer_s = took_s - self._of_decodes.at(decoded)
+            self._of_prompts.add(prompt_tokens, longer_s)
 
     @property
     def is_known(self) -> bool:

@@ -13,12 +13,13 @@ from scheduling.adapters import Adapters
 from scheduling.admission import never_fitting, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
 from scheduling.extensions import Extension, Extensions, ResponseOrder
-from scheduling.history import History
+from scheduling.history import Memory
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import padding, plans_repeat, rows_of, same_rows
 from scheduling.ledger import Ledger
 from scheduling.pauses import PausedRows, PromotedRows
-from scheduling.policies import Limits, Order, Plan, Policy, View
+from scheduling.policies import Limits, Order, Plan, Policy, Victim, View
+from scheduling.policies.victims import NEWEST
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
@@ -41,8 +42,10 @@ class Scheduler:
         limits: Limits,
         pool: PrefixCache,
         extensions: Iterable[Extension] = (),
+        victim: Victim = NEWEST,
     ):
-        self.policy, self.order, self.limits, self.pool = policy, order, limits, pool
+        self.policy, self.order, self.victim = policy, order, victim
+        self.limits, self.pool = limits, pool
         self.queue = WaitingQueue(order.place, policy.n_bins, order.by_user)
         self.waiting: Mapping[int, Inference] = self.queue.by_id
         self.running: dict[int, Inference] = {}
@@ -58,8 +61,9 @@ class Scheduler:
         for extension in (*extensions, self.pauses):
             self.attach(extension)
         first = self.extensions.first
-        self.ledger, self.history = first(Ledger), first(History)
-        self.adapters, self.speculation = first(Adapters), first(Speculation)
+        self.ledger, self.speculation = first(Ledger), first(Speculation)
+        self.adapters = first(Adapters)
+        self.memories = {type(each): each for each in self.extensions if isinstance(each, Memory)}
         ordering = first(ResponseOrder)
         # finished inferences that are answered once earlier ones are
         self.held: Mapping[int, Inference] = ordering.held if ordering else {}
@@ -144,12 +148,13 @@ class Scheduler:
             pool=self.pool,
             limits=self.limits,
             order=self.order,
+            victim=self.victim,
             request_level=self.policy.request_level,
             rows=self.pauses.rows.values(),
             paused=self.pauses.paused.values(),
             processed=self.processed,
             ledger=self.ledger,
-            history=self.history,
+            memories=self.memories,
             speculation=self.speculation,
             adapters=self.adapters,
             find=self.pool.finder(),

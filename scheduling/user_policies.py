@@ -1,8 +1,8 @@
-"""Policies and orders in users' files: FILE.py:NAME wherever a mode or an order is named.
+"""Policies, orders and victims in users' files: FILE.py:NAME wherever one of them is named.
 
-Their fields are settings, so `config.settings` loads them before it reads the tables of modes and
-orders: the files that a command line, EB_MODE and EB_ORDER name, and in a process started by
-another one (a server's worker) those that the first has loaded.
+Their fields are settings, so `config.settings` loads them before it reads the tables: the files
+that a command line, EB_MODE, EB_ORDER and EB_VICTIM name, and in a process started by another one
+(a server's worker) those that the first has loaded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from scheduling.inference import Inference
-from scheduling.policies import MODES, ORDERS, Order, Plan, Policy
+from scheduling.policies import MODES, ORDERS, VICTIMS, Order, Plan, Policy, Victim
 
 WORD = re.compile(r"[^\s'\",=]+\.py:[A-Za-z_]\w*")  # FILE.py:NAME, also within a --variant
 HANDED_ON = "EFFECTIVE_BATCHING_FILES"  # the variable that hands paths to processes started later
 
 
 class UserFileError(Exception):
-    """A file or class that is no policy and no order; the message names the fix."""
+    """A file or class that is no policy, order or victim; the message names the fix."""
 
 
 class Source(NamedTuple):
@@ -40,15 +40,16 @@ class Source(NamedTuple):
 
 
 LONGEST_S = 60.0  # after which a plan is taken to go on for ever
-SOURCES: dict[type[Policy] | type[Order], Source] = {}
+Kind = type[Policy] | type[Order] | type[Victim]
+SOURCES: dict[Kind, Source] = {}
 PROBLEMS: dict[str, str] = {}  # of each FILE.py:NAME that cannot be used, why
 
 
 def words(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return each FILE.py:NAME of a command line and of the variables that name a mode or order;
-    after --policy, FILE.py is all that the file defines.
+    """Return each FILE.py:NAME of a command line and of the variables that name one; after
+    --policy, FILE.py is all that the file defines.
     """
-    texts = [*arguments, environ.get("EB_MODE", ""), environ.get("EB_ORDER", "")]
+    texts = [*arguments, *(environ.get(f"EB_{name}", "") for name in ("MODE", "ORDER", "VICTIM"))]
     named = [word for text in texts for word in WORD.findall(text)]
     for flag, path in itertools.pairwise(arguments):
         if flag == "--policy" and path.endswith(".py"):
@@ -64,9 +65,10 @@ def load(
     environ: MutableMapping[str, str],
     modes: dict[str, Any] = MODES,
     orders: dict[str, Any] = ORDERS,
+    victims: dict[str, Any] = VICTIMS,
 ) -> None:
-    """Add the class of each FILE.py:NAME, and of each that the environment hands on, to the table
-    of modes or of orders, under that name. environ: hands the paths on to processes started later.
+    """Add the class of each FILE.py:NAME, and of each that the environment hands on, to its table,
+    under that name. environ: hands the paths on to processes started later.
     """
     paths: dict[str, str] = json.loads(environ.get(HANDED_ON, "{}"))
     paths |= {word: str(Path(word.rpartition(":")[0]).resolve()) for word in named}
@@ -75,11 +77,12 @@ def load(
     for word, path in paths.items():
         try:
             kind = _class_of(word, Path(path))
-            _check(kind, [*modes.values(), *orders.values()])
+            _check(kind, [*modes.values(), *orders.values(), *victims.values()])
         except Exception as error:  # whatever a user's file does
             PROBLEMS[word] = f"{word} cannot be used: {described(error, path)}"
         else:
-            (modes if issubclass(kind, Policy) else orders)[word] = kind
+            tables = {Policy: modes, Order: orders, Victim: victims}
+            next(tables[base] for base in tables if issubclass(kind, base))[word] = kind
 
 
 def described(error: BaseException, *paths: str) -> str:
@@ -92,7 +95,7 @@ def described(error: BaseException, *paths: str) -> str:
 
 
 def reason(error: BaseException, *kinds: type) -> str | None:
-    """Return a sentence about what a user's policy or order raised; None if none is a user's."""
+    """Return a sentence about what one of users' kinds raised; None if none is a user's."""
     users = [kind for kind in kinds if kind in SOURCES]
     if not users:
         return None
@@ -101,8 +104,8 @@ def reason(error: BaseException, *kinds: type) -> str | None:
 
 
 class Deciding:
-    """Context of calls of a policy or an order, of these kinds: since when one runs, and what it
-    raised, in words.
+    """Context of calls of a policy and its order and victim, of these kinds: since when one runs,
+    and what it raised, in words.
     """
 
     def __init__(self, kinds: Sequence[type], clock: Callable[[], float]):
@@ -152,13 +155,13 @@ def check_plan(plan: Plan, policy: Policy) -> None:
 
 
 def offered(path: Path) -> list[str]:
-    """Return the FILE.py:NAME of each policy and order that a file defines."""
+    """Return the FILE.py:NAME of each policy, order and victim that a file defines."""
     module, _ = _module(path)
     return [
         f"{path}:{name}"
         for name, each in vars(module).items()
         if isinstance(each, type)
-        and issubclass(each, (Policy, Order))
+        and issubclass(each, (Policy, Order, Victim))
         and each.__module__ == module.__name__
     ]
 
@@ -178,13 +181,13 @@ def file_of(kind: type) -> str:
     return str(sys.modules[kind.__module__].__file__)
 
 
-def _class_of(word: str, path: Path) -> type[Policy] | type[Order]:
+def _class_of(word: str, path: Path) -> Kind:
     module, sha256 = _module(path)
     name = word.rpartition(":")[2]
     kind = vars(module).get(name)
-    if not (isinstance(kind, type) and issubclass(kind, (Policy, Order))):
+    if not (isinstance(kind, type) and issubclass(kind, (Policy, Order, Victim))):
         raise UserFileError(
-            f"{path} defines no subclass of Policy or Order named {name}; it has "
+            f"{path} defines no subclass of Policy, Order or Victim named {name}; it has "
             f"{', '.join(offered(path)) or 'none at all'}"
         )
     for each in reversed(kind.__mro__):
@@ -212,7 +215,7 @@ def _module(path: Path) -> tuple[ModuleType, str]:
     return sys.modules[name], sha256
 
 
-def _check(kind: type[Policy] | type[Order], others: Iterable[type[Any]]) -> None:
+def _check(kind: Kind, others: Iterable[type[Any]]) -> None:
     """Raise UserFileError for a class whose fields cannot be settings, or that cannot be made."""
     assert is_dataclass(kind)
     known = {each.name: each for other in others for each in fields(other)}

@@ -70,6 +70,6 @@ def apply_repeated(
 
 
 def _plans_the_same(scheduler: Scheduler) -> bool:
-    if scheduler.plans_repeat and scheduler.history is None:
+    if scheduler.plans_repeat and not scheduler.memories:
         return cannot_join(scheduler) or not scheduler.waiting  # a waiting one may find blocks
     return type(scheduler.policy) in BATCHES and scheduler.speculation is None

@@ -26,7 +26,7 @@ from generate.tokenizer import load_tokenizer
 from scheduling.building import build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.inference import CachedPrefix, Inference, Iteration, Slo
-from scheduling.policies import MODES, ORDERS
+from scheduling.policies import MODES, ORDERS, VICTIMS
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
@@ -95,7 +95,8 @@ class SimulatedServer:
         except KeyboardInterrupt:
             raise Interrupted(replay.outcomes) from None
         except Exception as error:
-            kinds = MODES[self.config.mode], ORDERS[self.config.order]
+            config = self.config
+            kinds = MODES[config.mode], ORDERS[config.order], VICTIMS[config.victim]
             if why := reason(error, *kinds):
                 raise ServerError(why) from error
             raise

@@ -1,4 +1,4 @@
-"""The contract of every policy and order, and a program that holds a user's own to it:
+"""The contract of every policy, order and victim, and a program that holds a user's own to it:
 
     ./test.sh --policy FILE.py[:NAME]
 
@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import combinations
 from textwrap import indent
 from typing import Any
@@ -26,7 +27,8 @@ from generate.fake import FakeGenerator
 from scheduling.adapters import Adapters
 from scheduling.errors import InvalidRequest, ServingError
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority
+from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority, Victim, View
+from scheduling.policies.victims import NEWEST
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from scheduling.user_policies import PROBLEMS, SOURCES, reason
@@ -145,16 +147,33 @@ def _is_a_level(order: Priority, inference: Inference) -> bool:
 
 
 class Violation(Exception):
-    """A rule of the contract that a user's own policy or order violates."""
+    """A rule of the contract that a user's own class violates."""
 
 
-def any_schedule(policy: st.SearchStrategy[Policy], order: st.SearchStrategy[Order]) -> None:
+@dataclass(frozen=True)
+class Twice(Victim):
+    """A victim that is asked twice. Raises ValueError if its answers differ."""
+
+    of: Victim
+
+    def choose(self, rows: Sequence[Inference], view: View) -> Inference:
+        chosen = self.of.choose(rows, view)
+        if self.of.choose(rows, view) is not chosen:
+            raise ValueError("asked twice about the same rows, it chooses two of them")
+        return chosen
+
+
+def any_schedule(
+    policy: st.SearchStrategy[Policy],
+    order: st.SearchStrategy[Order],
+    victim: st.SearchStrategy[Twice | None],
+) -> None:
     """Serve random workloads. Raises Violation with the smallest one that violates a rule."""
     last: dict[str, Any] = {}
 
     @settings(max_examples=300, deadline=None, database=None, phases=(Phase.generate, Phase.shrink),
               suppress_health_check=list(HealthCheck), report_multiple_bugs=False)  # fmt: skip
-    @given(policy=policy, order=order, asks=ASKS, **LIMITS)
+    @given(policy=policy, order=order, victim=victim, asks=ASKS, **LIMITS)
     def serve(**drawn: Any) -> None:
         last.update(drawn)
         serve_within_limits(**drawn)
@@ -162,13 +181,18 @@ def any_schedule(policy: st.SearchStrategy[Policy], order: st.SearchStrategy[Ord
     try:
         serve()
     except Exception as error:
-        what = reason(error, type(last["policy"]), type(last["order"])) or str(error)
+        rules = last["policy"], last["order"], getattr(last["victim"], "of", None)
+        what = reason(error, *map(type, rules)) or str(error)
         raise Violation(f"{what}\n\n{_schedule(**last)}") from None
 
 
-def _schedule(policy: Policy, order: Order, asks: Sequence[Ask], **limits: int) -> str:
+def _schedule(
+    policy: Policy, order: Order, victim: Twice | None, asks: Sequence[Ask], **limits: int
+) -> str:
+    whose = f", {victim.of}" if victim else ""
     lines = [
-        f"the smallest schedule found: {policy}, {order}; {limits['rows']} rows, a token budget of "
+        f"the smallest schedule found: {policy}, {order}{whose}; {limits['rows']} rows, a token "
+        f"budget of "
         f"{limits['budget']}, {limits['spare_blocks']} spare KV blocks of 4 tokens"
     ]
     for number, ask in enumerate(asks):
@@ -179,7 +203,7 @@ def _schedule(policy: Policy, order: Order, asks: Sequence[Ask], **limits: int) 
     return "\n".join(lines)
 
 
-def texts(policy: Policy, order: Order) -> None:
+def texts(policy: Policy, order: Order, victim: Victim) -> None:
     """Serve a small model. Raises Violation if a text differs from the engine's without a cache."""
     from generate.naive import NaiveGenerator  # torch takes seconds to import
     from tests import oracle
@@ -188,17 +212,17 @@ def texts(policy: Policy, order: Order) -> None:
     expected = oracle.workload(12, Sampling())
     oracle.serve(Dynamic(), NaiveGenerator(model, oracle.N_VOCAB), expected)
     actual = oracle.workload(12, Sampling())
-    oracle.serve(policy, oracle.engine(model, 80, 4), actual, order=order)
+    oracle.serve(policy, oracle.engine(model, 80, 4), actual, order=order, victim=victim)
     for i, (one, other) in enumerate(zip(expected, actual)):
         if one.tokens != other.tokens:
             raise Violation(f"the text of request {i} differs from that without batching")
 
 
-def live(mode: str, order: str) -> None:
+def live(mode: str, **settings: Any) -> None:
     """Raise Violation if virtual time does not come to the iterations of a recorded server."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/calls.jsonl"
-        flags = {"model": "fake", "order": order, "max_batch_size": 4, "record": path}
+        flags = {"model": "fake", "max_batch_size": 4, "record": path, **settings}
         server = Server(build(mode, flags, {}), lambda *_: FakeGenerator())
 
         def ask(thread: int) -> None:
@@ -220,24 +244,33 @@ def live(mode: str, order: str) -> None:
         raise Violation(f"live and virtual time differ: {result.first_difference}")
 
 
-def hold(kind: type[Policy] | type[Order]) -> bool:
+def hold(kind: type[Policy] | type[Order] | type[Victim]) -> bool:
     """Print which rules a class keeps, up to the first that it violates; return whether it does."""
     word = SOURCES[kind].word
     print(word)
+    demand = Dynamic(kv_reservation="demand", watermark=0.0)
+    policies: st.SearchStrategy[Any] = st.just(demand)
+    orders: st.SearchStrategy[Any] = st.just(Fcfs())
+    victims: st.SearchStrategy[Twice | None] = st.none()
+    policy: Policy = Dynamic()
+    order: Order = Fcfs()
+    victim: Victim = NEWEST
+    flags: dict[str, Any] = {"mode": "dynamic"}
     if issubclass(kind, Policy):
-        policies: st.SearchStrategy[Any] = any_of(kind)
-        orders: st.SearchStrategy[Any] = st.just(Fcfs())
-        policy: Policy = kind()
-        order: Order = Fcfs()
-        flags = word, "fcfs"
-    else:
+        policies, policy, flags = any_of(kind), kind(), {"mode": word}
+    elif issubclass(kind, Order):
         policies = st.sampled_from([Dynamic(), Dynamic(kv_reservation="demand")])
-        orders = any_of(kind)
-        policy, order, flags = Dynamic(), kind(), ("dynamic", word)
+        orders, order, flags = any_of(kind), kind(), flags | {"order": word}
+    else:  # blocks for two requests, so that rows are preempted
+        victims, policy, victim = any_of(kind).map(Twice), demand, kind()
+        flags |= {"victim": word, "kv_reservation": "demand", "watermark": 0.0}
+        flags |= {"max_model_len": 40, "block_size": 4, "kv_cache": "16blocks"}
     rules: dict[str, Callable[[], None]] = {
-        "any workload is served once, within all limits": lambda: any_schedule(policies, orders),
-        "texts are those without batching": lambda: texts(policy, order),
-        "live and virtual time make the same iterations": lambda: live(*flags),
+        "any workload is served once, within all limits": lambda: any_schedule(
+            policies, orders, victims
+        ),
+        "texts are those without batching": lambda: texts(policy, order, victim),
+        "live and virtual time make the same iterations": lambda: live(**flags),
     }
     for rule, check in rules.items():
         try:

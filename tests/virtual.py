@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from scheduling.building import features
 from scheduling.inference import CachedPrefix, Drafter, Inference, Iteration, Row, Slo
-from scheduling.policies import MODES, ORDERS, Fcfs, Limits, Order, Policy
+from scheduling.policies import MODES, ORDERS, VICTIMS, Fcfs, Limits, Order, Policy
 from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from simulate import any_ids, drive
 
-TEXTS = {  # of settings that are text, what they may say
+TEXTS: dict[str, Sequence[str]] = {  # of settings that are text, what they may say
     "queue_policy": ["", "default:max_size=100;2:timeout_ms=5000,action=delay"],
     "user_weights": ["", "a=3"],
+    "victim": [*VICTIMS],
     "prefill": ["mixed", "first", "last", "every:1", "every:3", "adaptive"],
 }
 
@@ -33,7 +34,8 @@ def every_policy() -> list[Policy]:
             if isinstance(each.default, bool):
                 found.append(replace(kind(), **{each.name: not each.default}))
             elif isinstance(each.default, str):
-                others = [value for value in get_args(types[each.name]) if value != each.default]
+                values = get_args(types[each.name]) or TEXTS.get(each.name, ())
+                others = [value for value in values if value != each.default]
                 found += [replace(kind(), **{each.name: value}) for value in others]
     return found
 
@@ -167,15 +169,17 @@ class Run:
 
 def make_scheduler(policy: Policy, **settings: Any) -> Scheduler:
     """Of two rows, a budget of 100 tokens and 100 blocks of 4, unless `settings` say otherwise: an
-    order, n_blocks, and what `Limits` and `features` take.
+    order, n_blocks, a victim in place of the policy's, and what `Limits` and `features` take.
     """
     defaults = {"max_batch_size": 2, "token_budget": 100, "block_size": 4, "max_in_flight": 1000}
     order, n_blocks = settings.pop("order", Fcfs()), settings.pop("n_blocks", 100)
+    named = VICTIMS[getattr(policy, "victim", "newest")]
+    victim = settings.pop("victim", None) or named()
     theirs = {f.name: settings.pop(f.name) for f in fields(Limits) if f.name in settings}
     limits = Limits(**defaults | theirs)
     pool = PrefixCache(n_blocks, limits.block_size)
-    attached = features(policy, order, limits, pool, **settings)
-    return Scheduler(policy, order, limits, pool, attached)
+    attached = features(policy, order, limits, pool, victim=victim, **settings)
+    return Scheduler(policy, order, limits, pool, attached, victim)
 
 
 def begun(policy: Policy, *inferences: Inference, steps: int = 1, **settings: Any) -> Scheduler:

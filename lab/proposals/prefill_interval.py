@@ -8,8 +8,10 @@ brought the setting for data parallelism; they are not here. The text's default,
 below was the best in 44558.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduling.history import History, Memory
 from scheduling.policies.base import Plan, View, setting
 from scheduling.policies.dynamic import Dynamic
 
@@ -21,13 +23,13 @@ class PrefillInterval(Dynamic):
     prefill_interval: int = setting(2, "iterations from one with prompts to the next", ge=1)
 
     @property
-    def reads_history(self) -> bool:
-        return True
+    def remembers(self) -> Sequence[type[Memory]]:
+        return [*super().remembers, History]
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
-        assert view.history is not None
+        without_prompts = view.memories[History].without_prompts
         decoding = [row for row in plan.run if row[0].decodes]
-        if not decoding or view.history.without_prompts + 1 >= self.prefill_interval:
+        if not decoding or without_prompts + 1 >= self.prefill_interval:
             return plan
         return Plan(plan.preempt, run=decoding)

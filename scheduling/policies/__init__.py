@@ -1,8 +1,9 @@
 """Batching policies: which inferences run in the next iteration, and which may join.
 
-A policy is one file here and one row of MODES; an order is one class and one row of ORDERS. Their
-fields are the server's settings: flags, --help, what is refused in which mode, the tables of the
-documentation, the colours of figures and the contract tests derive from the two tables.
+A policy is one file here and one row of MODES; an order is one class and one row of ORDERS, and a
+victim of VICTIMS. Their fields are the server's settings: flags, --help, what is refused in which
+mode, the tables of the documentation, the colours of figures and the contract tests derive from the
+three tables.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from scheduling.policies.base import Limits, Order, Plan, Policy, View, setting
+from scheduling.policies.base import Limits, Order, Plan, Policy, Victim, View, setting
 from scheduling.policies.deadlines import Edf
-from scheduling.policies.demand import VICTIMS
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.fair import Fair
 from scheduling.policies.multibin import MultiBin
 from scheduling.policies.nobatch import NoBatching
 from scheduling.policies.orders import Fcfs, Hrrn, Prefix, Sjf
-from scheduling.policies.planner import Victim
 from scheduling.policies.preemptive import Mlfq, Srpt
 from scheduling.policies.priority import Priority
 from scheduling.policies.static import Static
+from scheduling.policies.victims import LeastComputed, MostComputed, Newest
 from scheduling.policies.windowed import Windowed
 
 __all__ = ["MODES", "ORDERS", "VICTIMS", "Dynamic", "MultiBin", "NoBatching", "Static", "Windowed"]
@@ -46,10 +46,15 @@ ORDERS: dict[str, type[Order]] = {
     "mlfq": Mlfq,
     "edf": Edf,
 }
-Choice = TypeVar("Choice", Policy, Order)
+VICTIMS: dict[str, type[Victim]] = {
+    "newest": Newest,
+    "least_computed": LeastComputed,
+    "most_computed": MostComputed,
+}
+Choice = TypeVar("Choice", Policy, Order, Victim)
 
 
 def chosen(table: dict[str, type[Choice]], name: str, settings: Any) -> Choice:
-    """Return the table's policy or order of this name; its fields are attributes of settings."""
+    """Return the table's rule of this name; its fields are attributes of settings."""
     kind = table[name]
     return kind(**{field.name: getattr(settings, field.name) for field in fields(kind)})

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 from typing import Any, ClassVar, NamedTuple
 
 from scheduling.adapters import Adapters
-from scheduling.history import History
+from scheduling.history import Memory
 from scheduling.inference import Inference
 from scheduling.ledger import Ledger
 from scheduling.prefix_cache import Account, Find, PrefixCache
@@ -48,12 +48,13 @@ class View(NamedTuple):
     find: Find  # cached KV blocks of what an inference would compute next
     limits: Limits
     order: Order
+    victim: Victim
     request_level: bool = False
     rows: Collection[Inference] = ()  # running ones that are not paused
     paused: Collection[Inference] = ()  # running ones that are, in the order
     processed: int = 0  # prompt and completion tokens since the start
     ledger: Ledger | None = None  # service of each user, for orders by user
-    history: History | None = None  # earlier iterations, for policies that depend on them
+    memories: Mapping[type[Memory], Any] = {}  # what rules remember of earlier iterations
     speculation: Speculation | None = None  # adds draft tokens to rows of the plan
     adapters: Adapters | None = None  # which have the slots of the engine
 
@@ -76,6 +77,11 @@ class View(NamedTuple):
     def cached_tokens(self, inference: Inference) -> int:
         """Return how many tokens an inference need not compute, since they are cached."""
         return len(self.find(inference)) * self.limits.block_size
+
+    def own_blocks(self, inference: Inference) -> int:
+        """Return how many KV blocks it has that no other inference shares."""
+        references = self.pool.references
+        return [references[block] for block in inference.blocks].count(1)
 
 
 @dataclass(slots=True)
@@ -112,8 +118,17 @@ def setting(
     return field(default=default, metadata=metadata | {"limits": limits})
 
 
+class Rule:
+    """A policy, an order or a victim. Its fields are settings."""
+
+    @property
+    def remembers(self) -> Sequence[type[Memory]]:
+        """What it reads in the view's `memories`."""
+        return ()
+
+
 @dataclass(frozen=True)
-class Policy:
+class Policy(Rule):
     """Which inferences run in the next iteration, and which may join. Its fields are settings of
     the modes that have them.
 
@@ -142,17 +157,12 @@ class Policy:
         """True if decoded tokens count against `token_budget`, too."""
         return False
 
-    @property
-    def reads_history(self) -> bool:
-        """True if plans depend on the view's `history`."""
-        return False
-
     def plan(self, view: View) -> Plan:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(Rule):
     """Waiting requests go by `turn`, smallest first, which does not change while they wait, unless
     `ordered` says otherwise. Fields are settings.
 
@@ -222,6 +232,17 @@ class Order:
     def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
         """Return the inferences of a queue, in the order."""
         return iter(queue.by_key.values())
+
+
+@dataclass(frozen=True)
+class Victim(Rule):
+    """Which row is preempted where no KV block is free. A function of what it is given."""
+
+    def choose(self, rows: Sequence[Inference], view: View) -> Inference:
+        """Return one of the rows that may be preempted: at least one, of the last rank in the
+        order, the first in the order first.
+        """
+        raise NotImplementedError
 
 
 def _has_nan(key: Any) -> bool:

@@ -4,20 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 from scheduling.inference import Inference
 from scheduling.policies.base import Order
-from scheduling.policies.planner import Planner, Victim
+from scheduling.policies.planner import Planner
 
-# of rows in order, the one that is preempted; of equals the newest
-VICTIMS: dict[Victim, Callable[[Sequence[Inference]], Inference]] = {
-    "newest": lambda rows: rows[-1],
-    "least_computed": lambda rows: min(reversed(rows), key=lambda row: row.computed),
-    "most_computed": lambda rows: max(reversed(rows), key=lambda row: row.computed),
-}
 BY_TURN: Callable[[Inference], Any] = attrgetter("standing.key")
 
 
@@ -74,7 +68,7 @@ class PlannerOnDemand(Planner):
         return self._spare if self.view.running or self.admit else 0
 
     def reserve(self, inference: Inference, n: int) -> int:
-        if self._victim is None:
+        if not self._on_demand:
             return super().reserve(inference, n)
         self.account.undo(inference, self._needed(inference))
         tokens = self._reserved(inference, n)
@@ -92,10 +86,16 @@ class PlannerOnDemand(Planner):
 
     def victim_of_row(self) -> Inference | None:
         """Return the row to preempt for one without a block: of the last rank in the order."""
-        assert self._victim is not None
         rows = [row for row in self.rows[1:] if row.id not in self.preempted]
         last, *_ = self._rank_and_turn(rows[-1])
-        return VICTIMS[self._victim]([row for row in rows if self._rank_and_turn(row)[0] == last])
+        return self.choose([row for row in rows if self._rank_and_turn(row)[0] == last])
+
+    def choose(self, rows: list[Inference]) -> Inference:
+        """Return the victim's choice. Raises ValueError if it is none of the rows."""
+        chosen = self.view.victim.choose(rows, self.view)
+        if not any(chosen is row for row in rows):
+            raise ValueError(f"{self.view.victim} chose {chosen!r:.60}; it returns one of the rows")
+        return chosen
 
     def _reserved(self, inference: Inference, n: int) -> int:
         """Return how many tokens it has KV blocks for once n more are computed."""

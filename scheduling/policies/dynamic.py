@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from scheduling.history import Memory
 from scheduling.policies.base import Plan, Policy, View, setting
 from scheduling.policies.demand import PlannerOnDemand
-from scheduling.policies.planner import Planner, Victim
+from scheduling.policies.planner import Planner
 from scheduling.policies.preemptive import PlannerByTurns
 from scheduling.policies.prefill import Prefill, read_prefill
 
@@ -29,9 +31,10 @@ class Dynamic(Policy):
         "KV blocks of a request: whole (reserved for its longest answer before it runs) or demand "
         "(taken as it fills them; where none is free, a running request is preempted)",
     )
-    victim: Victim = setting(
+    victim: str = setting(
         "newest",
-        "running request that is preempted: newest, least_computed or most_computed",
+        "running request that is preempted: newest, least_computed or most_computed, or "
+        "FILE.py:NAME",
         needs=DEMAND,
     )
     watermark: float = setting(
@@ -60,8 +63,8 @@ class Dynamic(Policy):
         return read_prefill(self.prefill)
 
     @property
-    def reads_history(self) -> bool:
-        return self._prefill.reads_history
+    def remembers(self) -> Sequence[type[Memory]]:
+        return self._prefill.remembers
 
     def plan(self, view: View) -> Plan:
         on_demand = self.kv_reservation == "demand"
@@ -71,6 +74,6 @@ class Dynamic(Policy):
             needed=(lambda i: i.computed + i.uncomputed if on_demand else i.total_tokens),
             prefill=self._prefill,
             counts_decoded=self.counts_decoded,
-            victim=self.victim if on_demand else None,
+            on_demand=on_demand,
             spare=int(self.watermark * view.pool.n_blocks) if on_demand else 0,
         ).plan()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from scheduling.inference import Inference
 from scheduling.policies.base import Plan, View, tokens_to_compute
 from scheduling.policies.prefill import BOTH, Prefill
-
-Victim = Literal["newest", "least_computed", "most_computed"]
 
 
 class Planner:
@@ -17,7 +14,7 @@ class Planner:
 
     needed: returns for how many tokens KV blocks must be free before a request joins: all that it
     may come to (Orca), or those known so far (vLLM). prefill: whether prompts, decode rows or both
-    are computed. counts_decoded: decoded tokens use the budget, too. `victim` and `spare`: of
+    are computed. counts_decoded: decoded tokens use the budget, too. `on_demand` and `spare`: of
     `PlannerOnDemand` and `PlannerByTurns`.
     """
 
@@ -27,7 +24,7 @@ class Planner:
         needed: Callable[[Inference], int],
         prefill: Prefill,
         counts_decoded: bool = False,
-        victim: Victim | None = None,
+        on_demand: bool = False,
         spare: int = 0,
     ):
         self.view = view
@@ -38,7 +35,7 @@ class Planner:
         self.admit: list[tuple[Inference, int]] = []
         self.preempted: dict[int, Inference] = {}  # by id
         self._needed, self._prefill, self._counts_decoded = needed, prefill, counts_decoded
-        self._victim, self._spare = victim, spare
+        self._on_demand, self._spare = on_demand, spare
 
     def plan(self) -> Plan:
         for share in self._prefill.shares(self.view):

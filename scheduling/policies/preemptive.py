@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from scheduling.inference import Inference
 from scheduling.policies.base import View, setting
-from scheduling.policies.demand import VICTIMS, PlannerOnDemand
+from scheduling.policies.demand import PlannerOnDemand
 from scheduling.policies.orders import Bounded, ByWork
 from scheduling.queue import Queue
 
@@ -140,7 +140,7 @@ class PlannerByTurns(PlannerOnDemand):
 
     def _later_victim(self, least: int) -> Inference | None:
         """Return a later row to preempt, if the blocks of all later ones suffice."""
-        if self._victim is None:
+        if not self._on_demand:
             return None
         aside = self._passed | self.preempted.keys()
         later = [row for row in self.view.running if row.id not in aside]
@@ -149,5 +149,5 @@ class PlannerByTurns(PlannerOnDemand):
             trial.release(row)
             if trial.free >= least:
                 later.sort(key=self.view.order.turn)
-                return VICTIMS[self._victim](later)
+                return self.choose(later)
         return None

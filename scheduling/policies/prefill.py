@@ -12,8 +12,10 @@ adaptive:MS  both, with as many prompt tokens as keep the time between two token
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from scheduling.history import History, Memory
 from scheduling.policies.base import View
 
 
@@ -34,9 +36,9 @@ class Prefill(NamedTuple):
     k: float = 0  # of last in rows, of every in iterations, of adaptive in milliseconds
 
     @property
-    def reads_history(self) -> bool:
-        """True if it depends on the iterations before, which are then in the view."""
-        return self.rule in ("every", "adaptive")
+    def remembers(self) -> Sequence[type[Memory]]:
+        """What it reads of earlier iterations in the view."""
+        return [History] if self.rule in ("every", "adaptive") else []
 
     def shares(self, view: View) -> tuple[Share, ...]:
         """Return what to try to compute, in this order, until there is a row. So prompts that do
@@ -47,7 +49,8 @@ class Prefill(NamedTuple):
         if self.rule == "last":
             prompts_go_first = n_decoding(view) < self.k
         else:  # k is 0 of first
-            prompts_go_first = view.history is None or view.history.without_prompts >= self.k
+            history = view.memories.get(History)
+            prompts_go_first = history is None or history.without_prompts >= self.k
         return (PROMPTS, DECODES) if prompts_go_first else (DECODES, PROMPTS)
 
     def budget(self, view: View) -> int:
@@ -55,8 +58,9 @@ class Prefill(NamedTuple):
         prompt is computed in the end, and all of the token budget where no gap grows by it.
         """
         most = view.limits.token_budget
-        if self.rule == "adaptive" and view.history is not None and (rows := n_decoding(view)):
-            return max(1, min(most, view.history.prompt_tokens_within(self.k / 1e3, rows)))
+        history = view.memories.get(History) if self.rule == "adaptive" else None
+        if history is not None and (rows := n_decoding(view)):
+            return max(1, min(most, history.prompt_tokens_within(self.k / 1e3, rows)))
         return most
 
 

@@ -75,7 +75,8 @@ const ORDERS = {
   srpt: "srpt: least left", mlfq: "mlfq: least served",
 };
 const PAUSE = ["srpt", "mlfq"]; // orders that pause rows, in dynamic alone
-const OWN = /^yours\.py:[A-Za-z_]\w{0,40}$/, MOST = 4, MOST_CODE = 20_000;
+const OWN = /^(dynamic --kv-reservation demand --victim )?yours\.py:[A-Za-z_]\w{0,40}$/,
+  MOST = 4, MOST_CODE = 20_000;
 const state = {
   costs: "demo", rate: 80, tokens: 100, prompt: 20, spread: 0.8, requests: 300, rows: 32,
   blocks: 2048, budget: 256, seed: 0, stream: false, variants: ["static", "dynamic"],
@@ -98,7 +99,7 @@ function parted(variant) {
 const joined = (mode, order) => order === "fcfs" ? mode : `${mode} --order ${order}`;
 const isOwn = (variant) => variant.includes("yours.py");
 const named = (variant) => variant.replaceAll("yours.py:", "").replace(" --order ", ", ")
-  .replace(" --kv-reservation", " on");
+  .replace(" --kv-reservation", " on").replace(" --victim ", ", ");
 
 function fromLink() {
   const link = new URLSearchParams(location.hash.slice(1));

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from scheduling import user_policies
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
-from scheduling.policies import MODES, ORDERS
+from scheduling.policies import MODES, ORDERS, VICTIMS
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from scheduling.user_policies import reason
@@ -32,7 +32,8 @@ from simulate.loop import PS, Arrival, Loop, seconds
 from simulate.replica import SimulatedReplica, Stretch
 from stats import ROW_KINDS, times_of
 
-FILE = "yours.py"  # the editor's text; a mode or an order in it is yours.py:NAME
+FILE = "yours.py"  # the editor's text; a mode, an order or a victim in it is yours.py:NAME
+ON_DEMAND = "dynamic --kv-reservation demand"
 GRID = 6000  # iterations of a history at most
 LONGEST = 500  # tokens of a prompt, and of a completion
 State = Mapping[str, Any]  # of the page, by the names of its sliders
@@ -107,12 +108,21 @@ def command(state: State) -> str:
     return shlex.join(words)
 
 
-def settings_of(variant: str, state: State, settings: Settings) -> SimpleNamespace:
-    """Return the settings of a variant, written as "dynamic --order sjf", and of the sliders."""
+def rules_of(variant: str) -> tuple[dict[str, str], list[type[Any]]]:
+    """Return what a variant sets, and the classes of its mode, order and victim. Raises KeyError
+    with the name of one that is not there.
+    """
     mode, *flags = variant.split()
     given = {name[2:].replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2])}
-    values = {**settings[state["costs"]], "order": "fcfs", **given, "mode": mode}
-    for kind in (MODES[mode], ORDERS[values["order"]]):  # the reader's own are in no Config
+    given = {"mode": mode, "order": "fcfs", "victim": "newest"} | given
+    return given, [MODES[mode], ORDERS[given["order"]], VICTIMS[given["victim"]]]
+
+
+def settings_of(variant: str, state: State, settings: Settings) -> SimpleNamespace:
+    """Return the settings of a variant, written as "dynamic --order sjf", and of the sliders."""
+    given, rules = rules_of(variant)
+    values = {**settings[state["costs"]], **given}
+    for kind in rules:  # the reader's own are in no Config
         values = {each.name: each.default for each in fields(kind)} | values
     values |= {"max_batch_size": state["rows"], "token_budget": state["budget"]}
     values |= {"n_blocks": state["blocks"]}
@@ -175,23 +185,23 @@ class Served:
 
 def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
     """Serve the trace by a variant; return what charts show, or the error in a sentence."""
-    mode, _, order = variant.partition(" --order ")
-    mode, order = mode.split()[0], order or "fcfs"
-    if mode not in MODES or order not in ORDERS:
-        return {"error": f"there is no {mode if mode not in MODES else order}"}
+    try:
+        _, rules = rules_of(variant)
+    except KeyError as missing:
+        return {"error": f"there is no {missing.args[0]}"}
     try:
         run = Served(variant, state, settings)
     except Exception as error:
-        return {"error": reason(error, MODES[mode], ORDERS[order]) or str(error)}
+        return {"error": reason(error, *rules) or str(error)}
     times = base64.b64encode(run.token_times.tobytes()).decode()
     return {"answers": run.answers, "token_times": times, "rows": run.rows}
 
 
 def learn(code: str) -> dict[str, Any]:
-    """Take the reader's policies and orders in place of those before; return their names, and the
-    error in a sentence.
+    """Take the reader's policies, orders and victims in place of those before; return their names,
+    and the error in a sentence. A victim comes as the mode in which rows are preempted.
     """
-    for table in (MODES, ORDERS):
+    for table in (MODES, ORDERS, VICTIMS):
         for name in [name for name in table if name.startswith(FILE)]:
             del table[name]
     user_policies.PROBLEMS.clear()
@@ -204,7 +214,8 @@ def learn(code: str) -> dict[str, Any]:
         user_policies.PROBLEMS[FILE] = user_policies.described(error, str(path))
     user_policies.load(names, {})
     return {
-        "modes": [name for name in names if name in MODES],
+        "modes": [name for name in names if name in MODES]
+        + [f"{ON_DEMAND} --victim {name}" for name in names if name in VICTIMS],
         "orders": [name for name in names if name in ORDERS],
         "error": "; ".join(user_policies.PROBLEMS.values()),
     }

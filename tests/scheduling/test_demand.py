@@ -10,7 +10,7 @@ import pytest
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, State
 from scheduling.pauses import PromotedRows
-from scheduling.policies import Dynamic, Fcfs, Limits, Mlfq, Order, Plan, Srpt, Victim, View
+from scheduling.policies import VICTIMS, Dynamic, Fcfs, Limits, Mlfq, Order, Plan, Srpt, View
 from scheduling.policies.lengths import LengthPrediction, Predictor
 from scheduling.policies.preemptive import Level
 from scheduling.prefix_cache import PrefixCache
@@ -20,7 +20,7 @@ from simulate import drive
 from tests.virtual import Ask, begun, run
 
 
-def demand(victim: Victim = "newest", watermark: float = 0.0) -> Dynamic:
+def demand(victim: str = "newest", watermark: float = 0.0) -> Dynamic:
     return Dynamic(kv_reservation="demand", victim=victim, watermark=watermark)
 
 
@@ -60,9 +60,9 @@ def three(tokens: list[int], **limits: int) -> tuple[Scheduler, list[Inference]]
 @pytest.mark.parametrize(
     ("victim", "gone"), [("newest", 2), ("least_computed", 1), ("most_computed", 2)]
 )
-def test_who_gives_way(victim: Victim, gone: int) -> None:
+def test_who_gives_way(victim: str, gone: int) -> None:
     scheduler, rows = three([8, 4, 12])
-    scheduler.policy = demand(victim)
+    scheduler.victim = VICTIMS[victim]()
     scheduler.schedule(1.0)
     waiting = [i for i, row in enumerate(rows) if row.state is State.WAITING]
     assert gone in waiting and 0 not in waiting
@@ -164,7 +164,8 @@ def plan(
     pool = PrefixCache(99, 4)
     pool.allocate(99 - free)
     limits = Limits(9, 8, 4)
-    view = View(0.0, [queue], running, pool, pool.finder(), limits, order, rows=running)
+    victim = VICTIMS[more.get("victim", "newest")]()
+    view = View(0.0, [queue], running, pool, pool.finder(), limits, order, victim, rows=running)
     return Dynamic("demand", watermark=0.0, **more).plan(view)
 
 

@@ -32,6 +32,7 @@ from scheduling.policies import (
     Windowed,
 )
 from scheduling.policies.lengths import Bins, LengthPrediction, Predictor, predictor
+from scheduling.policies.victims import NEWEST
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Queue
 from scheduling.sampling import Sampling
@@ -184,7 +185,9 @@ def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None
         inference.standing.key = made.turn(inference)
         ledger.wait(inference, 0.0)
         queue.add(inference, made.by_user)
-    view = View(9.0, [queue], [], pool, pool.finder(), Limits(2, 99, 4), made, ledger=ledger)
+    view = View(
+        9.0, [queue], [], pool, pool.finder(), Limits(2, 99, 4), made, NEWEST, ledger=ledger
+    )
     assert len(list(view.waiting)) == 6
     for inference in queue.by_arrival.values():
         made.computed(inference, 3, 9.0)

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,7 @@ from generate.forced import ForcedAcceptance
 from lab.benchmarks.faulty import FaultyGenerator
 from scheduling.errors import ServingError
 from scheduling.inference import Generator, Inference
-from scheduling.policies import ORDERS, Victim
+from scheduling.policies import ORDERS, VICTIMS
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
 from server.api.pending import PendingAnswer
@@ -161,7 +161,7 @@ def assert_replayed(path: Path, witness: Witness) -> None:
 
 
 DEMAND: dict[str, Any] = {"kv_reservation": "demand"}
-MEMORY = [{}, *(DEMAND | {"victim": victim} for victim in get_args(Victim))]
+MEMORY = [{}, *(DEMAND | {"victim": victim} for victim in VICTIMS)]
 
 
 @pytest.mark.parametrize("mode", SOME_MODES)
