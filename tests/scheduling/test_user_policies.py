@@ -56,7 +56,8 @@ def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
 
 def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
     words = "-m simulate --variant bunches=mine.py:Bunches --numsamples 30 --out out "
-    words += "--variant short='dynamic --order mine.py:ShortPromptsFirst --patience 0'"
+    words += "--variant short='dynamic --order mine.py:ShortPromptsFirst --patience 0' "
+    words += "--variant spared='dynamic --kv-reservation demand --victim mine.py:Spared'"
     done = python(words, mine.parent)
     assert done.returncode == 0, done.stderr
     assert json.loads((mine.parent / "out" / "bunches.json").read_text())["largest_batch"] == 2
@@ -64,7 +65,7 @@ def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
     assert refused.returncode == 1
     assert "mine.py:Bunches is not loaded; set EB_MODE=mine.py:Bunches" in refused.stderr
     report = (mine.parent / "out" / "report.md").read_text()
-    for name in ("Bunches", "ShortPromptsFirst"):
+    for name in ("Bunches", "ShortPromptsFirst", "Spared"):
         assert re.search(rf"mine\.py:{name} of SHA-256 [0-9a-f]{{10}}", report)
 
 
@@ -80,6 +81,22 @@ def test_the_contract_says_what_is_violated_with_the_smallest_schedule(tmp_path:
     assert done.returncode == 1 and done.stdout.count("  request ") == 1
     assert "is impossible: no inference has two rows\n" in done.stdout
     assert "the smallest schedule found: Impossible(" in done.stdout
+
+
+@pytest.mark.parametrize(("choice", "sentence"), [
+    ("None", "chose None; it returns one of the rows"),
+    ("rows[next(turns) % 2 - 1]", "asked twice about the same rows, it chooses two of them"),
+])  # fmt: skip
+def test_a_victim_is_one_of_the_rows_and_always_the_same(
+    choice: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "taken.py").write_text(
+        "import itertools\nfrom scheduling.policies.base import Victim\n"
+        "turns = itertools.count()\nclass Any(Victim):\n    def choose(self, rows, view):\n"
+        f"        return {choice}\n"
+    )
+    done = python("-m tests.contract --policy taken.py", tmp_path)
+    assert done.returncode == 1 and sentence in done.stdout
 
 
 @pytest.mark.parametrize(("word", "sentence"), [
