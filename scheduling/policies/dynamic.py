@@ -59,12 +59,13 @@ class Dynamic(Policy):
         return self.budget_counts == "all"
 
     @cached_property
-    def _prefill(self) -> Prefill:
+    def prefill_rule(self) -> Prefill:
+        """The value of `prefill`; a policy of one's own may have another rule."""
         return read_prefill(self.prefill)
 
     @property
     def remembers(self) -> Sequence[type[Memory]]:
-        return self._prefill.remembers
+        return self.prefill_rule.remembers
 
     def plan(self, view: View) -> Plan:
         on_demand = self.kv_reservation == "demand"
@@ -72,7 +73,7 @@ class Dynamic(Policy):
         return (PlannerByTurns if view.order.preemptive else kind)(
             view,
             needed=(lambda i: i.computed + i.uncomputed if on_demand else i.total_tokens),
-            prefill=self._prefill,
+            prefill=self.prefill_rule,
             counts_decoded=self.counts_decoded,
             on_demand=on_demand,
             spare=int(self.watermark * view.pool.n_blocks) if on_demand else 0,

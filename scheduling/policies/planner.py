@@ -34,6 +34,7 @@ class Planner:
         self.run: dict[int, tuple[Inference, int]] = {}  # by id, with its tokens
         self.admit: list[tuple[Inference, int]] = []
         self.preempted: dict[int, Inference] = {}  # by id
+        self.prompts = 0  # in `run`
         self._needed, self._prefill, self._counts_decoded = needed, prefill, counts_decoded
         self._on_demand, self._spare = on_demand, spare
 
@@ -113,7 +114,8 @@ class Planner:
         """
         joining = (each for each, _ in self.admit)
         whole = tokens_to_compute(inference, self.view, inference.uncomputed, joining)
-        n = min(whole, self.prompts_left)
+        most = self._prefill.chunk(self.view, inference, self.prompts, self.prompts_left)
+        n = min(whole, most)
         if n < whole and self.run and not self.share.decodes:
             n = self.prompt_budget = 0
         return n
@@ -126,5 +128,6 @@ class Planner:
         """Take tokens off the budget; of a negative number, give them back."""
         if not inference.decodes:
             self.prompt_budget -= n
+            self.prompts += 1 if n > 0 else -1
         if not inference.decodes or self._counts_decoded:
             self.budget -= n

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduling.history import History, Memory
+from scheduling.inference import Inference
 from scheduling.policies.base import View
 
 
@@ -62,6 +63,12 @@ class Prefill(NamedTuple):
         if history is not None and (rows := n_decoding(view)):
             return max(1, min(most, history.prompt_tokens_within(self.k / 1e3, rows)))
         return most
+
+    def chunk(self, view: View, inference: Inference, prompts: int, left: int) -> int:
+        """Return how many tokens of this prompt may be computed beside so many other prompts, if
+        the budget has so many left.
+        """
+        return left
 
 
 def read_prefill(text: str) -> Prefill:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.policies import Dynamic, Fcfs, Order, Policy
-from tests.contract import ASKS, LIMITS, serve_within_limits
+from scheduling.policies import Dynamic, Fcfs, Order, Policy, Victim
+from scheduling.policies.victims import NEWEST
+from tests.contract import ASKS, LIMITS, Twice, serve_within_limits
 from tests.counts import examples
 from tests.scheduling import test_orders
 from tests.scheduling.test_texts import DEMAND
@@ -25,11 +26,13 @@ for file in sorted((ROOT / "lab" / "proposals").glob("[a-z]*.py")):
 EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def as_pair(made: Any, on_demand: bool) -> tuple[Policy, Order]:
-    """Return a policy and an order, of which `made` is one."""
+def rules(made: Any, on_demand: bool) -> tuple[Policy, Order, Victim]:
+    """Return a policy, an order and a victim, of which `made` is one."""
+    if isinstance(made, Victim):
+        return DEMAND[0], Fcfs(), made
     if isinstance(made, Order):
-        return (DEMAND[0] if on_demand else Dynamic()), made
-    return replace(made, kv_reservation="demand" if on_demand else "whole"), Fcfs()
+        return (DEMAND[0] if on_demand else Dynamic()), made, NEWEST
+    return replace(made, kv_reservation="demand" if on_demand else "whole"), Fcfs(), NEWEST
 
 
 @EVERY
@@ -37,8 +40,8 @@ def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
     @examples(60)
     @given(made=any_of(kind), on_demand=st.booleans(), asks=ASKS, **LIMITS)
     def holds(made: Any, on_demand: bool, **more: Any) -> None:
-        policy, order = as_pair(made, on_demand)
-        serve_within_limits(policy, order, **more)
+        policy, order, victim = rules(made, on_demand)
+        serve_within_limits(policy, order, victim=Twice(victim), **more)
 
     holds()
     if issubclass(kind, Order):
@@ -49,6 +52,14 @@ def test_any_workload_is_served_within_every_limit(kind: type[Any]) -> None:
 WARM, COLD, LATE = Ask(0.0, 9, 3, content=1), Ask(0.1, 5), Ask(0.2, 9, content=1)
 SESSIONS = [replace(WARM, user="u"), COLD, replace(LATE, user="u"), replace(LATE, user="u")]
 CHUNKS = [Ask(0.0, tokens=5), Ask(0.5, 3), Ask(2.5, 5)]
+THREE = [Ask(0.0, 4, 5), Ask(0.0, 8, 9), Ask(0.0, 8, 3)]
+DEMANDED, FOUR = {"max_batch_size": 3, "n_blocks": 5}, {"max_batch_size": 4}
+PAIRS = [*2 * [Ask(0.0, tokens=3)], *(Ask(0.1, tokens=n) for n in (2, 8, 4, 6))]
+STREAM = [Ask(0.0, tokens=6), *(Ask(0.5 + k, 8, 1) for k in range(6))]
+BEGUN = [Ask(0.0, tokens=4), Ask(0.5, 9, 1), Ask(0.6, 3, 1)]
+ONCE = [Ask(0.0, n, 1) for n in (9, 3, 3)]
+LANES = {"laps_short_tokens": 2, "laps_long_tokens": 9}
+BY_PROMPT = [Ask(0.0, tokens=3), *(Ask(0.1, n) for n in (9, 5, 2, 2, 2))]
 EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
     ("weighted_sjf", {"sjf_length_median": 4},
      [Ask(0.0, tokens=3), Ask(0.1, 8), Ask(2.5)], {}, "A A A C B"),
@@ -78,6 +89,40 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
      [Ask(0.0, tokens=6), Ask(0.5)], {"max_batch_size": 2}, "A A A A AB A"),
     ("pressure_budget", {"pressure_share": 0.2}, [Ask(0.0, tokens=4), Ask(0.5, 7), Ask(0.6)],
      {"max_batch_size": 2, "token_budget": 5}, "A AB AB AB BC"),
+    # at 1 A needs a block: B would free 2 / 8 × 8 / 9, and C, the newest, 2 / 8 × 2 / 3
+    ("cost_aware_victim", {}, THREE, DEMANDED, "ABC AC AC AB AB B B B B B B"),
+    ("most_left_victim", {}, THREE, DEMANDED, "ABC AC AC AB AB B B B B B B"),  # of B 8, of C 2
+    # at 1 D gives way, at 3 C to itself, since D did before
+    ("least_preempted_victim", {}, [Ask(0.0, 4, 2), Ask(0.0, 4, 4), Ask(0.0, 2, 4), Ask(0.0, 4, 5)],
+     {"max_batch_size": 4, "n_blocks": 5}, "ABCD ABC BCD BD DC D"),
+    ("paired_lengths", {"pair_patience_s": 99.0}, PAIRS, {"max_batch_size": 2},
+     "BA BA BA DC DC DE DE DE DE DF DF F F F F"),
+    ("paired_lengths", {"pair_patience_s": 0.9}, PAIRS, {"max_batch_size": 2},  # C's is 1.45 s
+     "BA BA BA CD CD DE DE DE DE DF DF F F F F"),
+    ("decode_after_prompts", {"prompts_in_a_row": 0}, STREAM, FOUR, "A B C D E F G A A A A A"),
+    ("decode_after_prompts", {"prompts_in_a_row": 2}, STREAM, FOUR, "A B A CD E A FG A A A"),
+    ("decode_after_prompts", {"prompts_in_a_row": 1}, BEGUN,  # B's second chunk goes on
+     FOUR | {"token_budget": 4}, "A A B B BC A A"),
+    ("pause_new_prompts", {"prompt_pause": 0}, STREAM, FOUR, "A B C D E F G A A A A A"),
+    ("pause_new_prompts", {"prompt_pause": 2}, STREAM, FOUR, "A A A BCD A A EFG A"),
+    ("pause_new_prompts", {"prompt_pause": 2}, BEGUN,
+     FOUR | {"token_budget": 4}, "A A A B B BC A"),
+    ("prompts_at_once", {"prompts_at_once": 1}, ONCE, FOUR | {"token_budget": 6}, "A A B C"),
+    ("prompts_at_once", {"prompts_at_once": 2}, ONCE, FOUR | {"token_budget": 6}, "AB AC A"),
+    # at 3 B has 2.9 − log2(45²), C 2.8 − log2(6²)
+    ("preflow", {}, [Ask(0.0, tokens=3), Ask(0.1, 9, 1), Ask(0.2, 3, 1)], {}, "A A A C B"),
+    ("preflow", {"preflow_half_s": 0.01},
+     [Ask(0.0, tokens=3), Ask(0.1, 9, 1), Ask(0.2, 3, 1)], {}, "A A A B C"),
+    ("preflow", {}, [Ask(0.0, 12, 1), Ask(0.5, 2, 1)],  # a prompt that has begun waits
+     {"max_batch_size": 2, "token_budget": 4}, "A B A A"),
+    ("laps", LANES | {"laps_rate": 0.01}, BY_PROMPT, {}, "A A A D E F C B"),
+    ("laps", LANES | {"laps_rate": 1.5}, BY_PROMPT, {}, "A A A D B E F C"),  # 1.5 × 7 at 4
+    ("longest_job", {},  # B and F are the first of their jobs; then 3 tokens are more than 1
+     [Ask(0.0, tokens=1, user="s"), Ask(0.1, tokens=3, user="l"), Ask(0.2, tokens=1, user="s"),
+      Ask(0.3, tokens=1, user="s"), Ask(0.5, tokens=2, user="l"), Ask(0.6, tokens=1, user="n")],
+     {}, "A B B B F E E C D"),
+    ("fair_prefill", {}, [Ask(0.0, tokens=9), *4 * [Ask(0.1, 4, 1)]],  # 2 of 5 iterations
+     {"max_batch_size": 2, "token_budget": 4}, "A A A B A C A A D A E A A"),
 ]  # fmt: skip
 
 
@@ -85,8 +130,8 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
 def test_a_proposal_serves_its_worked_example(
     name: str, settings: dict[str, Any], asks: list[Ask], limits: dict[str, Any], batches: str
 ) -> None:
-    policy, order = as_pair(KINDS[name](**settings), on_demand=False)
-    served = run(policy, asks, order=order, **({"max_batch_size": 1} | limits))
+    policy, order, victim = rules(KINDS[name](**settings), on_demand=False)
+    served = run(policy, asks, order=order, victim=victim, **({"max_batch_size": 1} | limits))
     assert " ".join(served.batches) == batches
 
 

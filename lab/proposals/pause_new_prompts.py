@@ -1,0 +1,33 @@
+"""SGLang pull request 35017 (merged): after an iteration of prompts the next ones take no new ones.
+
+Taken: prompts first; after an iteration of prompts the next N begin none, so that rows decode. A
+prompt that has begun goes on. Not said in what was read: a default; chosen here: 4.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from scheduling.history import History
+from scheduling.policies.base import View, prefills, setting
+from scheduling.policies.dynamic import Dynamic
+from scheduling.policies.prefill import DECODES, PROMPTS, Prefill, Share
+
+
+class Paused(Prefill):
+    """As `every:K`, but a prompt that has begun is not interrupted."""
+
+    def shares(self, view: View) -> tuple[Share, ...]:
+        begun = any(prefills(row) and row.computed for row in view.running)
+        due = view.memories[History].without_prompts >= self.k
+        return (PROMPTS, DECODES) if due or begun else (DECODES, PROMPTS)
+
+
+@dataclass(frozen=True)
+class PauseNewPrompts(Dynamic):
+    """`dynamic --prefill first`, but prompts begin in every Nth iteration at most."""
+
+    prompt_pause: int = setting(4, "iterations that begin no prompt, after one that does", ge=0)
+
+    @cached_property
+    def prefill_rule(self) -> Prefill:
+        return Paused("every", self.prompt_pause)
