@@ -185,9 +185,10 @@ def test_orders_never_read_how_long_an_answer_may_be(order: type[Order]) -> None
         inference.standing.key = made.turn(inference)
         ledger.wait(inference, 0.0)
         queue.add(inference, made.by_user)
-    view = View(
-        9.0, [queue], [], pool, pool.finder(), Limits(2, 99, 4), made, NEWEST, ledger=ledger
-    )
+    memories: dict[type[Any], Any] = {kind: kind() for kind in made.remembers}
+    limits, find = Limits(2, 99, 4), pool.finder()
+    rest: dict[str, Any] = {"ledger": ledger, "memories": memories}
+    view = View(9.0, [queue], [], pool, find, limits, made, NEWEST, **rest)
     assert len(list(view.waiting)) == 6
     for inference in queue.by_arrival.values():
         made.computed(inference, 3, 9.0)
