@@ -80,8 +80,7 @@ class View(NamedTuple):
 
     def own_blocks(self, inference: Inference) -> int:
         """Return how many KV blocks it has that no other inference shares."""
-        references = self.pool.references
-        return [references[block] for block in inference.blocks].count(1)
+        return [self.pool.references[block] for block in inference.blocks].count(1)
 
 
 @dataclass(slots=True)
@@ -129,8 +128,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Policy(Rule):
-    """Which inferences run in the next iteration, and which may join. Its fields are settings of
-    the modes that have them.
+    """Which inferences run in the next iteration, and which may join.
 
     `request_level`: a batch is answered as a whole, so that rows which have all their tokens are
     held until the longest is done; the prompts of one request are never split over two batches.
@@ -239,9 +237,7 @@ class Victim(Rule):
     """Which row is preempted where no KV block is free. A function of what it is given."""
 
     def choose(self, rows: Sequence[Inference], view: View) -> Inference:
-        """Return one of the rows that may be preempted: at least one, of the last rank in the
-        order, the first in the order first.
-        """
+        """Return one of these rows, one or more, which are in the order and of its last rank."""
         raise NotImplementedError
 
 
