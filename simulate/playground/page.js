@@ -251,7 +251,20 @@ function makeVariants() {
   get("variants").tBodies[0].replaceChildren(...state.variants.map(makeVariant));
   get("add").disabled = state.variants.length === MOST;
   get("file").hidden = !state.variants.some(isOwn);
+  sayUnused();
   showResults();
+}
+
+/** Name the reader's classes that no variant has, each with a button that adds it. */
+function sayUnused() {
+  const used = state.variants.flatMap(parted), unused = [...own.orders, ...own.modes]
+    .filter((word) => !used.includes(word));
+  get("unused").replaceChildren(...unused.flatMap((word) => {
+    const disabled = state.variants.length === MOST;
+    const button = element("button", "", "add it", {type: "button", disabled});
+    on(button, "click", () => add(own.modes.includes(word) ? word : joined("dynamic", word)));
+    return [`${named(word)} is in no variant yet: `, button, " "];
+  }));
 }
 
 function makeVariant(variant, i) {

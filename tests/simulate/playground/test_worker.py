@@ -174,6 +174,11 @@ def test_a_policy_from_a_link_runs_by_a_click_alone(site: str, opened: Callable[
     tab.click("#run")
     comes_true(tab, "document.querySelector('#lines .at')?.textContent === '4'")
     assert "ZeroDivisionError" in tab.inner_text("#wrong")
-    tab.fill("#code", tab.input_value("#code").replace("1 / 0", "inference.id"))
+    more = "\n\nclass Other(Mine): pass"
+    tab.fill("#code", tab.input_value("#code").replace("1 / 0", "inference.id") + more)
     comes_true(tab, f"!document.getElementById('wrong').textContent && {DONE}")
     comes_true(tab, "playgroundForTests.results[1].answers?.length === 300")
+    assert tab.inner_text("#unused").strip() == "Other is in no variant yet: add it"
+    tab.click("#unused button")
+    comes_true(tab, "playgroundForTests.results[2]?.answers?.length === 300")
+    assert tab.inner_text("#unused") == ""
