@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from client import draws
+from client.bounds import Bounds
 from client.trace_file import TraceFile
 from client.users import Users
 from client.workloads import PROMPTS
@@ -58,6 +59,15 @@ WORKLOAD: Flags = DRAWN | {
     "--time-unit": {"choices": ("s", "ms", "us"), "help":
         "unit of the times of --trace (default: as its header or its form says)"},
 }  # fmt: skip
+BOUNDS: Flags = {  # each a field of Bounds
+    "--max-seconds": {"type": float, "metavar": "S", "help":
+        "end each replay S seconds after its first request, whatever is left of it"},
+    "--max-failures": {"type": int, "metavar": "N", "help":
+        "end a replay when N of its requests have failed"},
+    "--warm-up": {"type": int, "metavar": "N", "help":
+        "send the first N requests of each trace as a warm-up, which no measure counts"},
+}  # fmt: skip
+SVG: Flags = {"--svg": {"action": "store_true", "help": "write each figure as SVG, too"}}
 OF_WORKLOAD = [name.removeprefix("--").replace("-", "_") for name in DRAWN]
 OF_USERS = ("arrival", "lengths", "sessions")  # what --users say themselves
 
@@ -80,6 +90,10 @@ def trace_file(known: argparse.Namespace) -> TraceFile | None:
     arrival = None if known.arrival == "auto" else known.arrival
     asked = known.seed, known.numsamples, known.lengths, Fraction(str(known.scale_tokens or 1))
     return TraceFile(known.trace, arrival, *asked, known.time_unit)
+
+
+def bounds_of(known: argparse.Namespace) -> Bounds:
+    return Bounds(known.max_seconds, known.max_failures, known.warm_up or 0)
 
 
 def contradiction(known: argparse.Namespace) -> str | None:
@@ -133,13 +147,13 @@ def check_numbers(known: argparse.Namespace) -> None:
     """Raise ConfigError for a number out of its range; one that is None, or missing, is fine."""
     if known.seed < 0:
         raise ConfigError("--seed must be 0 or more")
-    for name in ("numsamples", "repeats"):
+    for name in ("numsamples", "repeats", "max_failures", "warm_up"):
         if (number := getattr(known, name, None)) is not None and number < 1:
             raise ConfigError(f"{flag(name)} must be at least 1")
     scale = getattr(known, "scale_tokens", None)
     if scale is not None and not 1e-4 <= scale <= 1e4:
         raise ConfigError("--scale-tokens must be a number from 0.0001 to 10000, such as 0.1")
-    for name in ("seconds", "timeout"):
+    for name in ("seconds", "timeout", "max_seconds"):
         if (number := getattr(known, name, None)) is not None and not 0 < number <= 1e9:
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0, at most 1e9")
 

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rich.table import Table  # noqa: E402
 
 from client import arguments, runs  # noqa: E402
 from client.addresses import api_key, context_of, server_url, target_of  # noqa: E402
+from client.bounds import cut_in_words, warm_up_in_words  # noqa: E402
 from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
 from client.groups import describe, described  # noqa: E402
@@ -97,12 +99,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     arguments.add(parser, SERVER)
     arguments.add(parser.add_argument_group("one prompt"), ONE)
-    arguments.add(parser.add_argument_group("a load"), LOAD | arguments.WORKLOAD)
+    load = LOAD | arguments.WORKLOAD | arguments.BOUNDS | arguments.SVG
+    arguments.add(parser.add_argument_group("a load"), load)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
-    for load in ("numsamples", "trace", "users"):
-        if known.prompt is not None and getattr(known, load) is not None:
-            parser.error(f"--prompt and --{load} contradict each other; leave one out")
+    for name in ("numsamples", "trace", "users"):
+        if known.prompt is not None and getattr(known, name) is not None:
+            parser.error(f"--prompt and --{name} contradict each other; leave one out")
     arguments.check_numbers(known)
     if wrong := arguments.contradiction(known):
         parser.error(wrong)
@@ -140,6 +143,7 @@ def load_of(known: argparse.Namespace, url: str) -> tuple[Sequence[Request], dic
         arrival = known.arrival or "wait:1"
         requests = workload.requests(known.numsamples, arrival)
         words = {"arrival": arrival} | workload.words
+    arguments.bounds_of(known).check(len(requests))
     return requests, describe(requests) | words
 
 
@@ -148,7 +152,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
     is saved and has no report.
     """
     requests, description = load_of(known, url)
-    goodput = arguments.parse_goodput(known.goodput)
+    goodput, bounds = arguments.parse_goodput(known.goodput), arguments.bounds_of(known)
     target = target_of(url, known)
     written = [known.figure] if known.figure else []
     if known.out:
@@ -160,12 +164,13 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
         with progress.replay(target.name, requests) as watch:
             if not known.quiet:
                 watch.show = lambda outcome: _show_text(outcome, console)
-            result, outcomes = measure(target, requests, goodput, known.timeout, watch)
+            result, outcomes = measure(target, requests, goodput, known.timeout, watch, bounds)
         if known.out:  # saved first, whatever may fail to be shown
             runs.clear(known.out)
             save_trace(known.out / "trace.jsonl", requests)
             facts = machine | {
                 "goodput": goodput,
+                "bounds": asdict(bounds),
                 "stream": known.stream or not target.ours,
                 "capacity": None,
                 "seed": known.seed,
@@ -193,14 +198,14 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
                 drawing.save(drawing.latency_vs_tokens(lines, url), figure)
                 progress.say(f"figure: {figure}")
             if known.out:
-                report(known.out)
+                report(known.out, *(["--svg"] if known.svg else []))
                 progress.say(f"report.html: {known.out}")
     return result
 
 
-def report(folder: Path) -> None:
+def report(folder: Path, *flags: str) -> None:
     """Make the report of a saved run by the program for it. Raises RunError with its errors."""
-    program = [sys.executable, "-m", "compare.report", str(folder.resolve())]
+    program = [sys.executable, "-m", "compare.report", str(folder.resolve()), *flags]
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(program, cwd=ROOT, env=path, capture_output=True, text=True)
     if done.returncode:
@@ -229,6 +234,10 @@ def _show(
         f"{result['output_throughput']:,.1f} tok/s and {result['request_throughput']:.2f} requests "
         f"a second over {result['wall_clock_s']:.1f} s"
     )
+    if cut := cut_in_words(target.name, [result]):
+        console.print(f"{cut}; no measure counts these.")
+    if known.warm_up:
+        console.print(warm_up_in_words(known.warm_up))
     if known.goodput:
         limits = " ".join(known.goodput)
         console.print(f"{result['goodput'] or 0:.2f} requests per second within {limits}")

@@ -44,6 +44,8 @@ class Interrupted(KeyboardInterrupt):
 class Watch:
     """Notified of a replay's events; a progress display overrides those that it shows."""
 
+    over = False  # true: the replay ends now, whatever is left of it
+
     def sent(self) -> None: ...
 
     def ended(self, outcome: Outcome) -> None: ...
@@ -62,17 +64,20 @@ def replay(
 ) -> list[Outcome]:
     """Send every request at its instant; return the outcomes in the order of the requests.
 
-    Raises Interrupted on Ctrl-C. `key`: the server's API key.
+    Raises Interrupted on Ctrl-C, or when `watch` says that it is over. `key`: the server's API key.
     """
     allow_open_files(len(requests) + 64)
     run = _Replay(url, requests, wire or Plain(), watch or Watch())
     try:
         with _no_pauses():
             asyncio.run(run.run(timeout_s, key))
+        whole = len(run.outcomes) == len(requests)
     except KeyboardInterrupt:
-        ended = [run.outcomes[r.id] for r in requests if r.id in run.outcomes]
-        raise Interrupted(ended) from None
-    return [run.outcomes[request.id] for request in requests]
+        whole = False
+    ended = [run.outcomes[r.id] for r in requests if r.id in run.outcomes]
+    if not whole:
+        raise Interrupted(ended)
+    return ended
 
 
 class _Replay:
@@ -80,6 +85,7 @@ class _Replay:
 
     _session: aiohttp.ClientSession
     _start: float  # on the clock of time.perf_counter
+    _sending: asyncio.Task[None]
 
     def __init__(self, url: str, requests: Sequence[Request], wire: Wire, watch: Watch):
         self._url, self._requests, self._wire, self._watch = url, requests, wire, watch
@@ -97,11 +103,14 @@ class _Replay:
         ) as self._session:
             self._start = time.perf_counter() + HEAD_START_S
             first_at = 0.0 if users else min(request.at for request in self._requests)
+            sending = self._closed_loop(users) if users else self._open_loop()
+            self._sending = asyncio.create_task(sending)
             ticking = asyncio.create_task(self._tick(first_at))
-            if users:
-                await self._closed_loop(users)
-            else:
-                await self._open_loop()
+            try:
+                await self._sending
+            except asyncio.CancelledError:
+                if not self._watch.over:  # Ctrl-C
+                    raise
             ticking.cancel()
 
     async def _closed_loop(self, users: int) -> None:
@@ -168,6 +177,11 @@ class _Replay:
     def _end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.request.id] = outcome
         self._watch.ended(outcome)
+        self._look()
+
+    def _look(self) -> None:
+        if self._watch.over:
+            self._sending.cancel()
 
     async def _tick(self, first_at: float) -> None:
         """Tick once in each TICK_S, anywhere in it: equal intervals could coincide with equal gaps
@@ -177,6 +191,7 @@ class _Replay:
         for k in itertools.count():
             await asyncio.sleep(first_at + (k + rng.random()) * TICK_S - self._now())
             self._watch.tick()
+            self._look()
 
     def _encoded(self, request: Request) -> bytes:
         return json.dumps(self._wire.body(request)).encode()

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from client import analysis
+from client.bounds import UNBOUNDED, Bounded, Bounds
 from client.calls import ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
@@ -114,49 +115,34 @@ def warm_up(target: Target, by_ids: bool = False) -> None:
                 raise ServerError(f"{target.name} at {url} failed its first request: {why}")
 
 
-class _Counting(Watch):
-    """Counts requests in flight at every tick, and notifies another watch of all events."""
-
-    def __init__(self, other: Watch):
-        self._other, self._now = other, 0
-        self.counts: list[int] = []
-
-    def sent(self) -> None:
-        self._now += 1
-        self._other.sent()
-
-    def ended(self, outcome: Outcome) -> None:
-        self._now -= 1
-        self._other.ended(outcome)
-
-    def tick(self) -> None:
-        self.counts.append(self._now)
-        self._other.tick()
-
-
 def measure(
     target: Measurable,
     requests: Sequence[Request],
     goodput: dict[str, float],
     timeout_s: float,
     watch: Watch,
+    bounds: Bounds = UNBOUNDED,
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """Replay a trace; return NAME.json without its requests, and the outcomes. An interrupted
-    result is `partial`, and has the requests that ended.
+    result is `partial`, and one that reached a bound is `cut`: both have the requests that ended.
 
     A server of ours begins with all counts at zero and an empty prefix cache, so that no earlier
     trace helps.
     """
     if target.ours:
         target.begin()
-    interrupted, counting = False, _Counting(watch)
+    trace, stopped, counting = Trace.of(requests), False, Bounded(watch, bounds)
     try:
         outcomes = target.replay(requests, timeout_s, counting)
-    except Interrupted as stopped:
-        interrupted, outcomes = True, stopped.outcomes
-    trace = Trace.of(requests)
-    ended = Outcomes.of(trace, outcomes)
-    result = {"variant": target.name} | judged(trace, ended, goodput) | {"partial": interrupted}
+    except Interrupted as interrupted:
+        stopped, outcomes = True, interrupted.outcomes
+    ended, first = Outcomes.of(trace, outcomes), bounds.warming_up(trace)
+    counted = ended.without(first) if bounds.warm_up else ended
+    result = {"variant": target.name} | judged(trace, counted, goodput)
+    result |= {"partial": stopped and not counting.cut, "warm_up": trace.id[first].tolist()}
+    if counting.cut and (left := len(trace) - len(ended.ended)):
+        unsent = left - counting.in_flight
+        result["cut"] = {"at": counting.cut, "in_flight": counting.in_flight, "unsent": unsent}
     if counting.counts:
         result["mean_in_flight"] = float(np.mean(counting.counts))
     if target.are_several:
@@ -164,7 +150,8 @@ def measure(
     if target.ours:
         try:
             by_server = _engine(target, trace, ended.answers)
-            by_server["littles_law"] = analysis.littles_law(result | by_server)
+            if not result["cut"] and not result["warm_up"]:  # else it is of other requests
+                by_server["littles_law"] = analysis.littles_law(result | by_server)
             json.dumps(by_server, ensure_ascii=False, allow_nan=False).encode()  # it can be saved
             result |= by_server
         except KeyboardInterrupt:
@@ -198,6 +185,8 @@ def judged(
     other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
     return result | {
         "partial": False,
+        "cut": None,
+        "warm_up": [],  # ids
         "sample": outcomes.sample,
         "mean_in_flight": None,
         **dict.fromkeys(OURS),
@@ -267,14 +256,17 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
 
 def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return NAME.json: a measurement with every request."""
-    return result | {"definitions": DEFINITIONS, "requests": list(map(_record, outcomes))}
+    first = set(result["warm_up"])
+    records = [_record(each, each.request.id in first) for each in outcomes]
+    return result | {"warm_up": len(first), "definitions": DEFINITIONS, "requests": records}
 
 
-def _record(outcome: Outcome) -> dict[str, Any]:
+def _record(outcome: Outcome, warm_up: bool) -> dict[str, Any]:
     """Return one request of NAME.json, without the gaps between tokens."""
     record: dict[str, Any] = outcome.request.model_dump(
         include={"id", "num_tokens", "user", "priority", "slo_class"}, exclude_none=True
     )
+    record |= {"warm_up": True} if warm_up else {}
     if outcome.sent:
         stamps = ("scheduled_at", "sent_at", "ended_at")
         record |= {name: getattr(outcome, name) for name in stamps}

@@ -6,6 +6,7 @@ measured are all kept.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -166,6 +167,15 @@ class Outcomes:
         for outcome in outcomes:
             result.add(numbers[outcome.request.id], outcome)
         return result
+
+    def without(self, numbers: np.ndarray) -> Outcomes:
+        """Return these as if some requests had never been sent."""
+        others = copy.copy(self)
+        others.rows, others._kept = self.rows.copy(), self._kept.copy()
+        others.rows[numbers] = 0
+        left_out = [each for i in numbers.tolist() if (each := others._kept.pop(i, None))]
+        others.errors = self.errors - Counter(each.error for each in left_out if each.error)
+        return others
 
     def keeps(self, i: int) -> bool:
         """Return whether this one is kept as an object, too."""

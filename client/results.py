@@ -78,8 +78,8 @@ OF_SUMMARY = [  # of the summary alone
     *_without_column(
         "total_token_throughput p50_ttft_from_schedule_ms mean_held_time_ms "
         "expected_useful_fraction live_rows idle_rows padding_rows recomputed_rows rejected_rows "
-        "latency_line littles_law by_length by_user by_priority by_class partial sample "
-        "other_length"
+        "latency_line littles_law by_length by_user by_priority by_class partial cut "
+        "sample other_length"
     ),
     Key("p99_e2el_from_schedule_ms", "", *UNITS["s"]),
     _of("ttft", "mean"),

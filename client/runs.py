@@ -37,7 +37,9 @@ FIGURES = {  # {file name without its ending: title}
 # settings that always differ between servers, or have no effect on measures
 NOT_SHOWN = ("mode", "port", "host")
 LIVE = "live.html"  # the page of its rows, which `python -m simulate.saved_page` makes
-REPORT = ("report.md", "report.html", LIVE, *(f"{name}.png" for name in FIGURES))
+REQUESTS = "requests.csv"
+DRAWN = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")]
+REPORT = ("report.md", "report.html", LIVE, REQUESTS, *DRAWN)
 
 
 class RunError(Exception):
@@ -96,9 +98,10 @@ class Run:
         }
 
     def answered(self, name: str) -> list[dict[str, Any]]:
-        """Return the answered requests of a server, of all seeds."""
+        """Return the answered requests of a server, of all seeds, without their warm-up."""
         results = [result[name] for result in self.results if name in result]
-        return [r for result in results for r in result["requests"] if "text" in r]
+        requests = (request for result in results for request in result["requests"])
+        return [each for each in requests if "text" in each and not each.get("warm_up")]
 
 
 def is_run(folder: Path) -> bool:
@@ -113,8 +116,8 @@ def load(folder: Path, requests: bool = True) -> Run:
     as all of the other's. requests: read each NAME.json, too.
     """
     try:
-        summaries = _summaries(folder)
-        whole = {path: s for path, s in summaries.items() if not s["partial"]} or summaries
+        summaries_of = summaries(folder)
+        whole = {path: s for path, s in summaries_of.items() if not s["partial"]} or summaries_of
         names = {path: list(summary["variants"]) for path, summary in whole.items()}
         if strange := [n for each in names.values() for n in each if not NAME.fullmatch(n)]:
             raise RunError(
@@ -135,16 +138,16 @@ def load(folder: Path, requests: bool = True) -> Run:
     return Run(folder, list(whole.values()), results, list(whole))
 
 
-def _summaries(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return each seed's summary by its folder, in the order of seeds."""
-    summaries = {path.parent: read_json(path) for path in folder.glob("seed-*/summary.json")}
+def summaries(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return each seed's summary by its folder, in the order of seeds. Raises RunError."""
+    found = {path.parent: read_json(path) for path in folder.glob("seed-*/summary.json")}
     if (own := folder / "summary.json").exists() and "workload" in (summary := read_json(own)):
-        summaries = {folder: summary}  # a run of one seed, whatever lies beside it
-    if not summaries:
+        found = {folder: summary}  # a run of one seed, whatever lies beside it
+    if not found:
         raise RunError(
             f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote"
         )
-    return dict(sorted(summaries.items(), key=lambda item: item[1]["seed"]))
+    return dict(sorted(found.items(), key=lambda item: item[1]["seed"]))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from client.progress import Progress
 from client.traces import Request, save_trace
 from client.wire import wire
 from client.workloads import Workload
-from compare import sweep
+from compare import resume, sweep
 from compare.analysis import identical_outputs
 from compare.deployments import Deployed, names_of
 from compare.options import LOAD, Options
@@ -65,6 +65,12 @@ class Comparison:
         self.points: dict[str, list[sweep.Point]] = {}  # of the seed that is measured, by server
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.machine = runs.facts()
+        self.earlier: dict[str, Any] | None = None  # summary of the run that goes on
+        self.kept: dict[tuple[int, str], Measured] = {}  # of it, by seed and server
+        if options.resume:
+            self.earlier = resume.first(options.resume)
+            kept = resume.kept(options, self.machine)
+            self.kept = {task: Measured(*each) for task, each in kept.items()}
 
     def first_of_workload(self, arrival: str | None) -> Request:
         """Set the workload; return its first request: an invalid one, of any seed, is an error
@@ -74,18 +80,22 @@ class Comparison:
         if options.trace:
             trace, self.workload = options.trace.requests(options.context)
             self.trace = trace
+            options.bounds.check(len(trace))
             return trace.make(0)
         for seed in reversed(self.seeds):
             data = Workload(**options.workload, seed=seed)
-            first: Request = data.requests(options.numsamples, arrival or "burst")[0]
+            requests = data.requests(options.numsamples, arrival or "burst")
+            options.bounds.check(len(requests))
         self.workload = data.words
-        return first
+        return requests[0]
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that are the same in every seed's summary."""
         options = self.options
+        command = self.earlier or {"command": command_line(self.program, sys.argv[1:])}
         return self.machine | {
             "goodput": options.goodput,
+            "bounds": asdict(options.bounds),
             "stream": options.stream,
             "also": options.also,
             "deployment": asdict(options.deployment) if options.deployment else None,
@@ -93,7 +103,7 @@ class Comparison:
             "baseline": options.baseline,
             "asked": {"seeds": self.seeds, "servers": options.names},
             "started_here": True,
-            "command": command_line(self.program, sys.argv[1:]),
+            "command": command["command"],
         }
 
     @property
@@ -146,6 +156,10 @@ class Comparison:
         """Measure what the workload depends on: for `auto` the capacity of the reference."""
         if self.arrival != "auto" or self.trace or self.options.workload["users"]:
             return
+        if self.earlier:
+            self.capacity = self.earlier["capacity"]
+            self.arrival = self.earlier["workload"]["arrival"]
+            return
         data = Workload(**self.options.workload, seed=self.options.seed)
         reference = self.options.reference
         n = self.replicas // self.alike * burst_size(self.options.config(reference))
@@ -168,9 +182,12 @@ class Comparison:
 
     @property
     def tasks(self) -> list[tuple[int, str]]:
-        """Seeds and servers, forwards and backwards in turn: a slowing machine favours none."""
+        """Seeds and servers to measure, forwards and backwards in turn: a slowing machine favours
+        none.
+        """
         turns = self.options.names, self.options.names[::-1]
-        return [(seed, name) for k, seed in enumerate(self.seeds) for name in turns[k % 2]]
+        tasks = [(seed, name) for k, seed in enumerate(self.seeds) for name in turns[k % 2]]
+        return [task for task in tasks if task not in self.kept]
 
     def results(self) -> Generator[Measured]:
         """Measure each of `tasks`, until one is stopped."""
@@ -184,18 +201,24 @@ class Comparison:
         measured. results: of all `tasks` from this seed on.
 
         Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
-        kept, marked as partial.
+        kept, marked as partial. What an earlier run has of this seed is kept, too.
         """
+        missing = [name for of, name in self.tasks if of == seed]
+        by_name = {name: each for (of, name), each in self.kept.items() if of == seed}
+        if by_name and not missing:
+            return True
         _, requests = self.traffic(seed)
+        if by_name:
+            resume.check_trace(folder, requests)
         if not self.stopped:
             self.progress.say(f"seed {seed}: {described(describe(requests) | self.workload)}")
-        self.points, by_name = {}, dict[str, Measured]()
-        for _, name in (task for task in self.tasks if task[0] == seed):
+        self.points = {name: each.points for name, each in by_name.items()}
+        for name in missing:
             by_name[name] = next(results, Measured(stopped=self.stopped))
             self.stopped = self.stopped or by_name[name].stopped
         done = {name: by_name[name] for name in self.options.names}
         measured = {name: each.result for name, each in done.items() if each.result}
-        if measured:
+        if measured.keys() & missing:
             with self.progress.step("saving the results"):
                 self._save(seed, folder, requests, done, measured)
         return bool(measured)
@@ -208,7 +231,7 @@ class Comparison:
         done: Mapping[str, Measured],
         measured: Mapping[str, dict[str, Any]],
     ) -> None:
-        if seed == self.options.seed:
+        if seed == self.options.seed and not self.earlier:
             runs.clear(self.options.out)
         folder.mkdir(parents=True, exist_ok=True)
         # a large trace is drawn again where it is needed
@@ -263,7 +286,8 @@ class Comparison:
         self, target: Measurable, title: str, requests: Sequence[Request]
     ) -> tuple[dict[str, Any], list[Outcome]]:
         with self.progress.replay(title, requests) as watch:
-            return measure(target, requests, self.options.goodput, TIMEOUT_S, watch)
+            options = self.options
+            return measure(target, requests, options.goodput, TIMEOUT_S, watch, options.bounds)
 
     def _sweep(self, target: Measurable, data: Workload, points: list[sweep.Point]) -> None:
         """Measure the points of a server's sweep into `points`. Raises KeyboardInterrupt."""

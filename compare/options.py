@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client import arguments
+from client.bounds import UNBOUNDED, Bounds
 from client.draws import ARRIVALS, WorkloadError
 from client.runs import files, refuse_overwriting
 from client.trace_file import Context, TraceFile
@@ -72,6 +73,9 @@ HOW: arguments.Flags = {
         "folder for the results (default: runs/DATE-TIME)"},
     "--overwrite": {"action": "store_true", "help":
         "replace an earlier run in --out (else it is refused)"},
+    "--resume": {"type": Path, "metavar": "FOLDER", "help":
+        "go on with a run that was stopped, by its own flags: measure the variants and seeds that "
+        "are missing"},
 }  # fmt: skip
 OF_SERVERS: arguments.Flags = {  # without a meaning in virtual time
     "--also": {"action": "append", "default": [], "metavar": "NAME=URL", "help":
@@ -124,6 +128,9 @@ class Options:
     out: Path
     overwrite: bool
     flags: dict[str, Any]  # server settings of all variants, as given
+    bounds: Bounds = UNBOUNDED
+    svg: bool = False
+    resume: Path | None = None  # the run to go on with, in `out`
     also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
     deployment: Deployment | None = None  # of each variant; None: a server alone
     calibration: bool = False
@@ -179,7 +186,7 @@ def parser_of(program: str, description: str, *most_used: str) -> Parser:
             f"{program} --variant a=dynamic --variant b='dynamic --order sjf'",
         ],
     )
-    arguments.add(parser, WHAT | arguments.WORKLOAD | HOW)
+    arguments.add(parser, WHAT | arguments.WORKLOAD | HOW | arguments.BOUNDS | arguments.SVG)
     return parser
 
 
@@ -228,6 +235,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     arguments.check_numbers(known)
     repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
     sweep, sessions = known.sweep, known.sessions
+    judges_many = sweep or vars(known).get("plan") or vars(known).get("find")
     # fmt: off
     for refused, sentence in (
         (known.modes and known.variant,
@@ -244,6 +252,9 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         (sessions and (known.arrival or "auto") == "auto",
          "--sessions needs an --arrival, such as poisson:2 (conversations per second): auto goes "
          "by what a server can do with single requests, and later turns have longer prompts"),
+        (judges_many and arguments.bounds_of(known) != UNBOUNDED,
+         "--max-seconds, --max-failures and --warm-up apply to one replay of each variant; leave "
+         "them out of --sweep, --plan and --find, which judge whole ones"),
         (known.seconds is not None and not sweep, "--seconds applies to a sweep; add --sweep"),
     ):
         if refused:
@@ -276,6 +287,7 @@ def chosen(known: argparse.Namespace, mode: str | None = None) -> dict[str, Any]
         "goodput": arguments.parse_goodput(goodput),
         "out": known.out or new_folder(),
         "flags": variants.settings(known),
+        "bounds": arguments.bounds_of(known),
     }
 
 

@@ -2,6 +2,7 @@
 
 ./compare.sh [--modes a,b | --variant NAME='MODE --setting …'] [--also NAME=URL] [--sweep]
              [--repeats R] [workload] [--out DIR] [any server setting]
+./compare.sh --resume DIR
 ./compare.sh --runs RUN RUN …
 """
 
@@ -23,6 +24,7 @@ from compare import calibrate
 from compare.comparison import Comparison
 from compare.options import parse, parse_runs
 from compare.report import sentences
+from compare.resume import options_of
 from config import ConfigError
 
 
@@ -46,6 +48,9 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
                 comparison.machine["calibration"] = calibrate.calibrate(progress)
             progress.say(calibrate.sentence(comparison.machine["calibration"]))
         comparison.prepare()
+        if comparison.earlier:
+            missing, there = len(comparison.tasks), len(comparison.kept)
+            progress.say(f"missing: {missing} of {missing + there} measurements")
     except (KeyboardInterrupt, ServerError) as stopped:
         return None, stopped
     measured = False
@@ -72,7 +77,7 @@ def sigterm_is_ctrl_c() -> None:
 def main() -> None:
     argv = sys.argv[1:]
     if not any(word.partition("=")[0] == "--runs" for word in argv):
-        run_and_exit(lambda progress: Comparison(parse(argv), progress))
+        run_and_exit(lambda p: Comparison(options_of(argv, parse, Comparison.program), p))
         return
     from compare.report import side_by_side
 
@@ -94,15 +99,15 @@ def run_and_exit(
     sigterm_is_ctrl_c()
     try:
         with Progress(console) as progress:
-            run, stopped = compare(comparison_of(progress))
+            run, stopped = compare(comparison := comparison_of(progress))
             if run:
                 progress.table(None)
                 with progress.step("drawing figures"):
                     from compare.report import report  # matplotlib takes 0.6 s to load
 
                     report.show(run, console)
-                    report.write(run)
-                progress.say(f"report.html, report.md, figures and every request: {run.folder}")
+                    report.write(run, comparison.options.svg)
+                progress.say(f"report.html, report.md, requests.csv, figures: {run.folder}")
     except (ConfigError, WorkloadError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -113,7 +118,8 @@ def run_and_exit(
     if isinstance(stopped, ServerError):
         sys.exit(f"error: {stopped}")
     if stopped:
-        print(f"interrupted; {kept if run else lost}", file=sys.stderr)
+        more = f"{kept}; --resume {run.folder} goes on" if run else lost
+        print(f"interrupted; {more}", file=sys.stderr)
         sys.exit(130)
     if run and any(result["failed"] for results in run.variants.values() for result in results):
         sys.exit(1)

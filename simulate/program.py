@@ -22,9 +22,10 @@ from rich.console import Console
 from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
 from client.progress import Progress
-from client.runs import refuse_overwriting
+from client.runs import RunError, refuse_overwriting
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
+from compare.resume import options_of
 from config import (
     NOT_SIMULATED,
     ConfigError,
@@ -151,7 +152,7 @@ def answer(options: Simulation, question: Question) -> None:
 
 def main() -> None:
     try:
-        options = parse(sys.argv[1:])
+        options = options_of(sys.argv[1:], parse, Simulating.program)
         if options.recording:
             with Progress(Console()) as progress, progress.step(f"replaying {options.recording}"):
                 replayed = replay_file(options.recording)
@@ -168,7 +169,7 @@ def main() -> None:
             "what was simulated is kept",
             "nothing was simulated",
         )
-    except (ConfigError, ReplayError, WorkloadError, TokenizerUnavailable) as error:
+    except (ConfigError, ReplayError, RunError, WorkloadError, TokenizerUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

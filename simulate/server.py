@@ -86,8 +86,9 @@ class SimulatedServer:
         timeout_s: float = math.inf,  # has no effect: a client of these servers is patient
         watch: Watch | None = None,
     ) -> Outcomes:
-        """Serve a trace. Raises Interrupted on Ctrl-C, WorkloadError for a request beyond the
-        context, and ServerError if a user's own policy fails.
+        """Serve a trace. Raises Interrupted on Ctrl-C, or when `watch` says that it is over,
+        WorkloadError for a request beyond the context, and ServerError if a policy of a user's own
+        fails.
         """
         replay = _Replay(self, Trace.of(requests), watch or Watch())
         try:
@@ -307,12 +308,16 @@ class _Replay:
         self._unended -= 1
         self.outcomes.add(i, outcome)
         self._watch.ended(outcome)
+        if self._watch.over:
+            raise KeyboardInterrupt
 
     def _tick(self, first: float, rng: random.Random) -> None:
         """Observe as the client of a real server does: once in each TICK_S, at a random time."""
         if not self._unended or self._loop.is_over:
             return
         self._watch.tick()
+        if self._watch.over:
+            raise KeyboardInterrupt
         k = int((seconds(self._loop.now) - first) / TICK_S) + 1
         at = first + (k + rng.random()) * TICK_S
         self._loop.at(instant(at), OBSERVE, self._tick, first, rng)

@@ -124,7 +124,7 @@ class Simulating(Comparison):
             yield from super().results()
             return
         elsewhere = copy.copy(self)
-        elsewhere.progress = Reporting()
+        elsewhere.progress, elsewhere.kept = Reporting(), {}
         with self.progress.paused():
             workers = Jobs(self.options.jobs, self.progress)
         with workers as jobs, self.progress.step("simulating"):

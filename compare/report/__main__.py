@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from client import arguments
 from client.runs import RunError, load
 from compare.report.report import show, write
 
@@ -19,9 +20,11 @@ def main() -> None:
     parser.add_argument(
         "run", type=Path, metavar="RUN", help="a folder of compare.sh or simulate.sh"
     )
+    arguments.add(parser, arguments.SVG)
     try:
-        show(run := load(parser.parse_args().run), Console())
-        write(run)
+        known = parser.parse_args()
+        show(run := load(known.run), Console())
+        write(run, known.svg)
     except RunError as error:
         sys.exit(f"error: {error}")
 

@@ -25,7 +25,7 @@ from client.quoting import escape, unescape
 from client.runs import FIGURES, LIVE, Run
 from client.summary import latency_line, line_text
 from compare.analysis import Estimate
-from compare.report import figures, sections, sentences, tables
+from compare.report import figures, requests_csv, sections, sentences, tables
 from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 
 Drawing = Callable[[], Figure]
@@ -77,7 +77,8 @@ def document(parts: Iterable[str]) -> str:
 def drawings(run: Run) -> dict[str, Drawing]:
     """Return the figures that a run has: a name, and a function that draws it."""
     load, first = run.first["workload"], run.results[0]
-    sent = [summary["workload"]["requests"] for summary in run.summaries]
+    warm_up = (run.first.get("bounds") or {}).get("warm_up", 0)
+    sent = [summary["workload"]["requests"] - warm_up for summary in run.summaries]
     requests = f"{sum(sent):,} requests" + (f" in {len(sent)} seeds" if len(sent) > 1 else "")
     caption = of_points = _caption(run, f"{requests}, {load['arrival']}")
     if sample := sentences.sample(run):
@@ -149,9 +150,10 @@ def _caption(run: Run, what: str) -> str:
 # ---- files
 
 
-def write(run: Run) -> None:
-    """Write the report and figures into the run's folder; for several seeds summary.json."""
-    write_files(run.folder, contents(run), drawings(run))
+def write(run: Run, svg: bool = False) -> None:
+    """Write the report, its figures (svg: as SVG, too), the data, and seeds' summary.json."""
+    write_files(run.folder, contents(run), drawings(run), svg)
+    requests_csv.write(run)
     if len(run.summaries) > 1:
         save_json(run.folder / "summary.json", over_seeds(run))
 
@@ -172,21 +174,23 @@ def over_seeds(run: Run) -> dict[str, Any]:
     }
 
 
-def write_files(folder: Path, markdown: str, drawn: Mapping[str, Drawing]) -> None:
-    """Write report.md and report.html of this text, and its figures; make the folder if need be."""
+def write_files(folder: Path, text: str, drawn: Mapping[str, Drawing], svg: bool = False) -> None:
+    """Write report.md and report.html, and its figures; make the folder if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.md").write_text(markdown)
+    (folder / "report.md").write_text(text)
     vectors = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, draw in drawn.items():
-            drawing.save(draw(), folder / f"{name}.png", vector := Path(scratch) / f"{name}.svg")
+            vector = (folder if svg else Path(scratch)) / f"{name}.svg"
+            drawing.save(draw(), folder / f"{name}.png", vector)
             vectors[name] = vector.read_bytes()
-    (folder / "report.html").write_text(as_page(markdown, vectors))
+    (folder / "report.html").write_text(as_page(text, vectors))
 
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1300px; margin: 2rem auto }
 body { padding: 0 1.2rem; color: #222; background: #fff }
+:root { color-scheme: light dark }
 h1 { font-size: 1.6rem }
 h2 { font-size: 1.25rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd }
 .wide { overflow-x: auto }
@@ -197,6 +201,13 @@ td[style*=right] { white-space: nowrap }
 img { max-width: 100%; height: auto }
 code { background: #f3f3f3; padding: 0 .2em; font-size: .9em }
 li { overflow-wrap: anywhere }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #1c1c1c }
+  h2, th, td { border-color: #3a3a3a }
+  th, code { background: #2b2b2b }
+  /* white becomes the page's colour, black the text's, and each hue remains */
+  img { filter: invert(.89) hue-rotate(180deg) }
+}
 """
 PAGE = """<!doctype html>
 <html lang="en">

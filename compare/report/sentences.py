@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from client.bounds import cut_in_words, warm_up_in_words
 from client.machine import processor
 from client.quoting import code, escape, unescape
 from client.results import KEYS
@@ -23,8 +24,9 @@ FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
 def sentences(run: Run) -> list[str]:
     """Sentences that apply to a run, the gravest first."""
     applying = [
-        simulated(run), partial(run), *failures(run), *other_lengths(run), client_limited(run),
-        busy(run.first), sampled(run), identity(run), littles_law(run), seeds(run),
+        simulated(run), partial(run), cut(run), *failures(run), *other_lengths(run),
+        client_limited(run), busy(run.first), warm_up(run), sampled(run), identity(run),
+        littles_law(run), seeds(run),
     ]  # fmt: skip
     return [sentence for sentence in applying if sentence]
 
@@ -50,6 +52,22 @@ def partial(run: Run) -> str | None:
         numbers = ", ".join(map(str, run.missing_seeds))
         parts.append(f"seed {numbers} of {len(asked['seeds'])} is missing or left out")
     return f"**Partial**: {'; '.join(parts)}."
+
+
+def cut(run: Run) -> str | None:
+    """Return which replays ended at a bound, and what that does to their numbers."""
+    each = [text for name, results in run.variants.items() if (text := cut_in_words(name, results))]
+    if not each:
+        return None
+    return (
+        f"**Cut**: {'; '.join(each)}. No measure counts these, though the slowest may be among "
+        "them, so variants may differ by the requests that they answered."
+    )
+
+
+def warm_up(run: Run) -> str | None:
+    n = (run.first.get("bounds") or {}).get("warm_up")
+    return warm_up_in_words(n) if n else None
 
 
 def failures(run: Run) -> list[str]:
@@ -239,6 +257,8 @@ def point_line(name: str, point: Result) -> str:
 def result_line(name: str, result: Result) -> str:
     """A measurement in a line, as it ends."""
     ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
+    if result["cut"]:
+        ended += f", cut at {result['cut']['at']}"
     return (
         f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
         f"{result['output_throughput']:,.0f} tok/s, {ended}"

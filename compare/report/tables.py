@@ -144,7 +144,10 @@ def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
 
 
 def label(name: str, results: Sequence[Result]) -> str:
-    return f"{name} (partial)" if any(result["partial"] for result in results) else name
+    for mark in ("partial", "cut"):
+        if any(result.get(mark) for result in results):
+            return f"{name} ({mark})"
+    return name
 
 
 def setting(value: object) -> str:

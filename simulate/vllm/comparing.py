@@ -86,7 +86,8 @@ class ComparingOwn(Simulating):
             changed = {}
             for factor in CHANGED:
                 server = self._server(name, self.options.layout, factor)
-                result, _ = measure(server, requests, {}, math.inf, Watch())
+                bounds = self.options.bounds
+                result, _ = measure(server, requests, {}, math.inf, Watch(), bounds)
                 changed[f"{factor:g}"] = {key: result[key] for key in NEAR_KEYS}
             done.result["costs_changed"] = changed
         return done

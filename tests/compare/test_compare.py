@@ -53,7 +53,7 @@ def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
         assert [steps.pop(0), steps.pop(0)] == [f"starting {mode}", f"stopping {mode}"]
     assert steps == ["saving the results", "reading the results", "drawing figures"]
     figures = ["latency_vs_tokens", "by_group", "occupancy", "rows", "distributions"]
-    wanted = {"trace.jsonl", "summary.json", "report.md", "report.html"}
+    wanted = {"trace.jsonl", "requests.csv", "summary.json", "report.md", "report.html"}
     wanted |= {*(f"{mode}.json" for mode in MODES), *(f"{name}.png" for name in figures)}
     assert {path.name for path in tmp_path.iterdir()} == wanted
     summary = read(tmp_path / "summary.json")
@@ -161,6 +161,9 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         ("--trace t.jsonl", "--trace holds the requests; leave out --users"),
     )),
     ("--seconds 3", "add --sweep"),
+    ("--sweep --max-seconds 9", "apply to one replay of each variant; leave them out"),
+    ("--max-seconds 0", "--max-seconds must be a number of seconds above 0"),
+    *((f"--{bound} 0", f"--{bound} must be at least 1") for bound in ("max-failures", "warm-up")),
     ("--sweep --seconds 0", "--seconds must be a number of seconds above 0"),
     ("--repeats 0", "--repeats must be at least 1"),
     ("--seed -1", "--seed must be 0 or more"),

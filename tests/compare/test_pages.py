@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
+from PIL import Image
 from rich.console import Console
 
 from client import client, runs
@@ -199,6 +201,24 @@ def test_a_page_shows_its_own_figures_and_no_others() -> None:
     assert [source[:14] for source in page.sources] == ["data:image/svg"]
     whole = as_page("# a <b> & c\n\n| mode |\n| --- |\n| <script>alert(1)</script> |\n", {})
     assert "<script>" not in whole and "<title>a &lt;b&gt; &amp; c</title>" in whole
+
+
+@pytest.mark.extra
+def test_a_report_and_its_figures_are_dark_where_the_system_is(
+    opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    white = (
+        b'<svg xmlns="http://www.w3.org/2000/svg"><rect width="99" height="99" fill="#fff"/></svg>'
+    )
+    (page := tmp_path / "report.html").write_text(as_page("# t\n\n![a](rows.png)", {"rows": white}))
+    tab, brightest = opened(page.as_uri()), {}
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        with Image.open(io.BytesIO(tab.locator("img").screenshot())) as figure:
+            brightest[scheme] = max(figure.convert("L").tobytes())
+        colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert colour == {"light": "rgb(255, 255, 255)", "dark": "rgb(28, 28, 28)"}[scheme]
+    assert brightest["light"] == 255 and abs(brightest["dark"] - 28) < 3, "the page's own colour"
 
 
 def test_a_servers_name_is_a_file_name_too() -> None:

@@ -30,7 +30,7 @@ from tests.programs import output, ran
 
 MODES = ["static", "dynamic"]
 DRAWN = [name for name in runs.FIGURES if name != "replicas"]  # of a run that has one all the time
-REPORT = ["report.md", "report.html", *(f"{name}.png" for name in DRAWN)]
+REPORT = ["report.md", "report.html", "requests.csv", *(f"{name}.png" for name in DRAWN)]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     for name in (*REPORT, "summary.json"):
         (copy / name).unlink()
     report.write(runs.load(copy))
-    for name in ("report.md", "report.html", "summary.json"):
+    for name in ("report.md", "report.html", "requests.csv", "summary.json"):
         assert (copy / name).read_text() == (swept / name).read_text(), name
     page = Page((swept / "report.html").read_text())
     # headlines, differences, latency by group, capacities, every rate of two seeds

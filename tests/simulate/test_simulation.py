@@ -163,7 +163,7 @@ def test_the_table_comes_before_the_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came after the figures were drawn, which takes up to 18 seconds."""
-    monkeypatch.setattr(report, "write", lambda run: print("the figures"))
+    monkeypatch.setattr(report, "write", lambda run, svg: print("the figures"))
     shown = output("simulate", f"{SMALL} --arrival poisson:50 --out {tmp_path}")
     assert shown.index("p50 ms") < shown.index("One seed:") < shown.index("the figures")
 
@@ -179,7 +179,8 @@ def test_ctrl_c_keeps_what_is_simulated(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Replayed, "ended", interrupt)
     done = simulate(tmp_path, f"{SMALL} --arrival poisson:50")
-    assert done.returncode == 130 and done.stderr == "interrupted; what was simulated is kept\n"
+    kept = f"interrupted; what was simulated is kept; --resume {tmp_path} goes on\n"
+    assert (done.returncode, done.stderr) == (130, kept)
     summary, kept = saved(tmp_path), json.loads((tmp_path / "dynamic.json").read_text())
     assert summary["partial"] and not summary["variants"]["static"]["partial"]
     assert kept["partial"] and (kept["completed"], len(kept["requests"])) == (5, 5)
@@ -199,7 +200,8 @@ def test_ctrl_c_keeps_what_processes_have(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(jobs.Jobs, "_show", interrupt)
     done = simulate(tmp_path, f"{SMALL} --arrival poisson:50 --numsamples 50000 --jobs 2")
-    assert done.returncode == 130 and done.stderr == "interrupted; what was simulated is kept\n"
+    kept = f"interrupted; what was simulated is kept; --resume {tmp_path} goes on\n"
+    assert (done.returncode, done.stderr) == (130, kept)
     for name, result in saved(tmp_path)["variants"].items():
         assert result["partial"] and result["completed"] < 50_000, name
 
