@@ -52,14 +52,18 @@ def difference(
     return _interval(np.diff(pairs)[:, 0], step * float(pairs.mean(axis=0).max()))
 
 
+def half_width(deviation: float, n: int, confidence: float = CONFIDENCE) -> float:
+    """Half of Student's interval of the mean of n values with this standard deviation; n >= 2."""
+    from scipy.special import stdtrit  # takes 0.2 s to load
+
+    return float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / n**0.5
+
+
 def _interval(values: Sequence[float] | np.ndarray, width: float) -> Estimate:
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return Estimate(mean, None)
-    from scipy.special import stdtrit  # takes 0.2 s to load
-
-    quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(mean, quantile * float(np.std(values, ddof=1)) / n**0.5 + width)
+    return Estimate(mean, half_width(float(np.std(values, ddof=1)), n) + width)
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -92,7 +92,8 @@ class Comparison:
     def facts(self) -> dict[str, Any]:
         """Return the facts that are the same in every seed's summary."""
         options = self.options
-        command = self.earlier or {"command": command_line(self.program, sys.argv[1:])}
+        words = options.check.words if options.check else sys.argv[1:]
+        command = self.earlier or {"command": command_line(self.program, words)}
         return self.machine | {
             "goodput": options.goodput,
             "bounds": asdict(options.bounds),
@@ -280,7 +281,8 @@ class Comparison:
 
     def traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
         data = Workload(**self.options.workload, seed=seed)
-        return data, self.trace or data.requests(self.options.numsamples, self.arrival)
+        saved = self.options.check and self.options.check.trace(seed)
+        return data, saved or self.trace or data.requests(self.options.numsamples, self.arrival)
 
     def _replay(
         self, target: Measurable, title: str, requests: Sequence[Request]

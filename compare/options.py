@@ -17,6 +17,7 @@ from client.draws import ARRIVALS, WorkloadError
 from client.runs import files, refuse_overwriting
 from client.trace_file import Context, TraceFile
 from compare import variants
+from compare.check import JUDGED, LIMIT, Check, checked
 from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.servers import ROOT
 from compare.variants import BASIC, Variant
@@ -76,7 +77,16 @@ HOW: arguments.Flags = {
     "--resume": {"type": Path, "metavar": "FOLDER", "help":
         "go on with a run that was stopped, by its own flags: measure the variants and seeds that "
         "are missing"},
+    "--check": {"type": Path, "metavar": "RUN", "help":
+        "run a saved run's traces and variants again, and say whether a measure got worse: exit "
+        "code 1; settings of servers may follow"},
+    "--limit": {"nargs": "+", "default": [], "metavar": "NAME:PERCENT", "help":
+        f"with --check: measures to judge, and by how much each may get worse (default: "
+        f"{LIMIT:.0%}% of {', '.join(JUDGED)})"},
+    "--junit": {"type": arguments.file, "metavar": "FILE", "help":
+        "with --check: write the answers as JUnit XML, too"},
 }  # fmt: skip
+OF_RUN = WHAT | arguments.WORKLOAD | HOW
 OF_SERVERS: arguments.Flags = {  # without a meaning in virtual time
     "--also": {"action": "append", "default": [], "metavar": "NAME=URL", "help":
         "compare with this server too: one that runs already and speaks OpenAI's API; implies "
@@ -134,6 +144,7 @@ class Options:
     also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
     deployment: Deployment | None = None  # of each variant; None: a server alone
     calibration: bool = False
+    check: Check | None = None
 
     @property
     def names(self) -> list[str]:
@@ -214,6 +225,8 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
 
 def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
+    if again := checked("./compare.sh", argv, parse, OF_RUN):
+        return again
     what = "Replay one trace against every batching mode."
     parser = parser_of("./compare.sh", what, "--also", "--runs", "--model")
     arguments.add(parser, OF_SERVERS)
@@ -256,6 +269,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
          "--max-seconds, --max-failures and --warm-up apply to one replay of each variant; leave "
          "them out of --sweep, --plan and --find, which judge whole ones"),
         (known.seconds is not None and not sweep, "--seconds applies to a sweep; add --sweep"),
+        (known.limit or known.junit, "--limit and --junit belong to --check; add it"),
     ):
         if refused:
             raise ConfigError(sentence)

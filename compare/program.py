@@ -4,6 +4,7 @@
              [--repeats R] [workload] [--out DIR] [any server setting]
 ./compare.sh --resume DIR
 ./compare.sh --runs RUN RUN …
+./compare.sh --check RUN [--limit NAME:PERCENT …] [--junit FILE] [--out DIR] [any server setting]
 """
 
 from __future__ import annotations
@@ -95,11 +96,12 @@ def run_and_exit(
     lost: str = "the servers are stopped",
 ) -> None:
     """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
-    console, run = Console(), None
+    console, run, worse = Console(), None, False
     sigterm_is_ctrl_c()
     try:
         with Progress(console) as progress:
-            run, stopped = compare(comparison := comparison_of(progress))
+            comparison = comparison_of(progress)
+            run, stopped = compare(comparison)
             if run:
                 progress.table(None)
                 with progress.step("drawing figures"):
@@ -108,6 +110,8 @@ def run_and_exit(
                     report.show(run, console)
                     report.write(run, comparison.options.svg)
                 progress.say(f"report.html, report.md, requests.csv, figures: {run.folder}")
+                if comparison.options.check and not stopped:
+                    worse = comparison.options.check.conclude(run, console)
     except (ConfigError, WorkloadError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -121,5 +125,6 @@ def run_and_exit(
         more = f"{kept}; --resume {run.folder} goes on" if run else lost
         print(f"interrupted; {more}", file=sys.stderr)
         sys.exit(130)
-    if run and any(result["failed"] for results in run.variants.values() for result in results):
+    failed = run and any(r["failed"] for results in run.variants.values() for r in results)
+    if worse or failed:
         sys.exit(1)

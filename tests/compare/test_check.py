@@ -1,0 +1,170 @@
+"""--check: what it says of two runs of the same traces, and how often it is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+from unittest import mock
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from compare import check
+from compare.check import CANNOT_TELL, NOT_WORSE, WORSE, Change, changes
+from compare.comparison import Comparison
+from compare.options import parse as compare
+from config import ConfigError
+from simulate.program import parse as simulate
+from tests.conftest import undraw
+from tests.programs import output, ran
+from tests.servers import ROOT
+
+LATENCY, THROUGHPUT = "mean_e2el_ms", "output_throughput"
+
+
+def compared(ratios: Sequence[float], measure: str = LATENCY, measures: int = 1) -> Change:
+    """The first of so many measures, of which each seed has this ratio to the saved run."""
+    names = [measure, *check.LIMITED[: measures - 1]]
+    before = [{"a": dict.fromkeys(names, 10.0 * (seed + 1))} for seed in range(len(ratios))]
+    now = [{"a": {n: v * r for n, v in of["a"].items()}} for of, r in zip(before, ratios)]
+    return changes(before, now, dict.fromkeys(names, 0.05))[0]
+
+
+@pytest.mark.parametrize(("ratios", "measure", "answer"), [
+    ([1.0, 1.0, 1.0], LATENCY, NOT_WORSE),
+    ([0.7, 0.7, 0.8], LATENCY, NOT_WORSE),
+    ([1.1, 1.1, 1.1], LATENCY, WORSE),
+    ([1.10, 1.11, 1.09, 1.10], LATENCY, WORSE),
+    ([1.04, 1.041, 1.039], LATENCY, NOT_WORSE),  # surely slower, but within the limit
+    ([1.6, 0.9, 0.9, 1.1], LATENCY, CANNOT_TELL),
+    ([1.2, 0.9, 0.9, 1.1], LATENCY, CANNOT_TELL),
+    ([1.1, 1.1, 1.1], THROUGHPUT, NOT_WORSE),
+    ([0.9, 0.9, 0.91], THROUGHPUT, WORSE),
+    ([0.0, 0.0, 0.0], "goodput", WORSE),
+])  # fmt: skip
+def test_the_answer(ratios: list[float], measure: str, answer: str) -> None:
+    change = compared(ratios, measure)
+    assert change.answer == answer == check.answer([change])
+    assert check.sentence([change]).startswith(answer.capitalize())
+
+
+@pytest.mark.parametrize("ratios", [[1.15, 1.0, 1.1, 1.1], [1.1, 0.95, 1.05, 0.96]])
+def test_the_seeds_that_would_tell_tell_and_one_fewer_do_not(ratios: list[float]) -> None:
+    """Of a run with the same mean and deviation of its ratios."""
+    first = compared(ratios)
+    assert first.answer == CANNOT_TELL and first.more
+    logs = np.log(ratios)
+    for n, told in ((4 + first.more, True), (3 + first.more, False)):
+        more = np.random.default_rng(0).standard_normal(n)
+        more = (more - more.mean()) / more.std(ddof=1) * logs.std(ddof=1) + logs.mean()
+        assert (compared([*np.exp(more)]).answer != CANNOT_TELL) == told
+    assert f"{first.more} more seed" in check.sentence([first])
+
+
+def test_many_measures_raise_no_more_false_alarms_than_one() -> None:
+    """Without a limit; and judged one at a time they do."""
+    few = compared([1.15, 1.05, 1.12, 1.08, 1.1])
+    many = compared([1.15, 1.05, 1.12, 1.08, 1.1], measures=20)
+    assert few.interval == many.interval and (few.answer, many.answer) == (WORSE, CANNOT_TELL)
+    chance, limits = np.random.default_rng(0), dict.fromkeys(check.LIMITED[:10], 1e-9)
+    together = alone = 0
+    for _ in range(60):
+        before, now = (
+            [{"a": dict(zip(limits, np.exp(row)))} for row in chance.normal(0, 0.03, (5, 10))]
+            for _ in range(2)
+        )
+        together += check.answer(changes(before, now, limits)) == WORSE
+        alone += any(changes(before, now, {n: 1e-9})[0].answer == WORSE for n in limits)
+    assert together <= 3 < 6 <= alone
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that measured its rate."""
+    out = tmp_path_factory.mktemp("check") / "saved"
+    words = f"--modes static,dynamic --numsamples 40 --repeats 3 --jobs 1 --out {out}"
+    with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
+        output("simulate", f"{words} --goodput e2el:900")
+    return out
+
+
+def checked(saved: Path, words: str) -> CompletedProcess[str]:
+    return ran("simulate", *shlex.split(f"--check {saved} {words}"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_is_the_same_as_itself_and_a_slower_one_is_worse(saved: Path, tmp_path: Path) -> None:
+    same, slower, junit = tmp_path / "same", tmp_path / "slower", tmp_path / "junit.xml"
+    done = checked(saved, f"--out {same} --junit {junit}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Not worse: all 10 measures are within their limits.\n")
+    assert max(map(len, done.stdout[done.stdout.index(" variant  measure") :].splitlines())) <= 80
+    suite = ElementTree.parse(junit).getroot()
+    assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["10", "0", "0"]
+    # of the run that checked, which is a run like any other
+    done = checked(
+        same, f"--out {slower} --fake-slowdown 1.1 --limit mean_tpot_ms:5% --junit {junit}"
+    )
+    assert done.returncode == 1
+    assert "Worse, 1 of 2 measures: dynamic's mean_tpot_ms is 1.1" in done.stdout
+    assert done.stdout.endswith(", beyond its limit of 5%.\n")
+    suite = ElementTree.parse(junit).getroot()
+    cases = [(case.get("classname"), case.get("name")) for case in suite.iter("testcase")]
+    assert cases == [("static", "mean_tpot_ms"), ("dynamic", "mean_tpot_ms")]
+    assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["2", "1", "1"]
+    for seed in ("seed-0", "seed-2"):
+        traces = [(run / seed / "trace.jsonl").read_text() for run in (saved, same, slower)]
+        assert traces[0] == traces[1] == traces[2]
+
+
+def test_a_check_has_the_saved_traces_and_settings(saved: Path, tmp_path: Path) -> None:
+    """Whatever would be drawn by now; and of compare.sh, too, without its sweep."""
+    run = tmp_path / "saved"
+    shutil.copytree(saved, run)
+    trace, summary = run / "seed-1" / "trace.jsonl", run / "seed-0" / "summary.json"
+    trace.write_text("".join(trace.read_text().splitlines(keepends=True)[:7]))
+    command = "./compare.sh --sweep --seconds 9 --out /none"
+    text = summary.read_text().replace("./simulate.sh", command)
+    summary.write_text(text.replace("--jobs 1", ""))
+    options = compare(["--check", str(run), "--token-budget", "99"])
+    assert options.names == ["static", "dynamic"] and options.repeats == 3
+    assert options.arrival == json.loads(text)["workload"]["arrival"] != "auto"
+    assert not options.sweep and options.goodput == {"e2el": 900}
+    assert options.flags == {"token_budget": "99"}
+    comparison = Comparison(options, mock.Mock())
+    assert [len(comparison.traffic(seed)[1]) for seed in comparison.seeds] == [40, 7, 40]
+
+
+def test_the_workflow_for_github_has_commands_that_are_understood(saved: Path) -> None:
+    text = (ROOT / "docs" / "examples" / "check.yml").read_text()
+    measure, again = re.findall(r"bench/compare.sh (.*)", text)
+    assert compare(shlex.split(measure)).names == ["dynamic", "mine"]
+    with pytest.raises(ConfigError, match="runs/before holds no run"):
+        compare(shlex.split(again))
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--check {saved}", "./simulate.sh made this run; name one of ./compare.sh"),
+    ("--check {saved}/seed-0", "a run of one seed has no interval; measure it again with --rep"),
+    ("--check {saved}/none", "holds no run"),
+    ("--check {saved} --seed 3", "leave out --seed"),
+    ("--check {saved} --modes=static", "leave out --modes"),
+    ("--check {saved} --out {saved} --overwrite", "--out would replace this run"),
+    ("--check {saved} --limit mean_preempted_ms:5%", "the runs have no mean_preempted_ms; name"),
+    ("--check {saved} --limit latency:5%", "'latency:5%': give NAME:PERCENT"),
+    ("--check {saved} --limit mean_e2el_ms", "give NAME:PERCENT"),
+    ("--check {saved} --limit mean_e2el_ms:0%", "above 0 and below 100"),
+    ("--limit mean_e2el_ms:5%", "belong to --check; add it"),
+    ("--junit junit.xml", "belong to --check; add it"),
+])  # fmt: skip
+def test_a_check_that_cannot_be_made_is_refused(words: str, sentence: str, saved: Path) -> None:
+    parse = simulate if sentence[:2] != "./" else compare
+    with pytest.raises(ConfigError, match=sentence):
+        parse(shlex.split(words.format(saved=saved)))
