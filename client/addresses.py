@@ -10,13 +10,14 @@ from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 
+from client.arguments import asked_of
 from client.calls import ServerError, get
 from client.formats import words_and_signs
 from client.machine import ROOT
 from client.measure import Target, openai_model
 from client.quoting import named
 from client.trace_file import Context
-from client.wire import wire
+from client.wire import OTHERS, Asked, wire
 from config import ConfigError, read_key
 
 
@@ -57,12 +58,22 @@ def api_key(given: str | None) -> str | None:
         raise ConfigError(f"--api-key: {error}") from None
 
 
+def other_target(
+    url: str, asked: Asked, name: str = "", model: str | None = None, key: str | None = None
+) -> Target:
+    """Return a server that is none of ours; its name and model as given, else of what it lists.
+    Raises ServerError.
+    """
+    model = str(model or asked.extra.get("model") or openai_model(url, key, asked.headers))
+    by = wire(asked.api, model, asked=asked)
+    return Target(name or named(Path(model).name), url, by, ours=False, key=key)
+
+
 def target_of(url: str, arguments: argparse.Namespace) -> Target:
     """Return the server to measure. Raises ServerError, and ConfigError for an invalid key."""
-    key = api_key(arguments.api_key)
-    if arguments.api == "openai":
-        model = arguments.model or openai_model(url, key)
-        return Target(named(Path(model).name), url, wire("openai", model), ours=False, key=key)
+    key, asked = api_key(arguments.api_key), asked_of(arguments)
+    if asked.api in OTHERS:
+        return other_target(url, asked, model=arguments.model, key=key)
     try:
         about = get(url, key=key)
     except ServerError as error:
@@ -76,9 +87,10 @@ def target_of(url: str, arguments: argparse.Namespace) -> Target:
 
 def context_of(url: str, arguments: argparse.Namespace) -> Context | None:
     """Return the longest request of a server; None where it does not say."""
-    route = "/v1/models" if arguments.api == "openai" else ""
+    asked = asked_of(arguments)
+    route = "/v1/models" if asked.api in OTHERS else ""
     with contextlib.suppress(ServerError, LookupError, TypeError, ValueError, AttributeError):
-        about = get(url + route, key=api_key(arguments.api_key))
+        about = get(url + route, key=api_key(arguments.api_key), secrets=asked.headers)
         config = about["data"][0] if route else about["config"]
         by_bytes = config.get("tokenizer") == "bytes"
         count = (lambda text: len(text.encode())) if by_bytes else words_and_signs

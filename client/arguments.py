@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,8 +16,10 @@ from client import draws
 from client.bounds import Bounds
 from client.trace_file import TraceFile
 from client.users import Users
+from client.wire import OTHERS, Asked
 from client.workloads import PROMPTS
 from config import ConfigError, flag
+from config.reading import parse
 from stats import LIMITED
 
 Flags = dict[str, dict[str, Any]]  # each with the options of argparse's `add_argument`
@@ -68,6 +72,15 @@ BOUNDS: Flags = {  # each a field of Bounds
         "send the first N requests of each trace as a warm-up, which no measure counts"},
 }  # fmt: skip
 SVG: Flags = {"--svg": {"action": "store_true", "help": "write each figure as SVG, too"}}
+ASKED: Flags = {  # of servers that are none of ours
+    "--header": {"action": "append", "default": [], "metavar": "'NAME: VALUE'", "help":
+        "send this header to servers that are none of ours, such as a gateway's key; repeat it for "
+        "each; it is neither saved nor shown"},
+    "--extra-body": {"metavar": "JSON", "help":
+        "fields of each request to servers that are none of ours, such as '{\"min_p\": 0.1}'; they "
+        "replace those sent without it, and null leaves one out"},
+}  # fmt: skip
+HEADER = re.compile(r"([!#$%&'*+.^_`|~\w-]+):[ \t]*([!-~](?:[ -~]*[!-~])?)", re.ASCII)
 OF_WORKLOAD = [name.removeprefix("--").replace("-", "_") for name in DRAWN]
 OF_USERS = ("arrival", "lengths", "sessions")  # what --users say themselves
 
@@ -94,6 +107,29 @@ def trace_file(known: argparse.Namespace) -> TraceFile | None:
 
 def bounds_of(known: argparse.Namespace) -> Bounds:
     return Bounds(known.max_seconds, known.max_failures, known.warm_up or 0)
+
+
+def asked_of(known: argparse.Namespace) -> Asked:
+    """Return how servers that are none of ours are asked. Raises ConfigError, without a value of a
+    header.
+    """
+    api, headers = known.api or "openai", {}
+    for text in known.header:
+        if (found := HEADER.fullmatch(text.strip())) is None:
+            raise ConfigError("--header: give 'NAME: VALUE' in ASCII, such as 'X-Api-Key: KEY'")
+        headers[found[1].title()] = found[2]
+    extra: Any = {}
+    if (text := known.extra_body) is not None:
+        try:
+            extra = parse(text)
+            json.dumps(extra, allow_nan=False).encode()
+        except ValueError:
+            extra = None
+        if not isinstance(extra, dict):
+            raise ConfigError(f"--extra-body {text}: give a JSON object, as '{{\"min_p\": 0.1}}'")
+    if api not in OTHERS and (headers or extra):
+        raise ConfigError("--header and --extra-body go with --api openai or --api chat")
+    return Asked(api, headers, extra)
 
 
 def contradiction(known: argparse.Namespace) -> str | None:

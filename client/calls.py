@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import requests
 
 from client.wire import DONE, Unreadable, cut_off, data_of, event_of, refusal, utf8
 from config.reading import parse
+
+SHORTEST_SECRET = 8  # characters of a word that is hidden: shorter ones are words of sentences
 
 
 class ServerError(Exception):
@@ -23,9 +26,16 @@ def headers(key: str | None) -> dict[str, str]:
     )
 
 
-def get(url: str, timeout_s: float = 30.0, key: str | None = None) -> dict[str, Any]:
-    """GET a JSON object. Raises ServerError, also after `timeout_s` without an answer."""
-    with _exchange("GET", url, None, timeout_s, key) as response:
+def get(
+    url: str,
+    timeout_s: float = 30.0,
+    key: str | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """GET a JSON object. Raises ServerError, also after `timeout_s` without an answer. secrets:
+    more headers, which no error shows.
+    """
+    with _exchange("GET", url, None, timeout_s, key, secrets) as response:
         return _object(response.content)
 
 
@@ -70,22 +80,41 @@ def _object(content: bytes) -> dict[str, Any]:
     return value
 
 
+def hidden(text: str, secrets: Mapping[str, str]) -> str:
+    """Return a text without the words of secret headers, which a server may repeat."""
+    for word in " ".join(secrets.values()).split():
+        text = text.replace(word, "…") if len(word) >= SHORTEST_SECRET else text
+    return text
+
+
 @contextlib.contextmanager
 def _exchange(
-    method: str, url: str, body: Any, timeout_s: float, key: str | None
+    method: str,
+    url: str,
+    body: Any,
+    timeout_s: float,
+    key: str | None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Iterator[requests.Response]:
     """Send a request and yield its answer; failures become a ServerError."""
+    secrets = secrets or {}
     try:
         with requests.Session() as session:
             session.trust_env = False  # no proxy between a client and a server that it measures
+            session.verify = os.environ.get("SSL_CERT_FILE", True)  # as the load's library does
             with session.request(
-                method, url, headers=headers(key), timeout=timeout_s, stream=True, json=body
-            ) as response:
+                method, url, headers=headers(key) | dict(secrets), timeout=timeout_s, stream=True,
+                json=body, allow_redirects=not secrets,
+            ) as response:  # fmt: skip
                 if response.status_code != 200:
-                    raise ServerError(
-                        f"{url} answered {refusal(response.status_code, response.content)}"
-                    )
+                    why = hidden(refusal(response.status_code, response.content), secrets)
+                    raise ServerError(f"{url} answered {why}")
                 yield response
+    except requests.exceptions.SSLError as error:
+        raise ServerError(
+            f"no answer from {url} ({_cause(error)}); of an authority of your own SSL_CERT_FILE "
+            "names the certificate"
+        ) from None
     except (requests.ConnectionError, requests.Timeout, OSError) as error:
         raise ServerError(
             f"no answer from {url} ({_cause(error)}); is it running? "

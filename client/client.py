@@ -33,13 +33,13 @@ from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
 from client.groups import describe, described  # noqa: E402
 from client.machine import command_line  # noqa: E402
-from client.measure import Target, measure, with_requests  # noqa: E402
+from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Progress  # noqa: E402
 from client.results import SHOWN_OF_STATS  # noqa: E402
 from client.summary import latency_line  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
-from client.wire import APIS  # noqa: E402
+from client.wire import APIS, IN_WORDS, OpenAI  # noqa: E402
 from client.workloads import Workload  # noqa: E402
 from config import ConfigError, Parser, refuse_unknown  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
@@ -53,11 +53,12 @@ SERVER: arguments.Flags = {
     "--api-key": {"metavar": "KEY", "help":
         "the server's API key (default: EB_API_KEY, read from the same places as IP)"},
     "--api": {"choices": APIS, "default": "inference", "help":
-        "inference: the API of our servers; openai: that of any server"},
+        "inference: the API of our servers; of any server, openai: completions, chat: messages"},
     "--model": {"help":
         "the model in an OpenAI request (default: the first that the server lists)"},
     "--timeout": {"type": float, "default": 3600, "help":
         "seconds that an answer may take (default: 3600)"},
+    **arguments.ASKED,
 }  # fmt: skip
 ONE: arguments.Flags = {
     "--prompt": {"help": "the prompt; its completion is printed as it comes"},
@@ -107,6 +108,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if known.prompt is not None and getattr(known, name) is not None:
             parser.error(f"--prompt and --{name} contradict each other; leave one out")
     arguments.check_numbers(known)
+    arguments.asked_of(known)
     if wrong := arguments.contradiction(known):
         parser.error(wrong)
     sized = known.numsamples is not None or arguments.seconds_say_how_many(known)
@@ -154,10 +156,15 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
     requests, description = load_of(known, url)
     goodput, bounds = arguments.parse_goodput(known.goodput), arguments.bounds_of(known)
     target = target_of(url, known)
+    by = target.wire
     written = [known.figure] if known.figure else []
     if known.out:
         written += runs.files(known.out, [target.name])
     runs.refuse_overwriting(written, known.overwrite)
+    if not target.ours and requests[0].prompt_ids is not None:
+        warm_up(target, by_ids=True)
+        if by.in_words:
+            console.print(f"{target.name}: {IN_WORDS}", highlight=False)
     machine = runs.facts() if known.out else {}
     console.print(described(description), highlight=False)
     with Progress(console) as progress:
@@ -178,6 +185,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
                 "started_here": False,
                 "stopped": "interrupted before its end" if result["partial"] else None,
                 "also": {} if target.ours else {target.name: url},
+                "asked_as": {target.name: by.about} if isinstance(by, OpenAI) else {},
                 "command": command_line("client/client.py", sys.argv[1:]),
             }
             results = {target.name: with_requests(result, outcomes)}

@@ -193,6 +193,13 @@ def _in_words(i: int) -> str:
     return TENS.split()[i // 10 - 2] + (f"-{below_20[i % 10 - 1]}" if i % 10 else "")
 
 
+def words(ids: Sequence[int]) -> str:
+    """Return a word for each token id, the same for the same id: prompts that begin alike still do.
+    Most tokenizers have one token for each.
+    """
+    return " ".join(_in_words(1 + i % 19) for i in ids)
+
+
 class TokenIds(Sequence[list[int]]):
     """A list of random ids for each length, made at each access; an id takes one byte."""
 

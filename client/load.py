@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 import aiohttp
 
-from client.calls import headers
+from client.calls import headers, hidden
 from client.outcomes import Outcome, Outcomes
 from client.traces import Request
 from client.wire import Plain, Reply, Unreadable, Wire, refusal, utf8
@@ -99,7 +99,7 @@ class _Replay:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
-            headers=headers(key),
+            headers=headers(key) | dict(self._wire.headers),
         ) as self._session:
             self._start = time.perf_counter() + HEAD_START_S
             first_at = 0.0 if users else min(request.at for request in self._requests)
@@ -158,7 +158,12 @@ class _Replay:
         pieces = []
         answer, text, error = None, "", ""
         try:
-            async with self._session.post(self._url + self._wire.path, data=body) as response:
+            async with self._session.post(
+                self._url + self._wire.path,
+                data=body,
+                # of these headers the library would take only a key off one that leads elsewhere
+                allow_redirects=not self._wire.headers,
+            ) as response:
                 async for data in response.content.iter_any():
                     pieces.append((self._now(), data))
             reply = Reply(request, scheduled_at, sent_at, pieces or [(self._now(), b"")])
@@ -170,7 +175,7 @@ class _Replay:
         except Exception as failure:  # whatever a server answers: the load goes on
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
         ended_at = answer.answered_at if answer else self._now()
-        texts = utf8(text), utf8(error)
+        texts = utf8(text), utf8(hidden(error, self._wire.headers))
         self._end(outcome := Outcome(request, scheduled_at, sent_at, ended_at, answer, *texts))
         return outcome
 

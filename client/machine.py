@@ -19,6 +19,7 @@ from config.reading import read_json
 from scheduling.user_policies import SOURCES, file_of
 
 ROOT = Path(__file__).resolve().parents[1]
+SECRET = ("--api-key", "--header")
 LIMIT = "client.json"  # in the user's `cache`
 
 
@@ -84,13 +85,14 @@ def commit() -> str:
 
 
 def command_line(program: str, arguments: Sequence[str]) -> str:
-    """Return a command line for results, without an API key."""
+    """Return a command line for results, without the values of SECRET flags."""
     words = [program, *arguments]
     for i, word in enumerate(words):
-        if words[i - 1] == "--api-key" and i:
+        name, given, _ = word.partition("=")
+        if words[i - 1] in SECRET and i:
             words[i] = "…"
-        elif word.startswith("--api-key="):
-            words[i] = "--api-key=…"
+        elif given and name in SECRET:
+            words[i] = f"{name}=…"
     return shlex.join(words)
 
 

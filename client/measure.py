@@ -27,6 +27,7 @@ from scheduling.policies import MODES, chosen
 from stats import DEFINITIONS
 
 LEAST_BURST = 16
+INVALID = ("400", "422")  # how the error of a request begins whose body a server does not take
 BINS = 400  # of rows over time
 ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 # /stats, rows over time, and config
@@ -94,9 +95,9 @@ class Target:
         return engine, analysis.occupancy_over_time(iterations, BINS), config
 
 
-def openai_model(url: str, key: str | None = None) -> str:
-    """The first model that a server lists. Raises ServerError."""
-    models = get(f"{url}/v1/models", key=key)
+def openai_model(url: str, key: str | None = None, secrets: Mapping[str, str] | None = None) -> str:
+    """The first model that a server lists. secrets: more headers. Raises ServerError."""
+    models = get(f"{url}/v1/models", key=key, secrets=secrets)
     try:
         return str(models["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
@@ -104,13 +105,18 @@ def openai_model(url: str, key: str | None = None) -> str:
 
 
 def warm_up(target: Target, by_ids: bool = False) -> None:
-    """Send each server two short requests, as text or ids. Raises ServerError if one fails."""
+    """Send each server two short requests, as text or ids. Raises ServerError if one fails. One
+    that is none of ours and refuses ids gets words in their place from then on.
+    """
     text = "warm up"
     prompt: dict[str, Any] = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
     for url in target.servers:
         for seed in range(2):
             request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)
             [outcome] = replay(url, [request], target.wire, key=target.key)
+            if by_ids and not target.ours and outcome.error.startswith(INVALID):
+                target.wire.ids = False
+                [outcome] = replay(url, [request], target.wire, key=target.key)
             if why := outcome.error:
                 raise ServerError(f"{target.name} at {url} failed its first request: {why}")
 

@@ -1,4 +1,5 @@
-"""Requests for a completion and their answers: /inference or OpenAI's /v1/completions.
+"""Requests for a completion and their answers: /inference, or OpenAI's /v1/completions or
+/v1/chat/completions.
 
 A wire turns a request into a body, and the pieces of an answer, each with the instant at which it
 came, into an `Answer`. An answer is read when it is whole, so that reading does not delay the
@@ -7,19 +8,21 @@ sending of others. Token counts come from the server's `usage`, never from count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from client.draws import words
 from client.outcomes import Answer
 from client.traces import Request
 from config.reading import parse
 from stats import times_from
 
-APIS = ("inference", "openai")
+APIS = ("inference", "openai", "chat")
+IN_WORDS = "token ids are sent as text, a word for each"
 DONE = b"[DONE]"  # the last event of a stream
 BYTE_ORDER_MARK = "\ufeff".encode()
 EARLIEST_S = -1.0  # a first token before its request: clocks that count seconds differ by less
@@ -64,9 +67,24 @@ class Reply:
         return b"".join(data for _, data in self.pieces)
 
 
-class Wire:
-    """One API. path: of its route. form: what is wrong with an answer of another form."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How servers that are none of ours are asked. headers: secrets, for all that is known here.
+    extra: fields of each body, which replace ours; None leaves ours out.
+    """
 
+    api: str = "openai"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Wire:
+    """One API. path: of its route. form: what is wrong with an answer of another form. headers: of
+    each request. ids: prompts may be token ids; else a word is sent for each. in_words: it was.
+    """
+
+    headers: Mapping[str, str] = {}
+    ids, in_words = True, False
     path = "/inference"
     form = "an answer in another form than /inference gives; is --api openai meant?"
 
@@ -118,35 +136,54 @@ class Streaming(Wire):
 
 
 class OpenAI(Wire):
-    """POST /v1/completions as a stream, on every server beyond an end-of-text."""
+    """POST /v1/completions as a stream, on servers that know `ignore_eos` beyond an end-of-text."""
 
     path = "/v1/completions"
-    form = "chunks in another form than OpenAI's completions; is --api inference meant?"
+    form = "chunks in another form than OpenAI's completions; is another --api meant?"
 
-    def __init__(self, model: str):
-        self._model = model
+    def __init__(self, model: str, asked: Asked | None = None):
+        self._model, asked = model, asked or Asked()
+        self.headers, self.extra = asked.headers, asked.extra
 
     def body(self, request: Request) -> dict[str, Any]:
         body = request.body()
-        return {
+        prompt = body.pop("prompt", None) or body.pop("prompt_ids")
+        if not self.ids and not isinstance(prompt, str):
+            prompt, self.in_words = words(prompt), True
+        body = {
             "model": self._model,
-            "prompt": body.pop("prompt", None) or body.pop("prompt_ids"),
+            **self._prompt(prompt),
             "max_tokens": body.pop("num_tokens"),
             **body,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self.extra,
         }
+        return {name: value for name, value in body.items() if value is not None}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """How a server was asked, for results."""
+        return {"path": self.path, "in_words": self.in_words, "extra_body": self.extra}
+
+    def _prompt(self, prompt: Any) -> dict[str, Any]:
+        return {"prompt": prompt}
+
+    def _text(self, choice: Any) -> str | None:
+        """Return the text of a choice's tokens; None if it brings no token, as an empty last one
+        does.
+        """
+        return choice["text"] or (None if choice.get("finish_reason") else "")
 
     def _read(self, reply: Reply) -> tuple[Answer, str]:
         times, texts, usage = [], [], None
         for at, event in (arrived := events(reply)):
             usage = event.get("usage") or usage
             for choice in event["choices"]:
-                # an empty last chunk brings no token
-                if choice["text"] or choice.get("finish_reason") is None:
+                if (text := self._text(choice)) is not None:
                     times.append(at)
-                    texts.append(choice["text"] or "")
+                    texts.append(text)
         if usage is None:
             raise Unreadable(
                 "a stream without usage; stream_options.include_usage must be honoured"
@@ -158,11 +195,35 @@ class OpenAI(Wire):
         return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
 
 
-def wire(api: str, model: str = "", stream: bool = False) -> Wire:
-    """Return the wire of an API. OpenAI's always streams: its answers have no timings."""
-    if api == "openai":
-        return OpenAI(model)
+class Chat(OpenAI):
+    """POST /v1/chat/completions as a stream, the prompt a message of the user. The template of the
+    chat is the server's, so that prompts are text alone.
+    """
+
+    ids = False
+    path = "/v1/chat/completions"
+    form = "chunks in another form than OpenAI's chat completions; is another --api meant?"
+
+    def _prompt(self, prompt: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": prompt}]}
+
+    def _text(self, choice: Any) -> str | None:
+        """A first delta may have a role alone. Reasoning is `reasoning` to vLLM today, and
+        `reasoning_content` to llama.cpp; some versions of vLLM sent it as both.
+        """
+        delta = choice["delta"] or {}
+        reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+        return reasoning + (delta.get("content") or "") or None
+
+
+def wire(api: str, model: str = "", stream: bool = False, asked: Asked | None = None) -> Wire:
+    """Return the wire of an API. OpenAI's always stream: their answers have no timings."""
+    if api in OTHERS:
+        return OTHERS[api](model, asked)
     return Streaming() if stream else Plain()
+
+
+OTHERS = {"openai": OpenAI, "chat": Chat}
 
 
 def events(reply: Reply) -> list[tuple[float, Any]]:

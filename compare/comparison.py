@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from client import runs, traces
+from client.addresses import other_target
 from client.calls import ServerError
 from client.groups import describe, described
 from client.machine import command_line
@@ -21,14 +22,13 @@ from client.measure import (
     burst_size,
     measure,
     measure_capacity,
-    openai_model,
     warm_up,
     with_requests,
 )
 from client.outcomes import Outcome
 from client.progress import Progress
 from client.traces import Request, save_trace
-from client.wire import wire
+from client.wire import IN_WORDS, OpenAI, wire
 from client.workloads import Workload
 from compare import resume, sweep
 from compare.analysis import identical_outputs
@@ -64,6 +64,7 @@ class Comparison:
         self.capacity: dict[str, Any] | None = None
         self.points: dict[str, list[sweep.Point]] = {}  # of the seed that is measured, by server
         self.stopped: KeyboardInterrupt | ServerError | None = None
+        self.asked_as: dict[str, Any] = {}  # how servers that are none of ours were asked
         self.machine = runs.facts()
         self.earlier: dict[str, Any] | None = None  # summary of the run that goes on
         self.kept: dict[tuple[int, str], Measured] = {}  # of it, by seed and server
@@ -99,6 +100,7 @@ class Comparison:
             "bounds": asdict(options.bounds),
             "stream": options.stream,
             "also": options.also,
+            "asked_as": self.asked_as,
             "deployment": asdict(options.deployment) if options.deployment else None,
             "capacity": self.capacity,
             "baseline": options.baseline,
@@ -134,6 +136,10 @@ class Comparison:
             with self.progress.step(f"starting {name}"):
                 target = self._started(name, stack)
                 warm_up(target, self.by_ids)
+                if isinstance(by := target.wire, OpenAI):
+                    self.asked_as[name] = by.about
+                    if by.in_words:
+                        self.progress.say(f"{name}: {IN_WORDS}")
             try:
                 yield target
             finally:
@@ -143,7 +149,7 @@ class Comparison:
     def _started(self, name: str, stack: contextlib.ExitStack) -> Target:
         options = self.options
         if url := options.also.get(name):
-            return Target(name, url, wire("openai", openai_model(url)), ours=False)
+            return other_target(url, options.asked, name)
         mode, settings = options.variants[name].mode, options.settings(name)
         by, key = wire("inference", stream=options.stream), options.key
         deployment = options.deployment

@@ -16,6 +16,7 @@ from client.bounds import UNBOUNDED, Bounds
 from client.draws import ARRIVALS, WorkloadError
 from client.runs import files, refuse_overwriting
 from client.trace_file import Context, TraceFile
+from client.wire import OTHERS, Asked
 from compare import variants
 from compare.check import JUDGED, LIMIT, Check, checked
 from compare.deployments import Deployment, add_deployment, deployment_of
@@ -91,6 +92,10 @@ OF_SERVERS: arguments.Flags = {  # without a meaning in virtual time
     "--also": {"action": "append", "default": [], "metavar": "NAME=URL", "help":
         "compare with this server too: one that runs already and speaks OpenAI's API; implies "
         "--stream"},
+    "--api": {"choices": OTHERS, "help":
+        "how the servers of --also are asked, openai: completions, chat: messages (default: "
+        "openai)"},
+    **arguments.ASKED,
     "--skip-calibration": {"action": "store_true", "help":
         "do not measure first how fast this client can send (else once on each machine)"},
     "--runs": {"type": Path, "nargs": "+", "metavar": "RUN", "help":
@@ -142,6 +147,7 @@ class Options:
     svg: bool = False
     resume: Path | None = None  # the run to go on with, in `out`
     also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
+    asked: Asked = field(default_factory=Asked)  # how these are asked
     deployment: Deployment | None = None  # of each variant; None: a server alone
     calibration: bool = False
     check: Check | None = None
@@ -235,6 +241,9 @@ def parse(argv: Sequence[str]) -> Options:
     known = read(parser, argv)
     given = chosen(known) | {"deployment": deployment_of(known)}
     given["also"] = variants.parse_also(known.also, given["variants"])
+    given["asked"] = arguments.asked_of(known)
+    if not known.also and (known.api or known.header or known.extra_body):
+        raise ConfigError("--api, --header and --extra-body say how servers of --also are asked")
     given["stream"] = known.stream or bool(known.also)
     options = Options(**given, calibration=not known.skip_calibration)
     check(options)

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from rich.console import Console
 
 from client import runs
+from client.addresses import other_target
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.measure import openai_model
 from client.progress import Progress
 from compare import calibrate
 from compare.comparison import Comparison
@@ -42,7 +42,7 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
     progress.say(f"{', '.join(options.names)} on {options.model}; results go to {options.out}")
     try:
         for url in options.also.values():  # a missing server is an error now, not after the others
-            openai_model(url)
+            other_target(url, options.asked)
         if options.calibration and not comparison.machine["calibration"]:
             progress.say("measuring first, once on this machine, how fast this client can send")
             with contextlib.suppress(ServerError):  # a machine too busy for that can still compare

@@ -46,7 +46,7 @@ from simulate.trial import ATTAINMENT, SEEDS, Question, Traffic, Trial, question
 from simulate.vllm.given import options as options_of_own
 
 # settings of real servers
-OF_SERVERS = ("also", "skip_calibration", "host", "port")
+OF_SERVERS = ("also", "api", "header", "extra_body", "skip_calibration", "host", "port")
 SHOWN = ("--vllm", "--costs", "--replicas", "--plan", "--slo")  # by --help, besides those of all
 FLAGS = {  # with their values
     "--vllm FILE": "your own vLLM: take settings, costs and requests from a recording of it "

@@ -1,34 +1,53 @@
-"""A server of OpenAI's streamed /v1/completions, at known instants, for the client's tests."""
+"""A server of OpenAI's streamed /v1/completions and /v1/chat/completions, at known instants, for
+the client's tests.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
 class Stub(ThreadingHTTPServer):
-    """Answers every request with its max_tokens, two a chunk, `gap_s` apart after `first_s`."""
+    """Answers every request with its max_tokens, two a chunk, `gap_s` apart after `first_s`. ids:
+    whether it takes token ids; else it refuses them as TGI does. secret: its X-Api-Key, which it
+    repeats if it is another. certificate: of https, a file with its key.
+    """
 
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(
-        self, first_s: float = 0, gap_s: float = 0, usage: bool = True, models: Any = ("stub",)
+        self,
+        first_s: float = 0,
+        gap_s: float = 0,
+        usage: bool = True,
+        models: Any = ("stub",),
+        ids: bool = True,
+        secret: str | None = None,
+        certificate: Path | None = None,
     ):
         super().__init__(("127.0.0.1", 0), Handler)
         self.first_s, self.gap_s, self.usage, self.models = first_s, gap_s, usage, models
+        self.ids, self.secret, self.scheme = ids, secret, "https" if certificate else "http"
+        if certificate:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
         self.bodies: list[dict[str, Any]] = []
         self.in_flight = self.most_in_flight = 0
         self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -37,6 +56,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if (key := self.headers.get("X-Api-Key")) == self.server.secret:
+            return True
+        self._whole(401, {"error": {"message": f"{key} is wrong"}})
+        self.close_connection = True
+        return False
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
@@ -55,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
             if body["model"] not in stub.models:
                 # as vLLM once said it
                 self._whole(404, {"object": "error", "message": "no such model", "code": 404})
+            elif isinstance(body.get("prompt"), list) and not stub.ids:
+                self._whole(422, {"error": "invalid type: integer, expected a string"})
             else:
                 self._stream(stub, body["max_tokens"])
         except ConnectionError:  # the client gave up
@@ -75,13 +105,16 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        chat = self.path == "/v1/chat/completions"
         time.sleep(stub.first_s)
         for i in range(0, tokens, 2):
             if i:
                 time.sleep(stub.gap_s)
-            piece = {"index": 0, "text": "ab"[: tokens - i], "finish_reason": None}
-            self._event({"choices": [piece]})
-        self._event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
+            text = "ab"[: tokens - i]
+            said: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
+            self._event({"choices": [said | {"index": 0, "finish_reason": None}]})
+        said = {"delta": {}} if chat else {"text": ""}
+        self._event({"choices": [said | {"index": 0, "finish_reason": "length"}]})
         if stub.usage:
             self._event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}})
         self._write(b"data: [DONE]\n\n")

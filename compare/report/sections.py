@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -12,6 +13,7 @@ from client.groups import described
 from client.quoting import code, escape
 from client.results import keys
 from client.runs import Run, differing
+from client.wire import IN_WORDS
 from compare import calibrate, sweep
 from compare.analysis import ATTAINMENT
 from compare.deployments import OF_EACH
@@ -361,11 +363,15 @@ def facts(run: Run) -> list[str]:
             mode, own = settings.pop("mode"), _settings(settings)
             if own or name != mode:
                 lines.append(f"{name}: {', '.join(filter(None, (mode, own)))}")
-    lines += [
-        f"{name}: {escape(url)}, through OpenAI's API as a stream; its engine and hardware are not "
-        f"known here"
-        for name, url in summary["also"].items()
-    ]
+    for name, url in summary["also"].items():
+        asked = summary.get("asked_as", {}).get(name, {})  # older runs have none
+        extra = asked.get("extra_body")
+        lines.append(
+            f"{name}: {escape(url)}, through OpenAI's {asked.get('path', 'API')} as a stream"
+            + (f" with {code(json.dumps(extra))}" if extra else "")
+            + (f" ({IN_WORDS})" if asked.get("in_words") else "")
+            + "; its engine and hardware are not known here"
+        )
     whose = "hardware" if summary["started_here"] else "the client's hardware"
     gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
     lines.append(

@@ -21,7 +21,7 @@ from client.measure import Target, judged, measure, with_requests
 from client.outcomes import Outcome
 from client.results import SHOWN_OF_STATS
 from client.traces import Request, Trace, save_trace
-from client.wire import OpenAI, Plain, Reply, Streaming, Unreadable, Wire, message
+from client.wire import Chat, OpenAI, Plain, Reply, Streaming, Unreadable, Wire, message
 from generate.auto import build
 from generate.loading import load_generator
 from server.serving import Server
@@ -37,6 +37,10 @@ PLAIN = {"completion": "abc", "usage": USAGE, "timings": TIMINGS}
 STREAM = [{"text": "abc"}, {"usage": USAGE, "timings": TIMINGS}]
 CHUNKS = [
     {"choices": [{"index": 0, "text": "abc", "finish_reason": "length"}]},
+    {"choices": [], "usage": USAGE},
+]
+CHATS = [
+    {"choices": [{"index": 0, "delta": {"reasoning": "a", "content": "bc"}}]},
     {"choices": [], "usage": USAGE},
 ]
 ODD_TEXTS = [
@@ -71,14 +75,14 @@ def saved(answered: list[tuple[Any, str]]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("wire", [Plain(), Streaming(), OpenAI("m")])
+@pytest.mark.parametrize("wire", [Plain(), Streaming(), OpenAI("m"), Chat("m")])
 @examples(1000)
 @given(data=st.data(), odd=ODD, cut=st.integers(-9, 400), end=st.sampled_from(["\n", "\r\n", "\r"]))
 def test_any_answer_is_read(wire: Wire, data: st.DataObject, odd: str, cut: int, end: str) -> None:
     """An event of 100,000 `[`, half a surrogate pair, and a number of tokens that was NaN or had 30
     digits ended the load; a negative one was counted. An answer is saved, or refused in a sentence.
     """
-    whole: dict[Any, list[Any]] = {Plain: [PLAIN], Streaming: STREAM, OpenAI: CHUNKS}
+    whole: dict[Any, list[Any]] = {Plain: [PLAIN], Streaming: STREAM, OpenAI: CHUNKS, Chat: CHATS}
     values = [*whole[type(wire)]]
     i = data.draw(st.integers(0, len(values) - 1))
     values[i] = changed(values[i], data)

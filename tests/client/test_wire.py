@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client.traces import Request
-from client.wire import OpenAI, Plain, Reply, Streaming, Unreadable, refusal, wire
+from client.wire import Asked, Chat, OpenAI, Plain, Reply, Streaming, Unreadable, refusal, wire
 
 ASK = Request(id=7, at=1.0, prompt="hi", num_tokens=3, seed=5)
 
@@ -69,6 +69,9 @@ def test_a_streams_tokens_are_where_this_client_read_them() -> None:
                   (2.6, USAGE + DONE + b"data: never read")], id="no space"),
     pytest.param([(2.0, b"\xef\xbb\xbf" + chunk("a").replace(b"\n", b"\r")), (2.5, chunk("bc")),
                   (2.6, USAGE + DONE)], id="a byte order mark, CR alone"),
+    pytest.param([(2.0, chunk("a", "")), (2.2, chunk("", "")),
+                  (2.5, chunk("bc", "length", usage=USED)), (2.6, DONE)],
+                 id="TGI, an empty reason, a token that decodes to nothing"),
     # tokens that decode to nothing
     pytest.param([(2.0, chunk("", "length")), (2.6, USAGE + DONE)], id="one empty chunk"),
     pytest.param([(2.0, USAGE), (2.6, DONE)], id="usage alone"),
@@ -84,6 +87,44 @@ def test_openais_chunks_in_the_forms_that_occur(pieces: list[tuple[float, bytes]
     assert answer.tpot_s == sum(answer.itl_s) / 2, "tokens from usage: three, not two chunks"
 
 
+def said(finish: str | None = None, used: Any = None, **delta: Any) -> bytes:
+    """A chunk of a chat. used: usage in it, as well."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return event(
+        {"object": "chat.completion.chunk", "choices": [choice]} | ({"usage": used} if used else {})
+    )
+
+
+@pytest.mark.parametrize("pieces", [
+    pytest.param([(1.9, said(role="assistant", content="")), (2.0, said(content="a")),
+                  (2.5, said("length", content="bc")), (2.6, USAGE + DONE)], id="vLLM"),
+    pytest.param([(1.9, said(role="assistant", content="")), (2.0, said(reasoning="a")),
+                  (2.4, said(content="", reasoning=None)), (2.5, said("length", content="bc")),
+                  (2.6, USAGE + DONE)], id="vLLM, reasoning"),
+    pytest.param([(2.0, said(reasoning="a", reasoning_content="a")), (2.5, said(content="bc")),
+                  (2.6, said("length")), (2.6, USAGE + DONE)], id="vLLM 0.11, of both names"),
+    pytest.param([(2.0, said(role="assistant", content="a")),
+                  (2.5, said("length", role="assistant", content="bc")),
+                  (2.6, USAGE + DONE)], id="TGI"),
+    pytest.param([(1.9, said(role="assistant", content=None)), (2.0, said(reasoning_content="a")),
+                  (2.5, said(content="bc")), (2.6, said("length", USED)), (2.6, DONE)],
+                 id="llama.cpp, usage in the last chunk"),
+    pytest.param([(1.9, said(role="assistant", content=None)), (2.0, said(content="a")),
+                  (2.5, said(content="bc")), (2.6, said("length")), (2.6, USAGE + DONE)],
+                 id="llama.cpp"),
+])  # fmt: skip
+def test_a_chats_token_comes_with_the_first_delta_that_says_something(
+    pieces: list[tuple[float, bytes]],
+) -> None:
+    answer, text = Chat("m").read(reply(*pieces))
+    assert (answer.first_token_at, answer.last_token_at, answer.itl_s) == (2.0, 2.5, [0.5])
+    assert (answer.prompt_tokens, answer.completion_tokens, text) == (2, 3, "abc")
+    with pytest.raises(Unreadable, match="is another --api meant"):
+        OpenAI("m").read(reply(*pieces))
+    with pytest.raises(Unreadable, match="is another --api meant"):
+        Chat("m").read(reply((2.0, chunk("a")), (2.6, USAGE + DONE)))
+
+
 NO_TOKEN = event({"choices": [], "usage": USED | {"completion_tokens": 0}})
 
 
@@ -94,8 +135,8 @@ NO_TOKEN = event({"choices": [], "usage": USED | {"completion_tokens": 0}})
     (b"data: nonsense\n\n" + DONE, "not JSON"),
     (DONE, "without events"),
     (NO_TOKEN + DONE, "without a token"),
-    (event({"index": 0, "text": "a"}) + DONE, "is --api inference meant?"),
-    (event([1]) + DONE, "is --api inference meant?"),
+    (event({"index": 0, "text": "a"}) + DONE, "is another --api meant?"),
+    (event([1]) + DONE, "is another --api meant?"),
     (b"", r"ended before \[DONE\]"),
 ])  # fmt: skip
 def test_an_incomplete_answer_is_an_error_in_a_sentence(data: bytes, sentence: str) -> None:
@@ -126,6 +167,12 @@ def test_each_api_asks_for_the_same_tokens_in_its_own_words() -> None:
     assert openai["prompt"] == ours["prompt_ids"] == [1, 2]
     more = {"model": "a", "user": "b", "priority": 1}.items()  # which some servers refuse as null
     assert more <= ours.items() and more <= openai.items()
+    asked = Asked("chat", extra={"min_p": 0.1, "max_tokens": 4, "ignore_eos": None})
+    assert wire("chat", "gpt2", asked=asked).body(ids) == {
+        "model": "a", "messages": [{"role": "user", "content": "two three"}], "max_tokens": 4,
+        "temperature": 0.0, "user": "b", "priority": 1, "min_p": 0.1,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "sentence"), [

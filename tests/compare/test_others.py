@@ -1,0 +1,160 @@
+"""Servers that are none of ours, as they are: chats, headers, fields of their own, ids, https."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import client
+from client.arguments import asked_of
+from client.machine import command_line
+from compare.options import parse
+from config import ConfigError
+from tests.programs import output, ran
+from tests.servers import ROOT
+from tests.stub import Handler, stub
+
+SECRET = "sesame-of-the-gateway"
+HEADER = f"X-Api-Key: {SECRET}"
+ALSO = "--modes dynamic --model fake --skip-calibration --numsamples 3 --arrival burst"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_chats_are_compared_and_a_header_is_neither_saved_nor_shown(tmp_path: Path) -> None:
+    extra = '{"min_p": 0.1, "ignore_eos": null}'
+    words = f"{ALSO} --prompt-lengths fixed:9 --lengths fixed:4 --api chat --out {tmp_path}"
+    with stub(secret=SECRET) as other:
+        more = ("--also", f"gate={other.url}", "--header", HEADER, "--extra-body", extra)
+        shown = output("compare", words, *more)
+    body = other.bodies[-1]
+    [message] = body["messages"]
+    assert message["role"] == "user" and len(message["content"].split()) == 9
+    assert body["min_p"] == 0.1 and "ignore_eos" not in body and "prompt" not in body
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["asked_as"]["gate"] == {
+        "path": "/v1/chat/completions", "in_words": True, "extra_body": json.loads(extra),
+    }  # fmt: skip
+    counted = json.loads((tmp_path / "gate.json").read_text())["total_input_tokens"]
+    assert counted == 9, "three a prompt: its own count, not ours of words"
+    report = (tmp_path / "report.md").read_text()
+    assert "/v1/chat/completions as a stream with `" in report and "a word for each" in report
+    assert "a word for each" in " ".join(shown.split()) and SECRET not in shown
+    for path in tmp_path.rglob("*"):
+        assert SECRET not in path.read_text(errors="replace"), path
+
+
+def test_a_secret_that_a_server_repeats_is_hidden(tmp_path: Path) -> None:
+    wrong = "wrong-" + SECRET
+    load = f"--numsamples 1 --quiet --figure {tmp_path}/f.png --out {tmp_path}/run"
+    with stub(secret=SECRET) as other:
+        url = ("--url", other.url, "--api", "chat", f"--header=x-api-key: {wrong}")
+        listed = ran("client.client", *load.split(), *url)
+        asked = ran("client.client", *load.split(), *url, "--model", "stub")
+    assert "401 … is wrong" in listed.stderr and "401 … is wrong" in asked.stdout
+    saved = (tmp_path / "run" / "stub.json").read_text()
+    assert wrong not in saved + listed.stderr + asked.stdout
+    line = command_line("x", ["--header", HEADER, f"--header={HEADER}", "--api", "chat"])
+    assert SECRET not in line and line.count("--header") == 2 and line.endswith("--api chat")
+
+
+def test_a_secret_header_is_not_sent_to_where_a_server_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lead(self: Handler) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(307)
+        self.send_header("Location", elsewhere.url + self.path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    with stub(secret=SECRET) as elsewhere, stub(secret=SECRET) as first:
+        heard = []
+
+        def parse_request(self: Handler) -> bool:
+            heard.append(self.server)
+            return BaseHTTPRequestHandler.parse_request(self)
+
+        monkeypatch.setattr(Handler, "parse_request", parse_request)
+        monkeypatch.setattr(Handler, "do_POST", lead)
+        argv = ["--url", first.url, "--api", "openai", "--header", HEADER, "--numsamples", "1"]
+        assert "307" in ran("client.client", *argv, "--quiet").stdout
+        monkeypatch.setattr(Handler, "do_GET", lead)
+        assert "answered 307" in ran("client.client", *argv).stderr
+    assert elsewhere not in heard and len(heard) == 3
+
+
+def test_where_ids_are_refused_words_are_sent(tmp_path: Path) -> None:
+    load = "--api openai --numsamples 2 --arrival burst --prefixes 1:5:0 --prompt-lengths fixed:3 "
+    load += f"--lengths fixed:2 --quiet --overwrite --figure {tmp_path}/f.png"
+    with stub(ids=False) as other:
+        shown = output("client.client", f"--url {other.url} {load}")
+    assert "a word for each" in " ".join(shown.split()) and "2 answered, 0 failed" in shown
+    one, two = (body["prompt"].split() for body in other.bodies[-2:])
+    assert len(one) == len(two) == 8 and one[:5] == two[:5] and one != two
+    with stub() as other:
+        assert "a word for each" not in output("client.client", f"--url {other.url} {load}")
+    assert all(isinstance(body["prompt"], list) for body in other.bodies)
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="it makes the certificate")
+def test_https_is_checked_and_an_authority_of_ones_own_is_named(tmp_path: Path) -> None:
+    pem = tmp_path / "server.pem"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=x"
+    make += f" -addext subjectAltName=IP:127.0.0.1 -keyout {pem} -out {tmp_path}/one.pem"
+    subprocess.run(make.split(), check=True, capture_output=True)
+    pem.write_text(pem.read_text() + (tmp_path / "one.pem").read_text())
+
+    def asked(*more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "client/client.py", "--url", other.url, "--api", "openai", *more]
+        load = f"--numsamples 1 --arrival burst --quiet --figure {tmp_path}/f.png"
+        return subprocess.run(
+            [*argv, *load.split()], cwd=ROOT, env=os.environ | environment, capture_output=True,
+            text=True,
+        )  # fmt: skip
+
+    with stub(certificate=pem) as other:
+        refused = asked()
+        assert refused.returncode == 1 and "SSL_CERT_FILE names the certificate" in refused.stderr
+        assert "1 answered, 0 failed" in asked(SSL_CERT_FILE=str(pem)).stdout
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--header", f"X-Api-Key {SECRET}"], "--header: give 'NAME: VALUE' in ASCII"),
+    (["--header", f"X-Api-Key: {SECRET}é"], "--header: give 'NAME: VALUE' in ASCII"),
+    (["--header", f"A: {SECRET}\r\nB: c"], "--header: give 'NAME: VALUE' in ASCII"),
+    *((["--extra-body", text], "give a JSON object") for text in ("min_p=1", "[1]", '{"a": NaN}')),
+])  # fmt: skip
+def test_what_cannot_be_sent_is_refused_without_a_secret(words: list[str], sentence: str) -> None:
+    for program, known in (
+        (client.parse, ["--numsamples", "1"]),
+        (parse, ["--also", "a=http://h"]),
+    ):
+        with pytest.raises(ConfigError, match=sentence) as refused:
+            program([*known, *words, "--api", "chat"])
+        assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(("program", "argv", "sentence"), [
+    (client.parse, "--numsamples 1 --header A:b", "go with --api openai or --api chat"),
+    (client.parse, '--numsamples 1 --extra-body {"a":1}', "go with --api openai or --api chat"),
+    *((parse, words, "say how servers of --also are asked")
+      for words in ("--api chat", "--header A:b", '--extra-body {"a":1}')),
+])  # fmt: skip
+def test_flags_of_other_servers_need_one(program: Any, argv: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        program(argv.split())
+
+
+def test_the_last_of_two_headers_of_one_name_counts() -> None:
+    known = client.parse(
+        ["--numsamples", "1", "--api", "openai", "--header", "x-a: 1", "--header", "X-A:2"]
+    )
+    assert asked_of(known).headers == {"X-A": "2"} and "1" not in repr(asked_of(known))
