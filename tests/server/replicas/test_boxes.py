@@ -21,6 +21,10 @@ from werkzeug.serving import make_server
 
 from client.calls import get_text, post
 from compare.servers import wait_until_ready
+from config import from_environment
+from generate.auto import build
+from server.api.routes import ROUTES
+from server.observers.metrics import OF_SERVER
 from tests.servers import ROOT, ClientOf, free_port
 
 DEPLOY = ROOT / "docs" / "deploy"
@@ -176,6 +180,36 @@ def composed(*names: str) -> dict[str, Any]:
         key: {name: each for file in files for name, each in (file.get(key) or {}).items()}
         for key in ("services", "volumes")
     }
+
+
+def test_the_example_of_kubernetes_agrees_with_the_server() -> None:
+    """It was never applied to a cluster, and says so."""
+    texts = [(DEPLOY / name).read_text() for name in ("kubernetes.yaml", "keda.yaml")]
+    assert all("UNTESTED" in text for text in texts)
+    deployment, service, scaled = (each for text in texts for each in yaml.safe_load_all(text))
+    pod = deployment["spec"]["template"]
+    (box,) = pod["spec"]["containers"]
+    labels = pod["metadata"]["labels"]
+    assert labels == deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    (port,) = box["ports"]
+    assert str(port["containerPort"]) == only("EXPOSE")
+    probes = {name: probe["httpGet"] for name, probe in box.items() if name.endswith("Probe")}
+    assert {each["port"] for each in (*probes.values(),)} == {port["name"]}
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert {f"GET {each['path']}" for each in probes.values()} <= {route.name for route in ROUTES}
+    assert {name: each["path"] for name, each in probes.items()} == {
+        "startupProbe": "/ready", "readinessProbe": "/ready", "livenessProbe": "/health",
+    }  # fmt: skip
+    given = {each["name"]: each.get("value", "a-key-of-the-secret") for each in box["env"]}
+    config = from_environment(given, None)
+    assert len(config) == len(given), "it names a setting that there is not"
+    built = build(box["args"][0], {"model": "fake"}, config)
+    assert built.drain_timeout_s < pod["spec"]["terminationGracePeriodSeconds"]
+    assert box["volumeMounts"][0]["mountPath"] == only("VOLUME")
+    (trigger,) = scaled["spec"]["triggers"]
+    named = re.findall(r"[a-z_]+:[a-z_]+", trigger["metadata"]["query"])
+    assert named and {*named} <= {each.name for each in OF_SERVER}
 
 
 def test_the_files_of_compose_agree() -> None:
