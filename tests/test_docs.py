@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,18 @@ from typing import Any
 import pytest
 
 from docs.course import test_mine as course
-from docs.site.__main__ import BUILT, LINK, ROOT, Pages, make_html, tracked
+from docs.site.__main__ import (
+    BUILT,
+    COLUMNS,
+    COMMANDS,
+    LINK,
+    ROOT,
+    SEARCHED,
+    Pages,
+    folded,
+    make_html,
+    tracked,
+)
 from docs.site.__main__ import PAGES as COPIED
 from scheduling.policies import Dynamic, Fair, NoBatching, Order, Policy, Sjf, Static, Windowed
 from scheduling.user_policies import SOURCES
@@ -23,6 +37,16 @@ from simulate.saved_page import histories
 from tests.counts import nightly_but
 from tests.programs import output
 from tests.test_readme import BLOCKS, PAGES, TEXT, of
+
+ASKED = (  # by new users, of the docs
+    *("overload", "slow request", "csv", "pandas", "kubernetes", "docker", "resume", "price"),
+    *("energy", "regression", "CI"),
+)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 def test_code_that_a_page_links_to_is_a_page_and_claims_have_a_verdict_each(tmp_path: Path) -> None:
@@ -40,11 +64,63 @@ def test_code_that_a_page_links_to_is_a_page_and_claims_have_a_verdict_each(tmp_
     assert dead == [], "claims.md had one, of a page beside docs/field.md"
 
 
-@pytest.mark.extra
-@pytest.mark.alone  # it takes the whole machine for a minute
-def test_the_site_is_built_and_a_link_to_nothing_fails_it() -> None:
+def test_wide_commands_become_lines_with_their_comments_above() -> None:
+    command = './b.sh --json \'{"a": "b  c"}\' ' + " ".join(["--flag value"] * 9)
+    shown = folded(f"./a.sh --short 1    # why\n{command}\n")
+    assert shown.startswith(
+        '# why\n./a.sh --short 1\n./b.sh --json \'{"a": "b  c"}\' --flag value '
+    )
+    assert shown.count(" \\\n    --flag value") == 1, "a flag keeps its value"
+    assert shown.replace(" \\\n    ", " ").endswith(f"\n{command}\n")
+    assert folded("./a.sh  # narrow\n") == "./a.sh  # narrow\n"
+    blocks = [folded(block) for text in TEXT.values() for block in COMMANDS.findall(text)]
+    lines = [line for block in blocks for line in block.splitlines() if line[:1] != "#"]
+    assert not [each for each in lines if len(each) > COLUMNS and " --" in each[:COLUMNS].strip()]
+
+
+def test_what_readers_look_for_leads_to_a_guide_before_code(tmp_path: Path) -> None:
+    Pages(tracked(), tmp_path).write()
+    led = [word for words in SEARCHED.values() for word in words]
+    assert sorted(led) == sorted(ASKED)
+    guides = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
+    for page, words in SEARCHED.items():
+        assert f": {page}\n" in guides, "a page of the menu"
+        assert f"tags: {json.dumps(words)}\n" in (tmp_path / page).read_text()
+    assert '\nsearch: {"boost": 0.1}\n' in (tmp_path / "app.py.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def site() -> None:
     pytest.importorskip("mkdocs", reason="not installed: pip install -r requirements-docs.txt")
     assert subprocess.run([ROOT / "docs.sh", "--build"]).returncode == 0
+
+
+@pytest.mark.extra
+@pytest.mark.alone
+@pytest.mark.usefixtures("site")
+def test_the_site_finds_what_readers_look_for_and_cuts_no_line(opened: Callable[..., Any]) -> None:
+    show = functools.partial(Quiet, directory=str(BUILT))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), show) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{served.server_port}"
+        tab = opened(f"{url}/docs/policies.html")
+        cut = "[...document.querySelectorAll('pre > code')].map(e => e.scrollWidth - e.clientWidth)"
+        assert max(tab.evaluate(cut)) <= 0
+        for page, words in SEARCHED.items():
+            for word in words:
+                tab.fill(".md-search__input", word)
+                tab.press(".md-search__input", "End")  # it listens to keys
+                found = tab.locator(".md-search-result__link")
+                html = page.removeprefix("docs/").replace(".md", ".html")
+                found.and_(tab.locator(f"[href*='{html}']")).first.wait_for()
+                assert html in found.first.get_attribute("href"), word
+        served.shutdown()
+
+
+@pytest.mark.extra
+@pytest.mark.alone  # it takes the whole machine for a minute
+@pytest.mark.usefixtures("site")
+def test_the_site_is_built_and_a_link_to_nothing_fails_it() -> None:
     for page in ("index", "claims", "try", "docs/settings", "assets/live"):
         assert (BUILT / f"{page}.html").is_file(), page
     links = re.findall(r'(?:href|src)="([^":#?]+)["#?]', (BUILT / "try.html").read_text())

@@ -1,19 +1,23 @@
 """The documentation as a site of static files, in runs/site/html:  ./docs.sh [--build] [--port N]
 
 Pages keep their paths in the repository, so that their links hold. Code that a page links to
-becomes a page as well. MkDocs builds the site, and fails at a link to nothing.
+becomes a page as well. Wide commands become several lines, and their comments come before them.
+MkDocs builds the site, and fails at a link to nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import posixpath
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from simulate.playground.serve import serve
 
@@ -25,6 +29,24 @@ FIGURES = (".png", ".gif", ".svg")
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 FENCE = re.compile(r"^(```\w+) .+$", re.MULTILINE)  # that names a run, which MkDocs does not read
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
+COMMANDS = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
+QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
+UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+COLUMNS = 88  # of code, that a page has at 1,280 px
+# pages need the room of columns beside them: a wide drawing, long cells, figures' small letters
+HIDDEN = {
+    "README.md": ["navigation"],
+    "docs/field.md": ["navigation", "toc"],
+    "docs/arena.md": ["navigation", "toc"],
+    "results/arena/arena.md": ["navigation", "toc"],
+}
+SEARCHED = {  # what readers look for that is in no heading of the page, or in more of other pages
+    "docs/measuring.md": ["overload", "slow request", "csv", "pandas", "resume", "price"],
+    "docs/scaling.md": ["docker", "kubernetes"],
+    "docs/gpu.md": ["energy"],
+    "CONTRIBUTING.md": ["CI", "regression"],
+}
+CODE = {"search": {"boost": 0.1}}  # guides are found before it
 LANGUAGES = {"py": "python", "sh": "bash", "cpp": "cpp"}
 CLAIMS = """---
 hide: [navigation, toc]
@@ -55,14 +77,16 @@ class Pages:
             if path.endswith(".md"):
                 text = FENCE.sub(r"\1", COMMENT.sub("", (ROOT / path).read_text()))
                 text = LINK.sub(lambda link, page=path: self._target(page, link[1]), text)  # type: ignore[misc]
-                self._write("index.md" if path == "README.md" else path, text)
+                text = COMMANDS.sub(lambda block: f"```bash\n{folded(block[1])}```", text)
+                settings = {"hide": HIDDEN.get(path), "tags": SEARCHED.get(path)}
+                self._write("index.md" if path == "README.md" else path, text, **settings)
                 if path == "docs/field.md":
                     self._write("claims.md", claims(text))
             elif path.endswith(FIGURES):
                 (self._folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / path, self._folder / path)
         for path in sorted(self._code):
-            self._write(f"{path}.md", self._shown(path))
+            self._write(f"{path}.md", self._shown(path), **CODE)
 
     def _target(self, page: str, link: str) -> str:
         """Return where a page's link leads on the site; one to nothing stays as it is."""
@@ -88,10 +112,33 @@ class Pages:
             text = "not text"
         return f"# {path}\n\n````{LANGUAGES.get(path.rpartition('.')[2], 'text')}\n{text}\n````\n"
 
-    def _write(self, path: str, text: str) -> None:
+    def _write(self, path: str, text: str, **settings: Any) -> None:
+        """settings: the page's own, for MkDocs."""
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        given = ((name, value) for name, value in settings.items() if value)
+        front = "".join(f"{name}: {json.dumps(value)}\n" for name, value in given)
+        target.write_text(f"---\n{front}---\n{text}" if front else text)
+
+
+def folded(commands: str) -> str:
+    """Return a block's commands, none wider than COLUMNS unless one of its flags is."""
+    lines = commands.splitlines()
+    if all(len(line) <= COLUMNS for line in lines):
+        return commands
+    shown: list[str] = []
+    for line in lines:
+        command, _, comment = line.partition(" #")
+        if comment:
+            shown.append(f"#{comment}")
+        if not line.startswith(("#", " ")) and not line.endswith("\\"):  # else a part of one
+            # its quotations, and each flag with its value, stay together
+            command = QUOTED.sub(lambda quoted: quoted[0].replace(" ", "\0"), command.rstrip())
+            command = re.sub(r"(?<= )(-\S+) (?=[^-\s])", "\\1\0", command)
+            parts = textwrap.wrap(command, COLUMNS - 2, subsequent_indent="    ", **UNBROKEN)
+            command = " \\\n".join(parts).replace("\0", " ")
+        shown.append(command)
+    return "\n".join(shown) + "\n"
 
 
 def claims(field: str) -> str:
