@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scheduling.latency import parts_of
+
 if TYPE_CHECKING:
     from scheduling.inference import Inference
 
@@ -199,6 +201,7 @@ def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any
     return {
         "arrived_at": times.started_at + epoch_offset,
         **{measure.field: round(measure.of(times), 6) for measure in TIMINGS},
+        "parts": parts_of(inference, times.answered_at),
         "recomputed_tokens": inference.interruptions.recomputed_tokens,
         "draft_tokens": inference.drafts.verified,
         "accepted_tokens": inference.drafts.accepted,

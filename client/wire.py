@@ -37,12 +37,13 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """A server's own `timings`: numbers, and the gaps between tokens."""
+    """A server's own `timings`: numbers, the gaps between tokens, and the parts of its latency."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Number]
 
     itl_s: list[Number] = []
+    parts: dict[str, Number] = {}
 
 
 class Unreadable(ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -101,6 +102,9 @@ OF_SERVERS: arguments.Flags = {  # without a meaning in virtual time
     "--runs": {"type": Path, "nargs": "+", "metavar": "RUN", "help":
         "start nothing, and compare saved runs: folders of compare.sh, JSON files of guidellm, "
         "aiperf and vllm bench serve; only --out and --overwrite go with it"},
+    "--slowest": {"nargs": 2, "metavar": ("N", "FOLDER"), "help":
+        "start nothing, and show of a saved run where the time of the N slowest requests went, and "
+        "what ran beside them; no other flag goes with it"},
 }  # fmt: skip
 
 
@@ -227,6 +231,19 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     out = known.out or new_folder()
     refuse_overwriting(files(out), known.overwrite)
     return known.runs, out
+
+
+def parse_slowest(argv: Sequence[str]) -> tuple[int, Path]:
+    """Return the number and the folder of --slowest. Raises ConfigError."""
+    parser = Parser(prog="./compare.sh", add_help=False)
+    arguments.add(parser, {"--slowest": OF_SERVERS["--slowest"]})
+    known, unknown = parser.parse_known_args(argv)
+    n, folder = known.slowest
+    if unknown:
+        raise ConfigError(f"--slowest goes with no other flag; leave out {unknown[0]}")
+    if not re.fullmatch("[1-9][0-9]{0,5}", n):
+        raise ConfigError(f"--slowest needs a number of requests and a folder, and not {n} first")
+    return int(n), Path(folder)
 
 
 def parse(argv: Sequence[str]) -> Options:

@@ -5,6 +5,7 @@
 ./compare.sh --resume DIR
 ./compare.sh --runs RUN RUN …
 ./compare.sh --check RUN [--limit NAME:PERCENT …] [--junit FILE] [--out DIR] [any server setting]
+./compare.sh --slowest N RUN
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from client.addresses import other_target
 from client.calls import ServerError
 from client.draws import WorkloadError
 from client.progress import Progress
-from compare import calibrate
+from compare import calibrate, slowest
 from compare.comparison import Comparison
-from compare.options import parse, parse_runs
+from compare.options import parse, parse_runs, parse_slowest
 from compare.report import sentences
 from compare.resume import options_of
 from config import ConfigError
@@ -77,12 +78,17 @@ def sigterm_is_ctrl_c() -> None:
 
 def main() -> None:
     argv = sys.argv[1:]
-    if not any(word.partition("=")[0] == "--runs" for word in argv):
+    named = {word.partition("=")[0] for word in argv}
+    if not named & {"--runs", "--slowest"}:
         run_and_exit(lambda p: Comparison(options_of(argv, parse, Comparison.program), p))
         return
-    from compare.report import side_by_side
-
     try:
+        if "--slowest" in named:
+            n, folder = parse_slowest(argv)
+            slowest.show(runs.load(folder), n, Console())
+            return
+        from compare.report import side_by_side
+
         paths, out = parse_runs(argv)
         side_by_side.show(side_by_side.beside(paths, out), out, Console())
     except (ConfigError, runs.RunError) as error:

@@ -2,6 +2,8 @@
 the standard library and sortedcontainers.
 
 inference     the nouns: Inference, Row, Iteration, and the engine's interface
+interruptions preemptions and pauses of an inference
+latency       where its time goes, and its neighbours
 sampling      settings of sampling, and log-probabilities
 errors        errors that a request can end with
 policies      which inferences run, which may join, and which go first

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from scheduling.errors import ServingError
+from scheduling.interruptions import Interruptions
 from scheduling.sampling import Sampling, Scores
 
 
@@ -45,6 +46,7 @@ class Standing:
     state: Any = None  # the order's own record
     batch: int = -1  # number of its iteration, among those that admitted anything
     position: int = -1  # rows before it when it was admitted
+    blocked_s: float = 0.0  # of its queue time, for want of KV blocks
 
 
 @dataclass(slots=True)
@@ -55,27 +57,6 @@ class Drafts:
     blocks: int = 0  # KV blocks that it would have without those that are verified now
     verified: int = 0  # draft tokens so far
     accepted: int = 0  # of these
-
-
-@dataclass(slots=True)
-class Interruptions:
-    """Preemptions (KV given up and computed again later) and pauses (KV kept) of an inference."""
-
-    preemptions: int = 0
-    preempted_at: float | None = None  # time of the preemption, while it waits again
-    preempted_s: float = 0.0  # total wait after preemptions
-    paused_at: float | None = None  # time of the pause, while it lasts
-    paused_s: float = 0.0  # total
-    recompute_until: int = 0  # tokens computed before it was preempted
-    recomputed_tokens: int = 0
-
-    def end(self, now: float) -> None:
-        """Count a preemption's wait or a pause, if there is one, up to now."""
-        if self.preempted_at is not None:
-            self.preempted_s += now - self.preempted_at
-        if self.paused_at is not None:
-            self.paused_s += now - self.paused_at
-        self.preempted_at = self.paused_at = None
 
 
 class Slo(NamedTuple):

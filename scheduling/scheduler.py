@@ -16,6 +16,7 @@ from scheduling.extensions import Extension, Extensions, ResponseOrder
 from scheduling.history import Memory
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import padding, plans_repeat, rows_of, same_rows
+from scheduling.latency import Shortage
 from scheduling.ledger import Ledger
 from scheduling.pauses import PausedRows, PromotedRows
 from scheduling.policies import Limits, Order, Plan, Policy, Victim, View
@@ -57,8 +58,8 @@ class Scheduler:
 
         after_s = order.promote_after_s
         self.pauses = PausedRows(order) if after_s is None else PromotedRows(order, after_s)
-        self.extensions = Extensions()
-        for extension in (*extensions, self.pauses):
+        self.extensions, self.shortage = Extensions(), Shortage()
+        for extension in (*extensions, self.pauses, self.shortage):
             self.attach(extension)
         first = self.extensions.first
         self.ledger, self.speculation = first(Ledger), first(Speculation)
@@ -113,6 +114,7 @@ class Scheduler:
             plan = self.policy.plan(view)
             check_plan(plan, self.policy)
             rows, reserved = rows_of(plan, view, self.policy, self.running.keys(), self.waiting)
+        self.shortage.note(plan.short_of_blocks, now)
         for inference, _ in reserved.values():  # first, before reservations evict the blocks found
             if found := view.find(inference):
                 self.prompt_tokens += self.pool.share_found(inference, found)

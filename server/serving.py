@@ -29,6 +29,7 @@ from scheduling.sampling import Scores
 from server.asynchronous import AsynchronousManager
 from server.observers.line_writer import LineWriter
 from server.observers.metrics import Metrics
+from server.observers.recent import RecentRequests
 from server.observers.recording import END, Entry, gap, line_of, record
 from server.observers.request_log import RequestLog
 from server.observers.server_stats import ServerStats
@@ -86,7 +87,8 @@ class Server:
             self.request_log = RequestLog(
                 config.request_log, config.mode, self.manager.epoch_offset
             )
-        for observer in (self.stats, self.metrics, self.request_log):
+        self.recent = RecentRequests(self.manager)
+        for observer in (self.stats, self.metrics, self.request_log, self.recent):
             if observer is not None:
                 self.manager.observe(observer)
         self._next_seed = 0

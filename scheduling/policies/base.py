@@ -94,6 +94,7 @@ class Plan:
     run: list[tuple[Inference, int]] = field(default_factory=list)
     wake_at: float | None = None  # if there is nothing to do
     reason: str = ""  # why this batch was formed; empty when none was admitted
+    short_of_blocks: bool = False  # rows were free for waiting requests, and KV blocks were not
 
 
 # limits of a setting in seconds, say

@@ -35,6 +35,7 @@ class Planner:
         self.admit: list[tuple[Inference, int]] = []
         self.preempted: dict[int, Inference] = {}  # by id
         self.prompts = 0  # in `run`
+        self.short_of_blocks = False
         self._needed, self._prefill, self._counts_decoded = needed, prefill, counts_decoded
         self._on_demand, self._spare = on_demand, spare
 
@@ -44,8 +45,9 @@ class Planner:
             self.compute_share()
             if self.run:
                 break
-        reason = "join" if self.admit else ""
-        return Plan([*self.preempted.values()], self.admit, [*self.run.values()], reason=reason)
+        reason, short = "join" if self.admit else "", self.short_of_blocks or bool(self.preempted)
+        preempt, run = [*self.preempted.values()], [*self.run.values()]
+        return Plan(preempt, self.admit, run, reason=reason, short_of_blocks=short)
 
     def compute_share(self) -> None:
         """Compute the rows of the share; let requests join in the order, until one does not fit."""
@@ -77,6 +79,7 @@ class Planner:
         self.account.take(inference, tokens)
         if not self.make_room(inference):
             self.account.undo(inference, tokens)
+            self.short_of_blocks = True
             return False
         n = self.prompt_tokens(inference)
         self.admit.append((inference, self.reserve(inference, n)))

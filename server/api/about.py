@@ -15,7 +15,9 @@ from server.api import routes
 from server.api.messages import Answer, answer
 from server.api.openapi import document
 from server.api.reader import RequestReader
+from server.api.refusals import Refused
 from server.api.routes import Call, Row, offered
+from server.observers.recent import KEPT
 from server.request import Models
 from server.serving import Server
 from stats import DEFINITIONS
@@ -58,8 +60,15 @@ def of_server(server: Server, pids: Sequence[int]) -> list[Row]:
         manager.forget_prefixes()
         return answer({})
 
+    def request(call: Call) -> Answer:
+        if not (found := server.recent.find(call.name)):
+            message = f"No request {call.name[:100]!r} is in flight or among the last {KEPT:,}."
+            raise Refused("not_found", message)
+        return answer({"requests": found})
+
     return [
         (routes.DESCRIPTION, lambda call: description(server.config, pids)),
+        (routes.REQUEST, request),
         (routes.READY, lambda call: readiness(manager.not_ready_because())),
         (routes.STATS, lambda call: answer(server.report(iterations_since(call.query)))),
         (routes.METRICS, lambda call: metrics(generate_latest(server.metrics.registry))),

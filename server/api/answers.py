@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from scheduling.latency import PARTS
 from server.api.bodies import with_fields
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, TIMINGS
 
@@ -15,6 +16,8 @@ from stats import DEFINITIONS, MEASURES, ROW_KINDS, TIMINGS
 INDEX = "number of the completion: the prompt's index × n + which of its n"
 TOKEN = "a token that is no whole characters is bytes:\\xNN…"
 CONTEXT = "tokens of prompt and completion at most"
+OF_LATENCY = ", ".join(f"{name} ({meaning})" for name, meaning in PARTS.items())
+OF_LATENCY = f"seconds of each part of the latency that took any: {OF_LATENCY}"
 
 
 class _Answer(BaseModel):
@@ -59,6 +62,7 @@ class Timings(_Answer):
     draft_tokens: int = Field(description=DEFINITIONS["draft_tokens"])
     accepted_tokens: int = Field(description=DEFINITIONS["accepted_tokens"])
     itl_s: list[float] = Field(description=MEASURES["itl"].formula)
+    parts: dict[str, float] = Field(description=OF_LATENCY)
 
 
 class InferenceEnd(_Answer):
@@ -257,6 +261,33 @@ class Stats(_Answer):
     next_iteration: int | None = Field(
         None, description="with ?iterations=1: the `since` of the next page; null on the last"
     )
+
+
+class Neighbours(_Answer):
+    ran_before: int = Field(description="requests that ran while it waited")
+    ran_beside: int = Field(description="requests that ran while it ran")
+    longest_beside: list[int] = Field(description="numbers of those that ran beside it longest")
+    mean_rows: float = Field(description="how many ran beside it at a time")
+    long_prompts: dict[str, int] = Field(description="tokens of the longest computed then")
+
+
+class RecentRequest(_Answer):
+    """A completion, up to its end or up to now."""
+
+    id: int = Field(description="its number, as on the page")
+    request_id: str | None = Field(description="X-Request-Id")
+    state: str = Field(description="waiting, running, finished, failed, cancelled or expired")
+    error: str | None = Field(description="code of its error")
+    arrived_at: float = Field(description="seconds since the epoch")
+    latency_s: float = Field(description="the sum of its parts")
+    prompt_tokens: int
+    completion_tokens: int
+    parts: dict[str, float] = Field(description=OF_LATENCY)
+    neighbours: Neighbours
+
+
+class RecentRequests(_Answer):
+    requests: list[RecentRequest] = Field(description="one for each completion")
 
 
 def _small(name: str, **kinds: Any) -> type[BaseModel]:

@@ -21,7 +21,7 @@ class Route(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request to a route; it may travel between processes. name: of the path's model. user: that
+    """A request to a route; it may travel between processes. name: at the path's end. user: that
     its key names, if any. id: in its answer's headers, too.
     """
 
@@ -58,6 +58,12 @@ STATS = Route(
     "number N on, 10,000 at most",
 )
 RESET = Route("POST", "/stats/reset", "start a new run")
+REQUEST = Route(
+    "GET",
+    "/requests/{name}",
+    "where a request's time went, and what ran beside it: by its X-Request-Id or its number, of "
+    "those in flight and the last 2,000 that ended",
+)
 FORGET_PREFIXES = Route("POST", "/reset_prefix_cache", "forget all prefixes, as vLLM's")
 PAGE = Route("GET", "/live", "a page that shows the rows of the batch; it holds no data")
 EVENTS = Route(
@@ -81,7 +87,8 @@ DESCRIPTION = Route("GET", "/", "what this server is")
 OF_PAGE = (PAGE, EVENTS, LOAD, FILE)
 ROUTES = (
     *(INFERENCE, COMPLETION, CHAT, TOKENIZE, MODELS, MODEL, LOAD_ADAPTER, UNLOAD_ADAPTER),
-    *(STATS, RESET, FORGET_PREFIXES, *OF_PAGE, METRICS, HEALTH, READY, DOCUMENT, DESCRIPTION),
+    *(STATS, REQUEST, RESET, FORGET_PREFIXES, *OF_PAGE),
+    *(METRICS, HEALTH, READY, DOCUMENT, DESCRIPTION),
 )
 PROBES = (HEALTH, READY)
 OPEN = (*PROBES, PAGE, FILE)  # need no key

@@ -120,6 +120,35 @@ function sayBlocks(run, i, snapshot) {
       `${figure(cached)} cached, ${figure(total - used - cached)} free`);
 }
 
+const PARTS = {
+  batch: "waited", blocks: "for blocks", prefill: "prefill", decode: "decode",
+  preempted: "preempted", recompute: "again", paused: "paused", held: "held",
+};
+
+/** Where the time of the pinned request went, as GET /requests/NAME answers; nothing: hide it. */
+export function sayParts(request) {
+  get("why").hidden = !request;
+  if (!request) return;
+  const {id, state: outcome, latency_s, parts, neighbours} = request, lines = [];
+  tell(get("latency"), `Request ${id}: ${duration(latency_s)}, ${outcome}`);
+  let begun = 0;
+  for (const [part, word] of Object.entries(PARTS)) {
+    if (!parts[part]) continue;
+    const bar = element("span", "part"), line = element("dd", "", duration(parts[part]));
+    bar.style.marginLeft = `${100 * begun / latency_s}%`;
+    bar.style.width = `${100 * parts[part] / latency_s}%`;
+    line.append(bar);
+    lines.push(element("dt", "", word), line);
+    begun += parts[part];
+  }
+  get("parts").replaceChildren(...lines);
+  const {ran_before, ran_beside, mean_rows, long_prompts} = neighbours;
+  const prompts = Object.entries(long_prompts).map(([id, n]) => `${figure(n)} of ${id}`);
+  tell(get("beside"), `${figure(ran_before)} ran while it waited, ${figure(ran_beside)} beside it` +
+    (ran_beside ? ` (${figure(mean_rows)} at a time)` : "") +
+    (prompts.length ? `; longest prompts meanwhile, tokens: ${prompts.join(", ")}` : ""));
+}
+
 const CHIPS = 64;
 
 export function makeChips() {

@@ -2,7 +2,7 @@
    page: a load and the completion of a prompt. */
 
 import {layout} from "./drawing.js";
-import {describeRuns} from "./readout.js";
+import {describeRuns, sayParts} from "./readout.js";
 import {element, escaped, figure, get, tell, visible} from "./text.js";
 import {draw, pause, pin, state, view} from "./view.js";
 
@@ -15,6 +15,7 @@ export const server = {
   cursor: null, // where the run ends; null: ask for all that is known
   ahead: null, // where the server is, while the page is paused and does not take what is new
   load: null, // the id of the load that this page started
+  parts: {id: null, at: 0, over: true}, // of which request they are shown, and since when
   answer: null, // an AbortController while one streams
   failures: 0, // of asking
 
@@ -40,6 +41,7 @@ export const server = {
       let every = POLL_MS;
       try {
         await this.poll();
+        await this.askParts();
         if (!get("model").length) await this.nameModels();
         problem("");
       } catch (error) {
@@ -67,6 +69,22 @@ export const server = {
       get("model").append(Object.assign(element("option", "", visible(id, 60)), {value: id}));
     }
     get("models").hidden = data.length < 2;
+  },
+
+  /** Ask where the pinned request's time went: each second, until it is over or forgotten. */
+  async askParts() {
+    const id = state.pinned, at = performance.now();
+    if (id === this.parts.id && (this.parts.over || at - this.parts.at < RETRY_MS)) return;
+    const request = id === null ? null : await this.request(id);
+    const over = !["waiting", "running"].includes(request?.state);
+    this.parts = {id, at, over};
+    sayParts(request);
+  },
+
+  /** What is known of a request, by its number or its X-Request-Id; null if it is forgotten. */
+  async request(name) {
+    const answer = await this.ask(`requests/${name}`).catch(() => null);
+    return answer && (await answer.json()).requests[0];
   },
 
   async poll() {
@@ -177,10 +195,10 @@ async function ask() {
   };
   try {
     const response = await server.post("v1/completions", body, {signal: control.signal});
+    const mine = await server.request(response.headers.get("X-Request-Id"));
+    if (mine && mine.id !== state.pinned) pin(mine.id);
     for await (const event of serverSentEvents(response.body)) {
       if (event.error) throw new Error(visible(event.error.message));
-      const id = Number(String(event.id).split("-")[1]);
-      if (Number.isSafeInteger(id) && id !== state.pinned) pin(id);
       // a new line is itself
       const lines = String(event.choices?.[0]?.text ?? "").split("\n").map(escaped).join("\n");
       if (answer.textContent.length < MOST_ANSWER) answer.append(lines);

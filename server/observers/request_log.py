@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from scheduling.inference import Inference, State
+from scheduling.latency import parts_of
 from scheduling.records import IterationRecord
 from server.observers.line_writer import LineWriter
 
@@ -37,6 +38,7 @@ class RequestLog:
         def epoch(seconds: float | None) -> float | None:
             return None if seconds is None else round(seconds + self._epoch_offset, 6)
 
+        assert i.answered_at is not None
         admitted, interruptions = i.admitted_at is not None, i.interruptions
         entry = {
             "id": i.id, "group": i.group,
@@ -54,6 +56,7 @@ class RequestLog:
             "preemptions": interruptions.preemptions,
             "preempted_s": round(interruptions.preempted_s, 6),
             "paused_s": round(interruptions.paused_s, 6),
+            "parts": parts_of(i, i.answered_at),
             "recomputed_tokens": interruptions.recomputed_tokens,
             "draft_tokens": i.drafts.verified, "accepted_tokens": i.drafts.accepted,
             "arrived_at": epoch(i.arrived_at), "admitted_at": epoch(i.admitted_at),

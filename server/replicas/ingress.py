@@ -31,7 +31,7 @@ from server.replicas.handles import Handles
 from server.request import Request
 
 # routes about one server: about a replica, if the path names one
-OF_ONE = (routes.DESCRIPTION, routes.STATS, routes.METRICS, *routes.OF_PAGE)
+OF_ONE = (routes.DESCRIPTION, routes.STATS, routes.METRICS, routes.REQUEST, *routes.OF_PAGE)
 PREFIX = re.compile("/replicas/([^/]+)(/.*)")
 
 
@@ -54,7 +54,7 @@ class Ingress:
         admitted: Admitted = http.scope["admitted"]
         to: str | None = http.scope.get("replica")
         route = admitted.route
-        if not to and route in (routes.EVENTS, routes.LOAD, routes.FILE):
+        if not to and route in (routes.REQUEST, routes.EVENTS, routes.LOAD, routes.FILE):
             raise InvalidRequest(
                 f"{route.name} belongs to one replica: ask /replicas/NAME{route.path}; GET /stats "
                 "lists the names"

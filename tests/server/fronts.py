@@ -42,8 +42,8 @@ JSON = {"Content-Type": "application/json"}
 STANDARD = ("Content-Type", "Allow", "Retry-After", "WWW-Authenticate", "Cache-Control")
 COMPARED = (*STANDARD, "X-Accel-Buffering", "Location", "Vary", "Accept-Encoding")
 OWN = re.compile(  # an answer's, or a process's
-    r'("(?:arrived_at|(?:queue|ttft|decode|held|e2e|preempted|paused|itl)_s|created|pids|host|port)'
-    r'":)(?:[0-9.e-]+|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9a-f]+"'
+    r'("(?:arrived_at|(?:queue|ttft|decode|held|e2e|preempted|paused|itl)_s|parts|created|pids|'
+    r'host|port)":)(?:[0-9.e-]+|\{[^}]*\}|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9a-f]+"'
 )
 
 

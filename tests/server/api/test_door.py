@@ -102,7 +102,7 @@ def test_a_server_with_a_key_answers_those_who_have_it(client_of: ClientOf, rout
         assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
         assert response.get_json()["error"]["code"] == "invalid_api_key"
     for right in (f"Bearer {KEY}", f"bearer  {KEY}"):
-        missing = {"/nope": 404, LOAD: 400, UNLOAD: 400}
+        missing = {"/nope": 404, "/requests/fake": 404, LOAD: 400, UNLOAD: 400}
         assert asked(right).status_code == missing.get(path, 200)
 
 

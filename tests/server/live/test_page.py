@@ -206,6 +206,21 @@ def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) ->
         assert "eve" not in tab.url + tab.title()
 
 
+def test_a_click_on_a_row_shows_where_its_time_went(opened: Callable[..., Any]) -> None:
+    """A prompt that is asked from the page is pinned, too: by its X-Request-Id."""
+    with server("dynamic", SLOW) as url:
+        tab = opened(url)
+        tab.fill("#tokens", "30")
+        tab.click("#ask button[type=submit]")
+        says(tab, "latency", "Request 0: ")
+        says(tab, "latency", "finished")
+        assert "prefill" in tab.inner_text("#parts") and "0 is pinned" in tab.inner_text("#where")
+        tab.keyboard.press("Escape")
+        comes_true(tab, "document.getElementById('why').hidden")
+        tab.click("#plots canvas[tabindex]", position={"x": 400, "y": 4})
+        says(tab, "latency", "Request 0: ")
+
+
 TWO_FRAMES = "new Promise((d) => requestAnimationFrame(() => requestAnimationFrame(d)))"
 REQUESTS = 16  # as many colours as there are
 # what lines do in iterations 0, 1, …; the last lasts

@@ -131,8 +131,8 @@ def test_over_a_run_metrics_stats_log_and_client_agree(mode: str, tmp_path: Path
 FIELDS = (
     "id group leader request_id user adapter priority predicted_tokens mode state finish_reason "
     "error batch_id position prompt_tokens cached_tokens num_tokens completion_tokens preemptions "
-    "preempted_s paused_s recomputed_tokens draft_tokens accepted_tokens arrived_at admitted_at "
-    "token_times answered_at"
+    "preempted_s paused_s parts recomputed_tokens draft_tokens accepted_tokens arrived_at "
+    "admitted_at token_times answered_at"
 )
 
 

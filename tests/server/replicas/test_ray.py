@@ -101,7 +101,7 @@ def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_add_up(fleet:
         assert f"vllm:num_requests_running{labels}" in text
     page = get(f"{two}/replicas/{names(two)[0]}/stats?iterations=1")
     assert page["iterations"] and page["completed"] == 32
-    for path in ("/stats?iterations=1", "/live/events"):
+    for path in ("/stats?iterations=1", "/live/events", "/requests/1"):
         with pytest.raises(ServerError, match="/replicas/NAME/"):
             get(f"{two}{path}")
 

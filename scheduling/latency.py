@@ -1,0 +1,135 @@
+"""Where a request's time goes: parts that sum to its latency, and its neighbours meanwhile. The
+server, the simulator and reports of saved runs share these definitions; pure.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from scheduling.extensions import Extension, Group
+from scheduling.inference import Inference
+
+PARTS = {  # in the order in which they begin, with what they mean
+    "batch": "waiting for a batch or a free row",
+    "blocks": "waiting for KV blocks, with a row free",
+    "prefill": "computing the prompt",
+    "decode": "from the first token to the last",
+    "preempted": "waiting again",
+    "recompute": "computing again what a preemption took, up to the next token",
+    "paused": "not computed, its KV blocks kept",
+    "held": "waiting for batch mates",
+}
+NAMED = 3  # neighbours, of each kind
+LEAST_S = 1e-5  # that neighbours are together; less is rounding
+
+
+class Shortage(Extension):
+    """Seconds in which KV blocks kept waiting requests from free rows."""
+
+    def __init__(self) -> None:
+        self._before, self._since = 0.0, math.inf  # inf: there is none now
+        self._arrived: dict[int, float] = {}  # total when a request arrived, until it is admitted
+
+    def note(self, short: bool, now: float) -> None:
+        """Note what a plan says."""
+        if short != (self._since < math.inf):
+            self._before, self._since = self._total(now), now if short else math.inf
+
+    def arrive(self, group: Group, now: float) -> None:
+        self._arrived.update(dict.fromkeys([member.id for member in group], self._total(now)))
+
+    def count(self, inference: Inference, now: float) -> None:
+        """Count those of a request that was never admitted, here or elsewhere, up to now."""
+        if inference.admitted_at is None:
+            total = self._total(now)  # one whose arrival failed has waited for nothing
+            inference.standing.blocked_s = total - self._arrived.get(inference.id, total)
+
+    def admit(self, inference: Inference, now: float) -> None:
+        self.count(inference, now)
+        self._arrived.pop(inference.id, None)
+
+    end = admit
+
+    def _total(self, now: float) -> float:
+        return self._before + max(0.0, now - self._since)
+
+
+class Stay(NamedTuple):
+    """When a request was served, in seconds on one clock."""
+
+    id: int
+    prompt_tokens: int
+    arrived_at: float
+    admitted_at: float
+    first_token_at: float
+    last_token_at: float
+
+
+def stay_of(inference: Inference, until: float) -> Stay:
+    """Return the instants of an inference; `until`, its end or now, for those still to come."""
+    i, made = inference, inference.token_times
+    admitted = until if i.admitted_at is None else i.admitted_at
+    first = made[0] if made else until
+    last = made[-1] if i.stopped or len(made) >= i.num_tokens else until
+    return Stay(i.id, len(i.prompt_ids), i.arrived_at, admitted, first, last)
+
+
+def parts_of(inference: Inference, until: float) -> dict[str, float]:
+    """Return the seconds of each of PARTS that took any, to the microsecond, up to its end, or to
+    now: their sum is its latency.
+    """
+    _, _, arrived, admitted, first, last = stay_of(inference, until)
+    blocked_s = min(inference.standing.blocked_s, admitted - arrived)
+    parts = dict.fromkeys(PARTS, 0.0)
+    parts["batch"], parts["blocks"] = admitted - arrived - blocked_s, blocked_s
+    phases = ("prefill", admitted, first), ("decode", first, last), ("held", last, until)
+    for name, begun, ended in phases:
+        parts[name] = ended - begun
+    for kind, since, to in _interruptions(inference, until):
+        for name, *phase in phases:
+            cut = _overlap(since, to, *phase)
+            parts[name] -= cut
+            parts[kind] += cut
+    return {name: rounded for name, s in parts.items() if (rounded := round(s, 6))}
+
+
+def _interruptions(inference: Inference, until: float) -> Iterator[tuple[str, float, float]]:
+    """Yield kind, begin and end of what interrupted prefill and decode, without overlaps."""
+    of, made = inference.interruptions, inference.token_times
+    spans = of.spans + of.lasting(until)
+    for i, (since, to, kind) in enumerate(spans):
+        yield kind, since, to
+        if kind == "preempted" and (n := bisect(made, to)):  # else its prefill begins again
+            following = [*made[n : n + 1], *(span[0] for span in spans[i + 1 : i + 2])]
+            yield "recompute", to, min(following, default=until)
+
+
+def _overlap(since: float, to: float, begun: float, ended: float) -> float:
+    return max(0.0, min(to, ended) - max(since, begun))
+
+
+def neighbours(of: Stay, others: Iterable[Stay]) -> dict[str, Any]:
+    """Return how many requests ran while one waited, and beside it; the numbers of those that ran
+    beside it longest, the mean of their number at a time, and the longest prompts computed then.
+    """
+    before, beside, prompts = 0, list[tuple[float, int]](), list[tuple[int, int]]()
+    for other in others:
+        if other.id == of.id:
+            continue
+        runs = other.admitted_at, other.last_token_at
+        before += _overlap(of.arrived_at, of.admitted_at, *runs) > LEAST_S
+        if (seconds := _overlap(of.admitted_at, of.last_token_at, *runs)) > LEAST_S:
+            beside.append((seconds, other.id))
+            if other.first_token_at > of.admitted_at + LEAST_S:
+                prompts.append((other.prompt_tokens, other.id))
+    total_s = sum([seconds for seconds, _ in beside])
+    return {
+        "ran_before": before,
+        "ran_beside": len(beside),
+        "longest_beside": [id for _, id in sorted(beside, reverse=True)[:NAMED]],
+        "mean_rows": total_s / (of.last_token_at - of.admitted_at) if beside else 0.0,
+        "long_prompts": {str(id): tokens for tokens, id in sorted(prompts, reverse=True)[:NAMED]},
+    }
