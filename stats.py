@@ -107,6 +107,7 @@ MEASURES = {measure.name: measure for measure in (
         "itl", "itl_s", _gaps_s,
         "each gap between consecutive tokens",
         ", pooled over requests, of a sample where there is one; of a stream, between its events",
+        "inter-token latency", "ITL", "ms",
         metric="vllm:inter_token_latency_seconds", pooled=True,
     ),
     Measure(
@@ -275,12 +276,15 @@ DEFINITIONS = {
     "mean_in_flight": "requests sent and not ended, counted at a random instant of each 50 ms from "
     "the first send to the last ending, averaged",
     "littles_law": "in_flight: mean_in_flight; rate_x_latency: request_throughput * mean e2el at "
-    "the server; must be equal",
+    "the server; must be equal, but for a tenth, and for 5 ms a request and chance",
     "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, "
-    "less the slope's error; of conversations until the last begins",
+    "less the slope's error; of conversations until the last begins; over 0.05 the server is "
+    "overloaded; 0 for a burst and a closed loop",
     "growth_in_flight": "part of what is sent that stays in flight: least squares over ten blocks "
-    "once the rows could fill, less twice the slope's error; of conversations until the last "
-    "begins",
+    "once the rows could fill, less twice the slope's error; the rest as of growth",
+    "cost_per_million_tokens": "price of a machine-hour (--price) * machine-hours / millions of "
+    "completion tokens; a simulated replica is a machine, and real servers share one",
+    "cost_per_thousand_within": "the same / thousands of requests that meet every stated limit",
     "busy_s": "the longest stretch from admission to admission in which requests were always "
     "waiting; in /stats: seconds of all iterations",
     "busy_throughput": "completion tokens made in that stretch / its seconds, tok/s",

@@ -6,15 +6,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from client.load import TICK_S
 from client.outcomes import Answer, Answers
+from client.summary import client_behind
 from stats import ROW_KINDS
 
 BLOCKS = 10
 GROWTH = 0.05  # beyond it a queue only grows: seconds of waiting that a second of sending adds
+FEWEST = 100  # answers: with fewer, rows that fill look like growth of what is in flight
+APART = 0.1  # by which the two sides of Little's law may differ
+OUTSIDE_S = 0.005  # of a request, which HTTP and the client take, and the server does not see
 TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
 
 
@@ -67,9 +73,34 @@ def growth_in_flight(
     )
 
 
-def queue_grows(result: Mapping[str, float]) -> bool:
-    """True of a queue that only grew, by both growths of a measurement (`measure.judged`)."""
-    return max(result["growth"], result["growth_in_flight"]) > GROWTH
+def queue_grows(*results: Mapping[str, Any]) -> bool:
+    """True of a server that was overloaded: its queue only grew, by the larger of the two growths.
+
+    results: its measurements (of `measure.judged`) or their summaries, one a seed; the growths are
+    means of these. One whose client sent most requests late says nothing, and one with few answers
+    says nothing of what is in flight.
+    """
+    return max(_growths(results)) > GROWTH
+
+
+def _growths(results: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return the mean growth of the wait and of what is in flight, of results that say any."""
+    known = [r for r in results if not client_behind(r)]
+    many = [r for r in known if r["completed"] >= FEWEST]
+    wait, in_flight = (r["growth"] for r in known), (r["growth_in_flight"] for r in many)
+    return fmean(wait) if known else 0.0, fmean(in_flight) if many else 0.0
+
+
+def overload(results: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what an overload did to a server and its numbers; None where there was none."""
+    if not queue_grows(*results):
+        return None
+    wait, in_flight = _growths(results)
+    grew = f"its queue grew by {wait:.2f} s per second"
+    if wait <= GROWTH:
+        grew = f"{100 * in_flight:.0f}% of what was sent stayed in flight"
+    seconds = fmean(result["wall_clock_s"] for result in results)
+    return f"overloaded: {grew}; its latencies are those of a run of {seconds:.1f} s"
 
 
 def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
@@ -180,6 +211,19 @@ def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
     total_s = sum(length["requests"] * length["mean_latency_s"] for length in lengths)
     rate_x_latency = result["request_throughput"] * total_s / server["completed"]
     return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}
+
+
+def breaks_littles_law(result: Mapping[str, Any]) -> bool:
+    """True where the two sides of `littles_law` differ by more than chance, HTTP and a tenth.
+
+    Chance: a request is counted once for each instant that finds it in flight, at random in each
+    TICK_S; so its time is off by half of that at most, as a standard deviation.
+    """
+    law = result["littles_law"]
+    chance_s = 3 * TICK_S / 2 / result["completed"] ** 0.5
+    slack = (chance_s + OUTSIDE_S) * result["request_throughput"]
+    apart = abs(law["in_flight"] - law["rate_x_latency"])
+    return bool(apart > max(APART * law["rate_x_latency"], slack))
 
 
 def occupancy_over_time(

@@ -192,6 +192,8 @@ def check_numbers(known: argparse.Namespace) -> None:
     for name in ("seconds", "timeout", "max_seconds"):
         if (number := getattr(known, name, None)) is not None and not 0 < number <= 1e9:
             raise ConfigError(f"{flag(name)} must be a number of seconds above 0, at most 1e9")
+    if (price := getattr(known, "price", None)) is not None and not 0 < price <= 1e9:
+        raise ConfigError("--price must be what a machine costs an hour: above 0, at most 1e9")
 
 
 def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:

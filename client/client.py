@@ -28,6 +28,7 @@ from rich.table import Table  # noqa: E402
 
 from client import arguments, runs  # noqa: E402
 from client.addresses import api_key, context_of, server_url, target_of  # noqa: E402
+from client.analysis import overload, queue_grows  # noqa: E402
 from client.bounds import cut_in_words, warm_up_in_words  # noqa: E402
 from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
@@ -44,7 +45,7 @@ from client.workloads import Workload  # noqa: E402
 from config import ConfigError, Parser, refuse_unknown  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
 
-SHOWN = ("mean", "p50", "p90", "p99", "max")
+SHOWN = ("mean", "p50", "p95", "p99", "max")
 FIGURE = Path("latency_vs_tokens.png")
 SERVER: arguments.Flags = {
     "--url": {"help":
@@ -229,9 +230,8 @@ def _show(
         for key in SHOWN_OF_STATS:
             form = ",.4g" if isinstance(server[key], float) else ","
             console.print(f"  {key}: {server[key]:{form}}")
-    table = Table(
-        "milliseconds", *SHOWN, title=f"{target.name} as this client saw it", title_justify="left"
-    )
+    title = f"{target.name} as this client saw it" + " (overloaded)" * queue_grows(result)
+    table = Table("milliseconds", *SHOWN, title=title, title_justify="left")
     for name, each in MEASURES.items():
         if each.title and result[f"mean_{name}_ms"] is not None:
             values = [result[f"{statistic}_{name}_ms"] for statistic in SHOWN]
@@ -248,7 +248,10 @@ def _show(
         console.print(warm_up_in_words(known.warm_up))
     if known.goodput:
         limits = " ".join(known.goodput)
-        console.print(f"{result['goodput'] or 0:.2f} requests per second within {limits}")
+        rate, share = result["goodput"] or 0, result["attainment"] or 0
+        console.print(f"{rate:.2f} requests per second, {share:.0%} of all, within {limits}")
+    if words := overload([result]):
+        console.print(f"{target.name} was {words}", style="red", highlight=False)
     for reason, n in [*result["errors"].items()][:5]:
         console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
 

@@ -49,11 +49,13 @@ STYLES = [Style(colour, *line) for line in LINES for colour in PALETTE]
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """A style for each name: a mode has the same one in all figures, others get what remains."""
-    fixed, names = dict(zip(MODES, STYLES)), list(names)
-    taken = [fixed[name] for name in names if name in fixed]
-    free = itertools.cycle([style for style in STYLES if style not in taken])
-    return {name: fixed.get(name) or next(free) for name in names}
+    """A style for each name: a mode has the same one in all figures, others get what remains. A
+    remark in brackets that follows a name changes nothing.
+    """
+    modes = dict(zip(MODES, STYLES))
+    fixed = {name: modes.get(name.split(" (")[0]) for name in names}
+    free = itertools.cycle([style for style in STYLES if style not in fixed.values()])
+    return {name: style or next(free) for name, style in fixed.items()}
 
 
 def new_figure(size: tuple[float, float], caption: str) -> Figure:

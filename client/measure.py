@@ -185,6 +185,8 @@ def judged(
     rate, mean = workload["requested_rate"], workload["mean_num_tokens"]
     # once no more conversations begin, the load only falls, and a queue with it
     until = outcomes.rows["sent_at"][trace.firsts].max()
+    # a burst, and a closed loop, come at no rate, and so at none beyond what a server can do
+    has_rate = float(np.ptp(trace.at[trace.firsts]) > 0)
     sent = sent[sent["sent_at"] <= until]
     fill_s = analysis.slowest_row_s(answers)
     tokens, busy_s = analysis.always_waiting(answers)
@@ -199,9 +201,11 @@ def judged(
         "requested_rate": rate,
         "mean_num_tokens": mean,
         "offered_throughput": rate and rate * mean,
-        "growth": analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
+        "growth": has_rate
+        * analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
         "slowest_row_s": fill_s,
-        "growth_in_flight": analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
+        "growth_in_flight": has_rate
+        * analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
         "busy_s": busy_s,
         "busy_throughput": tokens / busy_s if busy_s else None,
         **by_groups(trace, outcomes, result["wall_clock_s"], goodput),

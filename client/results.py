@@ -5,7 +5,7 @@ NAME.json has more; a summary, and each rate of a sweep, repeat the numbers decl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,12 @@ class Key:
 UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:,.0f}")}  # scale and form of milliseconds
 
 
+def _percentiles(name: str, short: str, form: str = "") -> list[Key]:
+    """Return the keys of a measure's percentiles. short: its name in the terminal."""
+    unit = MEASURES[name].unit
+    return [_of(name, p, form, short=f"{short}\n{p}\n{unit}") for p in ("p50", "p95", "p99")]
+
+
 def _of(name: str, statistic: str, form: str = "", **more: Any) -> Key:
     """Return the key of a mean or percentile, with the measure's heading and unit."""
     measure = MEASURES[name]
@@ -53,15 +59,14 @@ OF_POINT = [  # of each rate of a sweep, and the summary
     Key("offered_throughput", "asked for, tok/s"),
     Key("output_throughput", "throughput, tok/s", short="tok/s"),
     Key("busy_throughput", "while requests wait, tok/s"),
-    Key("goodput", "goodput, requests/s", 1, "{:.2f}"),
+    Key("goodput", "goodput, requests/s", 1, "{:.2f}", short="goodput\nreq/s"),
     Key("attainment", "within limits, %", 100, short="within\nlimits %"),
-    _of("e2el", "mean", short="latency\nmean s"),
-    _of("e2el", "p50"),
-    _of("e2el", "p99", short="latency\np99 s"),
-    _of("ttft", "p50", short="ttft\np50 ms"),
-    _of("ttft", "p99"),
+    _of("e2el", "mean", short="latency\nmean\ns"),
+    *_percentiles("ttft", "ttft"),
+    *_percentiles("itl", "itl", "{:,.1f}"),
+    *_percentiles("e2el", "latency"),
     _of("tpot", "mean", "{:,.1f}", short="tpot\nms"),
-    _of("normalized_latency", "mean", "{:,.1f}", short="latency\nms/token"),
+    _of("normalized_latency", "mean", "{:,.1f}"),
     _of("normalized_latency", "p50", "{:,.1f}"),
     Key("growth", "growth, s/s", 1, "{:.2f}"),
     Key("growth_in_flight", "growth in flight, %", 100),
@@ -85,6 +90,11 @@ OF_SUMMARY = [  # of the summary alone
     _of("ttft", "mean"),
     Key("largest_batch", "largest batch, rows", short="largest\nbatch"),
 ]
+OF_PRICE = [  # of both, where --price is given
+    Key("cost_per_million_tokens", "cost per million tokens", 1, "{:,.3f}", "cost per\nM tokens"),
+    Key("cost_per_thousand_within", "cost per 1,000 requests within limits", 1, "{:,.3f}",
+        "cost per\n1,000 in\nlimits"),
+]  # fmt: skip
 OF_SWEEP = [  # of a rate, or of a sweep as a whole
     Key("rate", "requests/s", 1, "{:g}"),
     Key("requests", "requests", 1, "{:g}"),
@@ -92,7 +102,7 @@ OF_SWEEP = [  # of a rate, or of a sweep as a whole
     Key("goodput_rate", "highest rate within the limits, requests/s", 1, "{:.3g}"),
 ]
 OF_GROUP = [_of("preempted", "mean", rare=True), _of("paused", "mean", rare=True)]
-KEYS = {key.name: key for key in (*OF_POINT, *OF_SUMMARY, *OF_SWEEP, *OF_GROUP)}
+KEYS = {key.name: key for key in (*OF_POINT, *OF_SUMMARY, *OF_PRICE, *OF_SWEEP, *OF_GROUP)}
 OF_ROWS = [f"{kind}_rows" for kind in ROW_KINDS]
 ENGINE = (  # as /stats of our own servers has them
     "useful_fraction occupancy largest_batch preemptions recomputed_tokens cached_tokens "
@@ -114,10 +124,14 @@ def keys(names: str) -> list[Key]:
 
 def of_point(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a measurement that a rate of a sweep has. Raises KeyError."""
-    return {key.name: result[key.name] for key in OF_POINT}
+    return {key.name: result[key.name] for key in OF_POINT} | _present(OF_PRICE, result)
 
 
 def of_summary(result: Mapping[str, Any], swept: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a result, and of its sweep, that a summary has. Raises KeyError."""
     numbers = {key.name: result[key.name] for key in (*OF_POINT, *OF_SUMMARY)}
-    return numbers | {key.name: swept[key.name] for key in OF_SWEEP if key.name in swept}
+    return numbers | _present(OF_PRICE, result) | _present(OF_SWEEP, swept)
+
+
+def _present(keys: Iterable[Key], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.name: numbers[key.name] for key in keys if key.name in numbers}

@@ -51,6 +51,11 @@ def summarise(
     return result
 
 
+def client_behind(result: Mapping[str, Any]) -> bool:
+    """True where the client sent most requests late, so that waits say nothing of the server."""
+    return (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
+
+
 def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
     """Return rate and share of n that meet all limits; None without limits or requests."""
     if not limits_ms or not n:

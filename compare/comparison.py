@@ -26,6 +26,7 @@ from client.measure import (
     with_requests,
 )
 from client.outcomes import Outcome
+from client.price import costs
 from client.progress import Progress
 from client.traces import Request, save_trace
 from client.wire import IN_WORDS, OpenAI, wire
@@ -295,7 +296,11 @@ class Comparison:
     ) -> tuple[dict[str, Any], list[Outcome]]:
         with self.progress.replay(title, requests) as watch:
             options = self.options
-            return measure(target, requests, options.goodput, TIMEOUT_S, watch, options.bounds)
+            limits, bounds = options.goodput, options.bounds
+            result, outcomes = measure(target, requests, limits, TIMEOUT_S, watch, bounds)
+        if options.price is not None:
+            result |= costs(result, options.price)
+        return result, outcomes
 
     def _sweep(self, target: Measurable, data: Workload, points: list[sweep.Point]) -> None:
         """Measure the points of a server's sweep into `points`. Raises KeyboardInterrupt."""

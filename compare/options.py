@@ -44,7 +44,8 @@ MEANINGLESS = (  # settings, with this client and servers that start here
     *("header_timeout_s", "body_timeout_s", "drain_timeout_s"),
 )
 MOST_USED = (
-    "--modes --variant --numsamples --arrival --lengths --trace --sweep --repeats --goodput --out"
+    "--modes --variant --numsamples --arrival --lengths --trace --sweep --repeats --goodput "
+    "--price --out"
 )
 WHAT: arguments.Flags = {
     "--modes": {"help":
@@ -70,6 +71,9 @@ HOW: arguments.Flags = {
     "--goodput": {"nargs": "+", "metavar": "NAME:MS", "help":
         f"limits on ttft, tpot, e2el (default: none; in a sweep without --slo-mix "
         f"{' '.join(SWEEP_GOODPUT)})"},
+    "--price": {"type": float, "metavar": "PER_HOUR", "help":
+        "price of a machine for an hour, in any currency: adds the cost of a million tokens, and "
+        "of 1,000 requests within --goodput"},
     "--stream": {"action": "store_true", "help":
         "ask for streamed answers; others come when their batch is done"},
     "--out": {"type": arguments.folder, "help":
@@ -143,6 +147,7 @@ class Options:
     sweep: bool
     seconds: float | None  # of sending at each rate of a sweep; None: as long as its numbers need
     goodput: dict[str, float]
+    price: float | None  # of a machine for an hour
     stream: bool
     out: Path
     overwrite: bool

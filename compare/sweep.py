@@ -14,7 +14,7 @@ from typing import Any
 from client.analysis import queue_grows
 from client.draws import at_rate
 from client.results import of_point
-from client.summary import CLIENT_LIMITED_MS
+from client.summary import client_behind
 from client.traces import Request
 from client.workloads import Workload
 from compare.analysis import ATTAINMENT
@@ -81,10 +81,8 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     Beyond the server's, its queue only grew, or requests failed. If this client sent most requests
     late, and not just one in a hundred, the growth says nothing about the server.
     """
-    behind = (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
     failed = result["failed"] > LOST * (result["failed"] + result["completed"])
-    grows = queue_grows(result) and not behind
-    return {"saturated": bool(failed or grows), "client_behind": behind}
+    return {"saturated": failed or queue_grows(result), "client_behind": client_behind(result)}
 
 
 def search(measure: Callable[[float], Point], about: float) -> None:

@@ -76,7 +76,10 @@ def document(parts: Iterable[str]) -> str:
 
 def drawings(run: Run) -> dict[str, Drawing]:
     """Return the figures that a run has: a name, and a function that draws it."""
-    load, first = run.first["workload"], run.results[0]
+    load = run.first["workload"]
+    labels = tables.labels(run)
+    results = {labels[name]: seeds for name, seeds in run.variants.items()}
+    first = {labels[name]: result for name, result in run.results[0].items()}
     warm_up = (run.first.get("bounds") or {}).get("warm_up", 0)
     sent = [summary["workload"]["requests"] - warm_up for summary in run.summaries]
     requests = f"{sum(sent):,} requests" + (f" in {len(sent)} seeds" if len(sent) > 1 else "")
@@ -90,9 +93,9 @@ def drawings(run: Run) -> dict[str, Drawing]:
         answered = run.answered(name)
         tokens = [r["completion_tokens"] for r in answered]
         seconds = [r["answered_at"] - r["sent_at"] for r in answered]
-        lines[name] = (tokens, seconds, latency_line(tokens, seconds))
-        distributed[name] = distributions(answered)
-    groups = sections.groups_of(run.variants).values()
+        lines[labels[name]] = (tokens, seconds, latency_line(tokens, seconds))
+        distributed[labels[name]] = distributions(answered)
+    groups = sections.groups_of(results).values()
     drawn: dict[str, Drawing] = {
         "latency_vs_tokens": partial(drawing.latency_vs_tokens, lines, of_points),
         "by_group": partial(figures.by_group, groups, caption),
@@ -111,14 +114,14 @@ def drawings(run: Run) -> dict[str, Drawing]:
         rows = max(r["config"]["max_batch_size"] * n_replicas(r) for r in ours.values())
         whole = {name: not r["partial"] for name, r in first.items()}
         drawn["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
-        seeds_of = {name: run.variants[name] for name in ours}
+        seeds_of = {name: results[name] for name in ours}
         computed = {
             name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in seeds) for kind in ROW_KINDS}
             for name, seeds in seeds_of.items()
         }
         expected = {name: seeds[0]["expected_useful_fraction"] for name, seeds in seeds_of.items()}
         drawn["rows"] = partial(figures.computed_rows, computed, expected, caption)
-    if changes := sections.changes(run):
+    if changes := {labels[name]: each for name, each in sections.changes(run).items()}:
         ends_s = {name: first[name]["wall_clock_s"] for name in changes}
         drawn["replicas"] = partial(figures.replicas, changes, ends_s, of_one)
     return drawn
@@ -160,7 +163,7 @@ def write(run: Run, svg: bool = False) -> None:
 
 def over_seeds(run: Run) -> dict[str, Any]:
     """Return summary.json of several seeds: estimates, also in groups, and paired differences."""
-    keys = dict.fromkeys([*tables.HEADLINES, *tables.COMPARED])
+    keys = dict.fromkeys([*tables.OF_RUN, *tables.PERCENTILES, *tables.COMPARED])
     return {
         "seeds": [summary["seed"] for summary in run.summaries],
         "variants": {
@@ -253,7 +256,7 @@ def show(run: Run, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
-    console.print(tables.terminal_table(run.variants, sections.marked(run)))
+    console.print(*tables.terminal_tables(run.variants, sections.marked(run)), sep="")
     if len(run.summaries) == 1:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():

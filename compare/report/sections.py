@@ -238,13 +238,13 @@ def number_of_replicas(result: Mapping[str, Any]) -> int:
 def simulated_replicas(run: Run, figure: Sequence[str]) -> list[str]:
     """Return the section on simulated replicas; empty for a run with one all the time."""
     rows = [["variant", "replicas", "paid for, replica-seconds", "requests each, least to most"]]
-    sentences = []
+    sentences, labels = [], tables.labels(run)
     for name, replicas in replicas_of(run).items():
         up = [up for _, up, _ in _changes(replicas)]
         requests = replicas["requests"].values()
         served = f"{min(requests, default=0):,} to {max(requests, default=0):,}"
         counts = f"{min(up)} to {max(up)}" if len(up) > 1 else f"{up[0]}"
-        rows.append([escape(name), counts, f"{replicas['replica_s']:,.0f}", served])
+        rows.append([labels[name], counts, f"{replicas['replica_s']:,.0f}", served])
         sentences += [
             f"In {escape(name)} the failure of replica {number} at {at_s:g} s ended no request: it "
             f"was not up, or nothing was left to do."
@@ -255,8 +255,9 @@ def simulated_replicas(run: Run, figure: Sequence[str]) -> list[str]:
 
 def measured_replicas(run: Run) -> list[str]:
     """Return the section on real replicas; empty where servers were alone."""
+    labels = tables.labels(run)
     cases: list[Case] = [
-        ([escape(name), escape(replica)], [numbers])
+        ([labels[name], escape(replica)], [numbers])
         for name, result in run.results[0].items()
         for replica, numbers in result.get("server", {}).get("by_replica", {}).items()
     ]
@@ -291,7 +292,7 @@ def foreseen(run: Run) -> list[str]:
     """Return the section on what was recorded and simulated; empty for all other runs."""
     if not (recorded := (run.first.get("simulated") or {}).get("recorded")):
         return []
-    rows = [["", "recorded", "simulated", "simulated ÷ recorded"]]
+    rows, labels = [["", "recorded", "simulated", "simulated ÷ recorded"]], tables.labels(run)
     for words, was, now in recorded["table"]:
         rows.append(
             [
@@ -306,7 +307,7 @@ def foreseen(run: Run) -> list[str]:
         known = result.get("costs_changed", {}) | {"1": result}
         for factor in sorted(known, key=float):
             values = [known[factor][key] for key in NEAR_KEYS]
-            changed.append([escape(name), f"× {factor}", *(f"{value:,.0f}" for value in values)])
+            changed.append([labels[name], f"× {factor}", *(f"{value:,.0f}" for value in values)])
     most = recorded["rows"]
     beyond = [
         name for name, result in run.results[0].items() if (result.get("largest_batch") or 0) > most

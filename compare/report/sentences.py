@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from client.analysis import breaks_littles_law, overload, queue_grows
 from client.bounds import cut_in_words, warm_up_in_words
 from client.machine import processor
 from client.quoting import code, escape, unescape
@@ -22,13 +23,13 @@ FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
 
 
 def sentences(run: Run) -> list[str]:
-    """Sentences that apply to a run, the gravest first."""
+    """Sentences that apply to a run, the gravest first: those in bold."""
     applying = [
-        simulated(run), partial(run), cut(run), *failures(run), *other_lengths(run),
-        client_limited(run), busy(run.first), warm_up(run), sampled(run), identity(run),
-        littles_law(run), seeds(run),
+        simulated(run), partial(run), cut(run), *failures(run), *overloads(run),
+        *other_lengths(run), client_limited(run), busy(run.first), warm_up(run), sampled(run),
+        identity(run), littles_law(run), seeds(run),
     ]  # fmt: skip
-    return [sentence for sentence in applying if sentence]
+    return sorted(filter(None, applying), key=lambda sentence: not sentence.startswith("**"))
 
 
 def plain(sentence: str) -> str:
@@ -79,6 +80,12 @@ def failures(run: Run) -> list[str]:
         if reasons := [f"{n:,} × {escape(reason)}" for n, reason in commonest]:
             failed.append(f"**Failed in {name}**: {'; '.join(reasons)}.")
     return failed
+
+
+def overloads(run: Run) -> list[str]:
+    """Return what each overloaded server's numbers mean."""
+    found = {name: overload(results) for name, results in run.variants.items()}
+    return [f"**{name}** was {clause}." for name, clause in found.items() if clause]
 
 
 def other_lengths(run: Run) -> list[str]:
@@ -180,20 +187,28 @@ def identity(run: Run) -> str | None:
 
 
 def littles_law(run: Run) -> str | None:
-    """The largest difference between L, as the client counts it, and λ · W with the server's W."""
-    differences = [
-        (100 * (law["in_flight"] / law["rate_x_latency"] - 1), name)
+    """Whether requests in flight, as the client counted them, fit the server's latencies."""
+    judged = [
+        (100 * (law["in_flight"] / law["rate_x_latency"] - 1), breaks_littles_law(result), name)
         for name, results in run.variants.items()
         for result in results
         if (law := result["littles_law"]) and result["completed"] >= FEWEST_ANSWERED
     ]
-    if not differences:
+    if not judged:
         return None
-    percent, name = max(differences, key=lambda difference: abs(difference[0]))
+    broken = [each for each in judged if each[1]]
+    percent, _, name = max(broken or judged, key=lambda each: abs(each[0]))
+    most = f"{f'{percent:+.1f}'.replace('-', '−')}% at most ({name})"
+    if broken:
+        where = ", ".join(dict.fromkeys(name for *_, name in broken))
+        return (
+            f"**Little's law failed** in {where}: the requests that this client counted in flight "
+            f"are off by {most} from what the server's latencies say. One of the two is wrong, so "
+            "trust neither: measure again on an idle machine, or with the client on another one."
+        )
     return (
-        "Little's law: requests in flight, which the client counted at random instants, differ "
-        "from requests answered per second × mean latency at the server by "
-        f"{f'{percent:+.1f}'.replace('-', '−')}% at most ({name})."
+        "Little's law: passed. The requests that this client counted in flight are off by "
+        f"{most} from what the server's latencies say."
     )
 
 
@@ -259,6 +274,7 @@ def result_line(name: str, result: Result) -> str:
     ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
     if result["cut"]:
         ended += f", cut at {result['cut']['at']}"
+    ended += ", overloaded" * queue_grows(result)
     return (
         f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
         f"{result['output_throughput']:,.0f} tok/s, {ended}"

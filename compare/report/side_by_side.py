@@ -124,8 +124,9 @@ def compare_runs(runs: Sequence[Run], out: Path) -> str:
     for name in runs[0].names:
         for line, (label, run) in zip(itertools.cycle(LINES), named.items()):
             if all(name in each.names for each in runs):
-                lines[f"{name}, {label}"] = (name, line)
-                values[f"{name}, {label}"] = distributions(run.answered(name))
+                marked_name = tables.label(name, run.variants[name])
+                lines[f"{marked_name}, {label}"] = (name, line)
+                values[f"{marked_name}, {label}"] = distributions(run.answered(name))
     caption = " · ".join(f"{label}: commit {run.first['commit']}" for label, run in named.items())
     draw = partial(figures.distributions, values, caption, lines)
     text = document([

@@ -16,8 +16,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from client.analysis import queue_grows
 from client.quoting import escape
 from client.results import KEYS, Key, keys
+from client.runs import Run
 from client.summary import line_text
 from compare import sweep
 from compare.analysis import Estimate, difference, estimate
@@ -27,16 +29,25 @@ Results = Mapping[str, Sequence[Result]]  # of each server, a result a seed
 Rows = Sequence[Sequence[str]]  # of a table, the headings first
 Case = tuple[Sequence[str], Sequence[Result]]  # a row: its names, and its results, one a seed
 
-HEADLINES = keys(
-    "output_throughput goodput mean_e2el_ms p99_e2el_ms p50_ttft_ms mean_tpot_ms "
+PRICE = "cost_per_million_tokens cost_per_thousand_within"
+OF_RUN = keys(
+    f"output_throughput goodput attainment {PRICE} mean_e2el_ms mean_tpot_ms "
     "mean_normalized_latency_ms useful_fraction occupancy largest_batch preemptions "
     "recomputed_tokens cached_tokens cached_fraction acceptance adapter_loads"
 )
-COMPARED = [*HEADLINES[:7], *keys("capacity goodput_rate")]  # of which differences are shown
+PERCENTILES = keys(
+    "p50_ttft_ms p95_ttft_ms p99_ttft_ms p50_itl_ms p95_itl_ms p99_itl_ms "
+    "p50_e2el_ms p95_e2el_ms p99_e2el_ms"
+)
+HEADLINES = OF_RUN, PERCENTILES  # a table each
+COMPARED = keys(  # of which differences are shown
+    "output_throughput goodput mean_e2el_ms p99_e2el_ms p50_ttft_ms mean_tpot_ms "
+    f"mean_normalized_latency_ms {PRICE} capacity goodput_rate"
+)
 STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
 POINTS = keys(
     "rate requests achieved_rate offered_throughput output_throughput p50_normalized_latency_ms "
-    "p50_ttft_ms p99_e2el_ms goodput attainment occupancy preemptions recomputed_tokens "
+    f"p50_ttft_ms p99_e2el_ms goodput attainment {PRICE} occupancy preemptions recomputed_tokens "
     "cached_tokens cached_fraction acceptance adapter_loads growth growth_in_flight"
 )
 VERDICT = Key("verdict", "verdict")
@@ -144,10 +155,15 @@ def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
 
 
 def label(name: str, results: Sequence[Result]) -> str:
-    for mark in ("partial", "cut"):
-        if any(result.get(mark) for result in results):
-            return f"{name} ({mark})"
-    return name
+    """A server's name, marked where its numbers are not what they seem."""
+    marks = [mark for mark in ("partial", "cut") if any(result.get(mark) for result in results)]
+    marks += ["overloaded"] * queue_grows(*results)
+    return f"{name} ({', '.join(marks)})" if marks else name
+
+
+def labels(run: Run) -> dict[str, str]:
+    """Each server's name, and as it is marked."""
+    return {name: label(name, seeds) for name, seeds in run.variants.items()}
 
 
 def setting(value: object) -> str:
@@ -181,24 +197,28 @@ def of_variants(results: Results) -> list[Case]:
     return [([label(name, seeds)], seeds) for name, seeds in results.items()]
 
 
-def terminal_table(results: Results, marked: str = "") -> Terminal:
-    """The headline table within 80 columns. marked: beside the heading of the names."""
-    columns = [key for key in HEADLINES if key.short]
-    _, *rows = rows_of([""], columns, of_variants(results))
-    head = [f"variant{marked}".replace(" ", "\n"), *(key.short for key in columns)]
-    return Terminal([head, *rows])
+def terminal_tables(results: Results, marked: str = "") -> Iterator[Terminal]:
+    """The headline tables within 80 columns. marked: beside the heading of the names."""
+    cases = of_variants(results)
+    for columns in HEADLINES:
+        shown = [key for key in present(columns, cases) if key.short]
+        _, *rows = rows_of([""], shown, [([name.replace(" (", "\n(")], r) for [name], r in cases])
+        head = [f"variant{marked}".replace(" ", "\n"), *(key.short for key in shown)]
+        yield Terminal([head, *rows])
 
 
 def headlines(results: Results, marked: str = "") -> str:
-    """The headline table of report.md; columns without a number are left out. marked: as above."""
+    """The headline tables of report.md; columns without a number are left out. marked: as above."""
     cases = of_variants(results)
-    rows = rows_of([f"variant{marked}"], present(HEADLINES, cases), cases)
-    rows[0] += ["latency of a request", "answered"]
-    for row, (_, seeds) in zip(rows[1:], cases):
+    of_run, percentiles = (
+        rows_of([f"variant{marked}"], present(columns, cases), cases) for columns in HEADLINES
+    )
+    of_run[0] += ["latency of a request", "answered"]
+    for row, (_, seeds) in zip(of_run[1:], cases):
         answered, failed = (sum(r[key] for r in seeds) for key in ("completed", "failed"))
         count = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
         row += [mean_line(seeds), count]
-    return markdown(rows)
+    return f"{markdown(of_run)}\n\n{markdown(percentiles)}"
 
 
 def mean_line(results: Sequence[Result]) -> str:
@@ -240,7 +260,8 @@ def differences_table(results: Results, baseline: str) -> str:
     rows = [["second − first", *(key.heading for key in columns)]]
     for entry in entries:
         cells = [_difference(entry.get(key.name), key) for key in columns]
-        rows.append([f"{entry['second']} − {entry['first']}", *cells])
+        second, first = (label(n, results[n]) for n in (entry["second"], entry["first"]))
+        rows.append([f"{second} − {first}", *cells])
     return markdown(rows)
 
 

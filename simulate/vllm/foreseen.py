@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from client.analysis import overload
 from client.measure import judged
 from client.runs import RunError, is_run, load
 from compare import foreign
@@ -155,6 +156,8 @@ class OwnServer:
         head = self.recording.head
         remarks = [_within(errors), str(agreed) if agreed else UNCOUNTED]
         remarks.append(AT_CLIENT if self.at_client else AT_VLLM)
+        if words := overload([measured]):
+            remarks.append(f"While it was recorded, vLLM was {words}.")
         if self.traffic.left_out:
             remarks.append(f"Requests left out: {self.traffic.left_out:,}{LEFT_OUT}.")
         if stalls := self.costs.source["residuals"]["fitted"].get("outliers_percent"):
