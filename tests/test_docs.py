@@ -54,7 +54,7 @@ def test_code_that_a_page_links_to_is_a_page_and_claims_have_a_verdict_each(tmp_
     field = (tmp_path / "docs" / "field.md").read_text()
     assert "[static.py](../scheduling/policies/static.py.md)" in field
     assert "[drawn](../index.md#the-four-modes)" in field and "<!--" not in field
-    assert "```text\n variant" in (tmp_path / "docs" / "course" / "03-static.md").read_text()
+    assert "```text\n  " in (tmp_path / "docs" / "course" / "03-static.md").read_text()
     static = (tmp_path / "scheduling" / "policies" / "static.py.md").read_text()
     assert "class Static(" in static
     rows = [line for line in (tmp_path / "claims.md").read_text().splitlines() if line[:3] == "| W"]

@@ -24,6 +24,7 @@ from config import NOT_SIMULATED
 # ---- latency by group; the groups are those of client.groups
 
 LATENCIES = keys("mean_e2el_ms p50_e2el_ms p99_e2el_ms")
+IN_TERMINAL = keys("output_throughput attainment mean_e2el_ms p99_e2el_ms")
 SET_ASIDE = keys("mean_preempted_ms mean_paused_ms")
 RATES = keys("output_throughput goodput attainment")
 COLUMNS = [*RATES, *LATENCIES, *keys("mean_ttft_ms p50_ttft_ms p99_ttft_ms"), *SET_ASIDE]
@@ -129,7 +130,7 @@ def terminal_groups(results: Results) -> list[tables.Terminal]:
     for groups in groups_of(results).values():
         if groups.kind != "by_length":
             cases = groups.cases(results, plain=True)
-            columns = [k for k in tables.present([*RATES, *LATENCIES], cases) if k.short]
+            columns = tables.present(IN_TERMINAL, cases)
             _, *rows = tables.rows_of(groups.columns, columns, cases)
             head = [*groups.columns, *(key.short for key in columns)]
             shown.append(tables.Terminal([head, *rows], left=2, caption=few(groups) or None))

@@ -16,10 +16,14 @@ from client.analysis import (
     growth,
     growth_in_flight,
     occupancy_over_time,
+    overload,
 )
-from client.outcomes import Answer
+from client.measure import judged
+from client.outcomes import Answer, Outcome
 from client.summary import latency_line, summarise
+from client.traces import Request
 from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
+from tests.compare.test_sweep import CALM
 
 
 def answers(at: np.ndarray, waits: np.ndarray, late: float = 0.0) -> list[Answer]:
@@ -35,6 +39,32 @@ def test_growth_is_the_excess_of_the_rate_and_not_the_clients_lateness() -> None
     assert growth(late) < 1e-9, "sent later and later, and answered at once"
     assert growth([]) == growth(answers(np.zeros(9), np.arange(9.0))) == 0.0
     assert growth(answers(np.arange(9.0), 9 - np.arange(9.0))) == 0.0, "a queue that shrinks"
+
+
+@pytest.mark.parametrize(("seeds", "said"), [
+    ([{"growth": 0.0}, {"growth": 0.42}], "its queue grew by 0.21 s per second"),
+    ([{"growth_in_flight": 0.4}, {}], "20% of what was sent stayed in flight"),
+    ([{"growth": 0.01}, {"growth": 0.08}], None),
+    ([{"growth_in_flight": 0.4, "completed": 99}], None),  # its rows may fill still
+    ([{"growth": 0.4, "p50_schedule_lag_ms": 11.0}], None),  # the client was late
+])  # fmt: skip
+def test_an_overload_is_that_of_the_means_over_seeds(
+    seeds: list[dict[str, float]], said: str | None
+) -> None:
+    words = overload([CALM | changed for changed in seeds])
+    assert words == (said and f"overloaded: {said}; its latencies are those of a run of 6.2 s")
+
+
+@pytest.mark.parametrize("users", [None, 9])
+def test_a_burst_and_a_closed_loop_overload_no_server(users: int | None) -> None:
+    """Of bursts that a client sent in 10 ms, a vLLM's queue grew by 30 s per second."""
+    trace = [Request(id=i, at=0.0, users=users, prompt="a", num_tokens=1) for i in range(99)]
+    outcomes = [
+        Outcome(request, 0.0, answer.sent_at, answer.answered_at, answer, "x")
+        for request, answer in zip(trace, answers(1e-3 * np.arange(99), 0.1 * np.arange(99)))
+    ]
+    result = judged(trace, outcomes, {})
+    assert result["growth"] == result["growth_in_flight"] == 0.0
 
 
 def test_the_useful_fraction_of_request_level_batches() -> None:

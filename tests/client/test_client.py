@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 from shlex import quote, split
 
 import pytest
+from rich.console import Console
 
-from client import addresses, runs
-from client.traces import load_trace
+from client import addresses, client, runs
+from client.measure import Target, judged
+from client.outcomes import Answer, Outcome
+from client.traces import Request, load_trace
+from client.wire import wire
 from compare.variants import parse_also
 from config import ConfigError
 from tests.programs import output, ran
@@ -84,6 +89,22 @@ def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
         words = f"--url {url} --trace {trace} --quiet --figure {figure} --overwrite"
         quiet = output("client.client", words)
         assert "[0]" not in quiet and "12 answered" in quiet
+
+
+def test_limits_and_an_overload_are_shown_of_any_server() -> None:
+    requests = [Request(id=i, at=i / 10, prompt="a", num_tokens=1) for i in range(40)]
+    stamps = [(each.at, each.at, *[2 * each.at + 0.1] * 3) for each in requests]
+    outcomes = [
+        Outcome(r, *s[:2], s[4], Answer(r.id, *s, 1, 1, [], None)) for r, s in zip(requests, stamps)
+    ]
+    target = Target("vllm", "http://h", wire("openai", "m"), ours=False)
+    known = client.parse(split("--numsamples 40 --goodput e2el:1050"))
+    console = Console(file=(shown := io.StringIO()), width=80)
+    client._show(judged(requests, outcomes, {"e2el": 1050.0}), target, known, console)
+    words = " ".join(shown.getvalue().split())
+    assert "vllm as this client saw it (overloaded)" in words and " p95 " in words
+    assert "1.27 requests per second, 25% of all, within e2el:1050" in words
+    assert "vllm was overloaded: its queue grew by 1.00 s per second; its latencies are" in words
 
 
 @pytest.mark.usefixtures("undrawn")

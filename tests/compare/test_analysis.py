@@ -12,6 +12,7 @@ from client.runs import Run
 from compare.analysis import difference, estimate, identical_outputs
 from compare.report import tables
 from compare.report.sentences import identity
+from tests.compare.test_sweep import CALM
 
 
 def test_the_interval_is_students() -> None:
@@ -40,31 +41,30 @@ def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:
     assert difference(one, [16.0] * 5, 0.0905).shown
     assert estimate(one, 0.0905).half == pytest.approx(0.724)
 
-    def results(values: list[float]) -> list[dict[str, float]]:
-        return [{"goodput_rate": value, "output_throughput": value} for value in values]
+    def results(values: list[float]) -> list[dict[str, Any]]:
+        return [CALM | {"goodput_rate": value, "output_throughput": value} for value in values]
 
     text = tables.differences_table({"a": results(one), "b": results(two)}, "a")
     assert "no difference shown (+0.724 ± 0.79)" in text
     assert text.count("no difference shown") == 1, "throughput has no lattice"
-    whole = [{"a": [{"goodput_rate": v, "partial": 0} for v in run]} for run in (one, two)]
+    whole = [{"a": [CALM | {"goodput_rate": v} for v in run]} for run in (one, two)]
     text = tables.runs_table(dict(zip(("then", "now"), whole)), paired=True)
     assert "8 ± 0.724" in text and "(× 1.09, no difference shown)" in text
 
 
 def test_a_difference_of_which_seeds_are_missing_has_no_interval() -> None:
-    one = [{"capacity": value} for value in (10.0, 10.1, 10.2, 10.0, 10.1)]
-    two = [{"capacity": value} for value in (20.0, 20.1, None, 20.2, 20.1)]
+    one = [CALM | {"capacity": value} for value in (10.0, 10.1, 10.2, 10.0, 10.1)]
+    two = [CALM | {"capacity": value} for value in (20.0, 20.1, None, 20.2, 20.1)]
     [entry] = tables.differences({"a": one, "b": two}, "a")
     assert entry["capacity"].half is None and not entry["capacity"].shown
     text = tables.differences_table({"a": one, "b": two}, "a")
     assert "no difference shown (+10.1, not of all seeds)" in text
-    whole = [{**result, "partial": False} for result in two]
-    assert "20.1 (4 of 5 seeds)" in tables.runs_table({"x": {"b": whole}}, paired=True)
+    assert "20.1 (4 of 5 seeds)" in tables.runs_table({"x": {"b": two}}, paired=True)
 
 
 def test_a_difference_of_zero_has_no_sign() -> None:
     values = {"a": (1.0, 1.0), "b": (0.9, 0.7), "c": (1.1, 1.3)}
-    results = {name: [{"p50_ttft_ms": value} for value in of] for name, of in values.items()}
+    results = {name: [CALM | {"p50_ttft_ms": value} for value in of] for name, of in values.items()}
     assert tables.differences_table(results, "a").count("| no difference shown (0 ± 1) |") == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -165,6 +166,8 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
     ("--max-seconds 0", "--max-seconds must be a number of seconds above 0"),
     *((f"--{bound} 0", f"--{bound} must be at least 1") for bound in ("max-failures", "warm-up")),
     ("--sweep --seconds 0", "--seconds must be a number of seconds above 0"),
+    *((f"--price {price}", "--price must be what a machine costs an hour")
+      for price in ("0", "nan")),
     ("--repeats 0", "--repeats must be at least 1"),
     ("--seed -1", "--seed must be 0 or more"),
     ("--api-keys a:b", "--api-keys names several users, and this client"),
@@ -273,13 +276,20 @@ def test_servers_whose_requests_were_late_are_named() -> None:
     assert said and said.endswith("by p99 latency from the schedule: a (1.23 s).")
 
 
-def test_littles_law_is_judged_from_20_answers_on() -> None:
-    def said(completed: int) -> str | None:
-        law = {"in_flight": 1.0, "rate_x_latency": 2.0}
-        variants = {"a-b": {"littles_law": law, "completed": completed}}
-        return littles_law(Run(Path(), [{"variants": variants, "also": {}}], [], []))
-
-    assert said(19) is None and "by −50.0% at most (a-b)." in (said(20) or "")
+@pytest.mark.parametrize(("mean_s", "factor", "completed", "said"), [
+    (0.5, 1.11, 19, "None"),
+    (0.5, 1.11, 300, r"\*\*Little's law failed\*\* in a-b: .* off by \+11\.0% at most \(a-b\)"),
+    (0.5, 0.91, 300, r"Little's law: passed\. .* off by −9\.0% at most \(a-b\)"),
+    (0.02, 1.3, 300, r"Little's law: passed\."),  # 6 ms: of HTTP, and by chance
+])  # fmt: skip
+def test_littles_law_passes_or_fails(
+    mean_s: float, factor: float, completed: int, said: str
+) -> None:
+    """Of 11% a report said nothing but the number."""
+    law = {"in_flight": factor * 10 * mean_s, "rate_x_latency": 10 * mean_s}
+    result = {"littles_law": law, "completed": completed, "request_throughput": 10.0}
+    run = Run(Path(), [{"variants": {"a-b": result}, "also": {}}], [], [])
+    assert re.match(said, str(littles_law(run)))
 
 
 # ---- variants: modes with settings of their own, under names, against a baseline

@@ -27,6 +27,7 @@ from compare.report.report import as_page
 from compare.report.sections import measured_replicas
 from compare.report.tables import markdown
 from docs import quotes
+from tests.compare.test_sweep import CALM
 from tests.programs import ran
 from tests.servers import ROOT
 from tests.stub import Handler, Stub, stub
@@ -63,7 +64,7 @@ GOLDEN = Path(__file__).parent / "report.md"
 WORDS = (
     "--modes static,dynamic --replicas 2 --slow 1:2 --fail 0:0.4 --start-s 0.1 --repeats 2 "
     "--users ann,90,uniform:1:20 bob,30,uniform:5:60 --priorities 0.3:1 0.7:2 --numsamples 90 "
-    "--goodput ttft:20 e2el:200 --max-batch-size 4 --max-waiting 3"
+    "--goodput ttft:20 e2el:200 --price 2.5 --max-batch-size 4 --max-waiting 3"
 )
 
 
@@ -164,13 +165,14 @@ class Evil(Handler):
 def test_replicas_that_were_measured_are_a_table() -> None:
     numbers = {"by_replica": {"a|b": dict.fromkeys((key.name for key in OF_EACH), 1)}}
     results: list[Any] = [{"static": {"server": numbers}, "vllm": {}}] * 2
+    summary = {"seed": 7, "variants": {"static": CALM, "vllm": CALM}}
     for n, seed in ((1, []), (2, ["By replica, seed 7:"])):
-        run = runs.Run(Path(), [{"seed": 7}] * n, results[:n], [])
+        run = runs.Run(Path(), [summary] * n, results[:n], [])
         heading, _, *middle, table = measured_replicas(run)
         assert heading == "## Replicas" and middle == seed
         [row] = table.splitlines()[2:]
         assert row == r"| static | a\|b | 1 | 1 | 1 | 100 | 100 | 1 | 1 | 1.00 |"
-    assert measured_replicas(runs.Run(Path(), [{"seed": 7}], [{"vllm": {}}], [])) == []
+    assert measured_replicas(runs.Run(Path(), [summary], [{"vllm": {}}], [])) == []
 
 
 def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: Path) -> None:

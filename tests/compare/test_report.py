@@ -87,8 +87,8 @@ def test_a_report_is_rebuilt_from_what_was_saved(swept: Path, tmp_path: Path) ->
     for name in ("report.md", "report.html", "requests.csv", "summary.json"):
         assert (copy / name).read_text() == (swept / name).read_text(), name
     page = Page((swept / "report.html").read_text())
-    # headlines, differences, latency by group, capacities, every rate of two seeds
-    assert page.open == [] and page.tables == 6 and len(page.sources) == len(DRAWN)
+    # two of headlines, differences, latency by group, capacities, every rate of two seeds
+    assert page.open == [] and page.tables == 7 and len(page.sources) == len(DRAWN)
     packed = gzip.compress((copy / "seed-1" / "static.json").read_bytes())
     (copy / "seed-1" / "static.json.gz").write_bytes(packed)
     (copy / "seed-1" / "static.json").unlink()
@@ -109,14 +109,15 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     out = tmp_path / "compared"
     shown = output("compare", f"--runs {swept}/seed-0 {other} --out {out}")
     assert "|" not in shown and "#" not in shown and "**" not in shown
-    assert re.search(r"^ static +other \(simulated\) +[\d,]+ \(× 2\.00\)", shown, re.MULTILINE)
+    twice = r"static \(overloaded\) *%s *other \(simulated\) *%s *[\d,]+ \(× 2\.00\)"
+    assert re.search(twice % ("", ""), shown)
     text = (out / "report.md").read_text()
     assert "# seed-0 (simulated) against other (simulated)" in text
     assert "| 0123456789 |" in text and "| block_size | 16 | 8 |" in text
     assert "replayed the same traces" in text
     assert "| max_batch_size |" not in text, "settings that are the same"
     assert "client can send" not in text and "kept its schedule" not in text, "nothing was sent"
-    assert re.search(r"\| static \| other \(simulated\) \| [\d,]+ \(× 2\.00\) \|", text)
+    assert re.search(twice % (r"\|", r"\|"), text)
     names = {path.name for path in out.iterdir()}
     assert names == {"report.md", "report.html", "distributions.png"}
     side_by_side.compare_runs([runs.load(swept / "seed-0"), runs.load(swept / "seed-1")], out)

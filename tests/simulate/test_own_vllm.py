@@ -132,6 +132,12 @@ def test_costs_and_measures_of_any_engine_that_writes_the_lines(tmp_path: Path) 
     assert again["rows"] == pytest.approx(measured["occupancy"] * 8, rel=1e-6)
 
 
+def test_a_recording_of_an_overload_is_named_as_that(tmp_path: Path) -> None:
+    path, measured = recorded(tmp_path / "it.jsonl", drawn(200, rate=90.0))
+    said = OwnServer.of(path, None).facts(measured)["remarks"]
+    assert any(each.startswith("While it was recorded, vLLM was overloaded: its ") for each in said)
+
+
 def test_stalls_of_the_machine_do_not_move_the_costs(tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "it.jsonl", drawn(300))
     head, *steps = path.read_text().splitlines()

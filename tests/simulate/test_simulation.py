@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.patches import StepPatch
 
 from client import outcomes, runs, traces
+from client.drawing import STYLES
 from client.machine import cpu
 from client.outcomes import Outcome
 from client.progress import Replayed
@@ -133,7 +135,8 @@ def test_a_figure_shows_how_many_replicas_there_were(tmp_path: Path) -> None:
     assert said in (tmp_path / "report.md").read_text()
     drawn = report.drawings(run := runs.load(tmp_path))
     panels = drawn["replicas"]().axes
-    assert [axes.get_title(loc="left") for axes in panels] == ["nobatch", "dynamic"]
+    assert [axes.get_title(loc="left") for axes in panels] == ["nobatch (overloaded)", "dynamic"]
+    assert panels[0].patches[0].get_facecolor() == to_rgba(STYLES[0].colour), "as in all figures"
     rows = drawn["occupancy"]().axes[0].get_ylim()[1]
     assert rows == 4 * run.first["config"]["max_batch_size"], "those of all replicas"
     for axes in panels:
@@ -165,7 +168,7 @@ def test_the_table_comes_before_the_figures(
     """It came after the figures were drawn, which takes up to 18 seconds."""
     monkeypatch.setattr(report, "write", lambda run, svg: print("the figures"))
     shown = output("simulate", f"{SMALL} --arrival poisson:50 --out {tmp_path}")
-    assert shown.index("p50 ms") < shown.index("One seed:") < shown.index("the figures")
+    assert shown.index("p50") < shown.index("One seed:") < shown.index("the figures")
 
 
 def test_ctrl_c_keeps_what_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,35 @@
+"""The costs of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client.price import costs
+from client.runs import load
+from tests.programs import output
+
+RUN = {"wall_clock_s": 1800.0, "total_output_tokens": 4_000_000, "goodput": 2.0}
+
+
+def test_a_run_costs_its_machines() -> None:
+    assert costs(RUN, 2.0) == {
+        "cost_per_million_tokens": 0.25, "cost_per_thousand_within": pytest.approx(1 / 3.6)
+    }  # fmt: skip
+    twice = {"server": {"replicas": {"replica_s": 3600.0}}}
+    assert costs(RUN | twice, 2.0)["cost_per_million_tokens"] == 0.5
+    nothing = {"total_output_tokens": 0, "goodput": None}
+    assert set(costs(RUN | nothing, 2.0).values()) == {None}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_price_adds_columns(tmp_path: Path) -> None:
+    words = "--model fake --modes dynamic --numsamples 30 --lengths fixed:9 --arrival poisson:50 "
+    words += f"--goodput e2el:500 --overwrite --out {tmp_path}"
+    assert "cost per" not in output("simulate", words)
+    assert "cost per" not in (tmp_path / "report.md").read_text().split("## Definitions")[0]
+    assert "1,000 in" in output("simulate", f"{words} --price 3600")
+    assert "| cost per million tokens |" in (tmp_path / "report.md").read_text()
+    result = load(tmp_path).variants["dynamic"][0]
+    assert result["cost_per_thousand_within"] == pytest.approx(1e3 / result["goodput"])
