@@ -11,11 +11,11 @@ A quote stands between two comments, of which the first names a file or a run's 
     <!-- code#settings -->…<!-- end -->
 
 A part of the code is a table of docs/reference.py. Parts of a run are `headlines` (the
-numbers named, else all), `capacity`, `identity` and `made`. A part of a JSON file is the way to a
-number and its format: keys, indices, KEY=VALUE of the items of a list, and * for each of them, one
-a seed, of which a mean and its interval are shown. Two such ways with ÷ or − between them are
-compared seed by seed. A part of a page is `table N`, of which `columns model;rows` shows those
-columns and `rows TEXT;TEXT` the rows that hold one of these texts.
+numbers named, else all), `capacity`, `identity`, `overloads` and `made`. A part of a JSON file is
+the way to a number and its format: keys, indices, KEY=VALUE of the items of a list, and * for each
+of them, one a seed, of which a mean and its interval are shown. Two such ways with ÷ or − between
+them are compared seed by seed. A part of a page is `table N`, of which `columns model;rows` shows
+those columns and `rows TEXT;TEXT` the rows that hold one of these texts.
 """
 
 from __future__ import annotations
@@ -70,8 +70,12 @@ def identity(run: Run) -> str:
     return sentences.identity(run) or ""
 
 
+def overloads(run: Run) -> str:
+    return " ".join(sentences.overloads(run))
+
+
 PARTS: dict[str, Callable[..., str]] = {
-    of.__name__: of for of in (headlines, capacity, made, identity)
+    of.__name__: of for of in (headlines, capacity, made, identity, overloads)
 }
 
 

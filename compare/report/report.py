@@ -196,7 +196,7 @@ body { padding: 0 1.2rem; color: #222; background: #fff }
 :root { color-scheme: light dark }
 h1 { font-size: 1.6rem }
 h2 { font-size: 1.25rem; margin-top: 2.4rem; border-bottom: 1px solid #ddd }
-.wide { overflow-x: auto }
+.wide { overflow-x: auto; margin-bottom: 1.2rem }
 table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums }
 th, td { padding: .35rem .4rem; border-bottom: 1px solid #e5e5e5; text-align: left }
 th { vertical-align: bottom; background: #f7f7f7 }

@@ -93,10 +93,11 @@ def test_the_client_sends_a_load(tmp_path: Path, shared_server: Serve) -> None:
 
 def test_limits_and_an_overload_are_shown_of_any_server() -> None:
     requests = [Request(id=i, at=i / 10, prompt="a", num_tokens=1) for i in range(40)]
-    stamps = [(each.at, each.at, *[2 * each.at + 0.1] * 3) for each in requests]
-    outcomes = [
-        Outcome(r, *s[:2], s[4], Answer(r.id, *s, 1, 1, [], None)) for r, s in zip(requests, stamps)
-    ]
+    outcomes = []
+    for request in requests:
+        at, end = request.at, 2 * request.at + 0.1
+        answer = Answer(request.id, at, at, end, end, end, 1, 1, [], None)
+        outcomes.append(Outcome(request, at, at, end, answer, "x"))
     target = Target("vllm", "http://h", wire("openai", "m"), ours=False)
     known = client.parse(split("--numsamples 40 --goodput e2el:1050"))
     console = Console(file=(shown := io.StringIO()), width=80)

@@ -128,7 +128,7 @@ def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
     assert min(point["completed"] for point in points) >= 200
 
 
-CALM = {  # a server that is not overloaded
+CALM: dict[str, Any] = {  # a server that is not overloaded
     "failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01, "partial": False,
     "p50_schedule_lag_ms": 0.5, "wall_clock_s": 6.2,
 }  # fmt: skip
