@@ -71,9 +71,9 @@ def markdown(rows: Rows, left: int = 1) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """A table for the terminal, without intervals. One that is too wide is shown in parts, below
-    each other, so that no name and no number breaks; headings break between words. left: columns of
-    text, which break only where they are too wide by themselves.
+    """A table for the terminal, without intervals. One that is too wide is set closer, or shown in
+    parts, below each other, so that no name and no number breaks; headings break between words.
+    left: columns of text, which break only where they are too wide by themselves.
     """
 
     rows: Rows
@@ -81,17 +81,27 @@ class Terminal:
     caption: str | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        def fits(part: Table) -> bool:
+            width = Measurement.get(console, options.update_width(MOST), part).maximum
+            return width <= options.max_width
+
         n, shown = len(self.rows[0]), list(range(self.left))
+        closer = self._part(range(n), self.caption, padding=0)
+        if fits(closer) and not fits(self._part(range(n))):
+            yield closer
+            return
         for i in range(self.left, n):
-            wider = Measurement.get(console, options.update_width(MOST), self._part([*shown, i]))
-            if wider.maximum > options.max_width and len(shown) > self.left:
+            if len(shown) > self.left and not fits(self._part([*shown, i])):
                 yield self._part(shown)
                 shown = shown[: self.left]
             shown.append(i)
         yield self._part(shown, self.caption)
 
-    def _part(self, columns: Sequence[int], caption: str | None = None) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption=caption)
+    def _part(self, columns: Sequence[int], caption: str | None = None, padding: int = 1) -> Table:
+        table = Table(
+            box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption=caption,
+            padding=(0, padding),
+        )  # fmt: skip
         cells = [[self._cell(row, i) for i in columns] for row in self.rows[1:]]
         for place, i in enumerate(columns):
             heading, is_text = self.rows[0][i], i < self.left

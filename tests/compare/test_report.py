@@ -193,6 +193,17 @@ def test_a_name_that_is_wider_than_the_terminal_is_folded() -> None:
     assert shown.getvalue().count("x") == 30
 
 
+def test_a_table_is_set_closer_before_it_is_parted() -> None:
+    for width, row in (
+        (24, "static   123  123  123"),
+        (21, "static  123 123 123"),
+        (20, "static "),
+    ):
+        console = Console(file=(shown := io.StringIO()), width=width)
+        console.print(tables.Terminal([["variant", "p50", "p95", "p99"], ["static", *["123"] * 3]]))
+        assert shown.getvalue().count("static") == 1 + (width == 20) and row in shown.getvalue()
+
+
 WORDS = st.text("abc-", min_size=1, max_size=12)
 NUMBERS = st.text("123,", min_size=1, max_size=16)
 
