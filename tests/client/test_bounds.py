@@ -107,7 +107,7 @@ def test_report_summary_and_data_say_what_was_left_out(tmp_path: Path) -> None:
     for text in (shown, report):
         assert "nobatch ended at --max-seconds 1.3, with " in text
         assert "The first 5 requests of each trace were its warm-up" in text
-        assert "nobatch (cut)" in text and "dynamic (cut)" not in text
+        assert "(cut, overloaded)" in text and "(cut)" not in text
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["bounds"] == {"max_seconds": 1.3, "max_failures": None, "warm_up": 5}
     assert summary["variants"]["nobatch"]["cut"]["unsent"] == 0
