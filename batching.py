@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from scheduling.errors import Cancelled, Draining, EngineFailed, GenerationFailed, ServingError
@@ -40,8 +41,7 @@ class BatchingManager:
     that hangs keeps the lock; `deciding.hangs_because` reports it without.
     """
 
-    # iterations that are computed meanwhile (server/asynchronous.py)
-    _launched: Sequence[object] = ()
+    _launched: object = None  # an iteration that is computed meanwhile (server/asynchronous.py)
 
     def __init__(
         self,
@@ -114,14 +114,11 @@ class BatchingManager:
         Those already over are left alone.
         """
         error = Cancelled("The request was cancelled.")
-        with self._changed:
-            self._answer(self._scheduler.fail(inferences, error, self.clock()))
-            self._changed.notify()
+        self._end(lambda: self._scheduler.fail(inferences, error, self.clock()))
 
     def expire(self) -> None:
         """End requests whose deadline has passed: an iteration, or loading, may take long."""
-        with self._changed:
-            self._answer(self._scheduler.expire(self.clock()))
+        self._end(lambda: self._scheduler.expire(self.clock()))
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache: nothing computed so far is found any more."""
@@ -137,7 +134,6 @@ class BatchingManager:
         with self._changed:
             self._closed = True
             self._fail_all(Draining("The server was stopped before this request was finished."))
-            self._changed.notify()
         self._thread.join()
 
     def snapshot(self) -> Snapshot:
@@ -214,8 +210,14 @@ class BatchingManager:
             call(error)
 
     def _fail_all(self, error: ServingError) -> None:
-        in_flight = self._scheduler.in_flight()
-        self._answer(self._scheduler.fail(in_flight, error, self.clock()))
+        scheduler = self._scheduler
+        self._end(lambda: scheduler.fail(scheduler.in_flight(), error, self.clock()))
+
+    def _end(self, ended: Callable[[], list[Inference]]) -> None:
+        """Answer the requests that `ended` ends and returns."""
+        with self._changed:
+            self._answer(ended())
+            self._changed.notify()
 
     def _refusal(self) -> EngineFailed:
         return EngineFailed(
@@ -256,9 +258,8 @@ class BatchingManager:
         speculation.draft(rows, drafter)
 
     def _plan(self, generator: Generator) -> Iteration | None:
-        """Wait until there is something to run; None when the manager was closed.
-
-        Raises EngineFailed after FAILURES.
+        """Wait until there is something to run; None when the manager was closed, or if nothing can
+        run before what is computed now has ended. Raises EngineFailed after FAILURES.
         """
         if generator.drafter is not None:
             self._draft(generator.drafter)
@@ -269,27 +270,24 @@ class BatchingManager:
                     raise EngineFailed(
                         f"{FAILURES} iterations in a row failed, the last with {last}"
                     )
-                now = self.clock()
-                self._answer(self._scheduler.expire(now))
-                if not self._scheduler.has_work:
-                    self._wait(None)
-                    continue
-                try:
-                    with self.deciding:
-                        iteration, at = next_iteration(self._scheduler, now)
-                    if not iteration.rows and at is None and not self._launched:
-                        raise nothing_planned(self._scheduler)
-                # a defect of a policy must not end the only handler thread
-                except Exception as error:
-                    self._answer(self._fail(self._scheduler.in_flight(), error, deciding=True))
-                    continue
-                if iteration.rows:
-                    return iteration
-                self._wait(None if at is None else min(at - now, LONGEST_WAIT_S))
+                now, at = self.clock(), None
+                self.expire()
+                if self._scheduler.has_work:
+                    try:
+                        with self.deciding:
+                            iteration, at = next_iteration(self._scheduler, now)
+                        if iteration.rows:
+                            return iteration
+                        if at is None and not self._launched:
+                            raise nothing_planned(self._scheduler)
+                    # a defect of a policy must not end the only handler thread
+                    except Exception as error:
+                        in_flight, at = self._scheduler.in_flight(), now
+                        self._end(partial(self._fail, in_flight, error, deciding=True))
+                if self._launched:
+                    break
+                self._changed.wait(None if at is None else min(at - now, LONGEST_WAIT_S))
         return None
-
-    def _wait(self, seconds: float | None) -> None:
-        self._changed.wait(seconds)
 
     def _apply(self, iteration: Iteration, ids: Sequence[int]) -> list[Inference]:
         with self._changed, self.deciding:

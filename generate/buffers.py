@@ -79,8 +79,8 @@ class SampledIds:
         self._ids[: len(ids)] = ids
 
     def into(self, ids: Tensor) -> Tensor:
-        """Return ids, int64 [T], with the kept ones in the places of -1, -2, …"""
-        return torch.where(ids < 0, self._ids[(-1 - ids).clamp(min=0)], ids)
+        """Return ids, int64 [T], with the kept ones in the places of ~0, ~1, …"""
+        return torch.where(ids < 0, self._ids[(~ids).clamp(min=0)], ids)
 
 
 def reader(values: Tensor) -> Callable[[], list[Any]]:

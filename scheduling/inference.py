@@ -112,7 +112,7 @@ class Inference:
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are cached, or come with it
-    tokens: list[int] = field(default_factory=list)  # completion ids; below 0: not known yet
+    tokens: list[int] = field(default_factory=list)  # completion ids; the last one may be pending
     token_times: list[float] = field(default_factory=list)
     stopped: bool = False  # by `stop`
     error: ServingError | None = None
@@ -170,11 +170,7 @@ class Inference:
     def notify(self) -> None:
         """Call the listener, if there is one, with the progress so far."""
         if self.listener is not None:
-            n = len(self.tokens)
-            while n and self.tokens[n - 1] < 0:
-                n -= 1
-            all_known = n == len(self.tokens) or self.error is not None
-            self.listener(TokenEvent(self, n, self.is_over and all_known))
+            self.listener(TokenEvent(self, len(self.tokens), self.is_over))
 
     def token(self, position: int) -> int:
         """Return the id at `position` of prompt + completion."""

@@ -182,8 +182,6 @@ class PrefixCache(BlockPool):
         for i in range(prefix.n_blocks, inference.computed // size):
             if len(keys) == i + 1:  # a block of the completion; the prompt's keys are there
                 ids = [inference.token(position) for position in range(i * size, (i + 1) * size)]
-                if ids[-1] < 0:  # not known yet; `asynchronous.fill` comes back
-                    return
                 keys.append(next_key(keys[i], ids))
             self.cache(inference.blocks[i], keys[i + 1])
             prefix.n_blocks = i + 1

@@ -208,7 +208,9 @@ class Scheduler:
             extension.stop_running(inference, now)
 
     def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
-        """Take the sampled ids; return the inferences to answer."""
+        """Take the sampled ids; return the inferences to answer. Ids below 0 are pending
+        (scheduling/asynchronous.py).
+        """
         sampled, size = iter(ids), self.limits.block_size
         running = State.RUNNING  # looked up once, which is slow in Python 3.11
         preemptive, got_token, over = self.order.preemptive, [], []
@@ -225,7 +227,7 @@ class Scheduler:
                 got_token.append(inference)
                 tokens.append(token)
                 inference.token_times.append(now)
-                if stop is not None:
+                if stop is not None and token >= 0:
                     inference.stopped = stop(token)
                 if len(tokens) == inference.num_tokens or inference.stopped:
                     inference.is_over = True

@@ -198,6 +198,9 @@ class SimulatedReplica:
             self._turns_end_at = at + self.costs.answer_turn
             self._loop.add(self._ended(seconds(at), inference))
 
+    def _expire(self) -> None:
+        self._end(self.scheduler.expire(seconds(self._loop.now)))
+
     def _plan_at(self, instant: int) -> None:
         """Plan at an instant, unless a plan is due before; not before the engine is free."""
         instant = max(instant, self._free_at)
@@ -212,7 +215,7 @@ class SimulatedReplica:
         loop, scheduler = self._loop, self.scheduler
         self._next = self._planned_at = None
         now = seconds(loop.now)
-        self._end(scheduler.expire(now))
+        self._expire()
         if loop.arrival_is_due:  # one that follows from an expired request
             self._plan_at(loop.now)
             return

@@ -7,7 +7,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from batching import BatchingManager
 from generate.buffers import SampledIds
 from model import GPT2
 from scheduling.errors import Cancelled, DeadlinePassed, Draining, GenerationFailed
-from scheduling.inference import CachedPrefix, Generator, Inference, Iteration, TokenEvent
+from scheduling.inference import CachedPrefix, Generator, Inference, Iteration, State, TokenEvent
 from scheduling.policies import ORDERS, Dynamic, NoBatching, Policy, Static, Windowed
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
@@ -41,6 +41,7 @@ class Late(Generator):
     def __init__(self) -> None:
         self.n_ahead = 0  # iterations launched while the one before was not waited for
         self.fails: set[int] = set()  # iterations, by number
+        self.launching: Callable[[int], None] = lambda number: None
         self.before: Callable[[int], None] = lambda number: None  # a wait
         self._sampled: list[int] = []
         self._numbers = iter(range(10**6))
@@ -50,10 +51,12 @@ class Late(Generator):
 
     def launch(self, iteration: Iteration) -> Callable[[], list[int]]:
         number, last, sampled = next(self._numbers), self._sampled, list[int]()
+        self.launching(number)
         self._sampled = sampled
         rows = [row for row in iteration.rows if row.samples]
         texts = [[row.inference.token(i) for i in range(row.start + row.n_tokens)] for row in rows]
         self.n_ahead += any(token < 0 for text in texts for token in text)
+        assert min((token for text in texts for token in text[:-1]), default=0) >= 0
 
         def wait() -> list[int]:
             self.before(number)
@@ -69,7 +72,8 @@ class Late(Generator):
 
 def served(
     kind: type[BatchingManager], policy: Policy, inferences: Sequence[Inference],
-    generator: Generator | None = None, **limits: Any,
+    generator: Generator | None = None,
+    begins: Callable[[BatchingManager], None] = lambda manager: None, **limits: Any,
 ) -> tuple[list[list[int]], Iterations]:  # fmt: skip
     """Serve a burst; return the texts, and the rows of each iteration."""
     generator, begin = generator or Late(), threading.Event()
@@ -94,10 +98,13 @@ def served(
     manager.observe(Rows())
     for inference in inferences:
         manager.enqueue([inference])
+    begins(manager)
     begin.set()
     for inference in inferences:
-        assert inference.done.wait(PATIENCE_S) and inference.error is None
+        assert inference.done.wait(PATIENCE_S)
+        assert inference.state in (State.FINISHED, State.CANCELLED)
     manager.close()
+    assert manager._iteration_started_at is None
     pool = manager._scheduler.pool
     assert pool.free_blocks == pool.n_blocks and not manager._scheduler.has_work
     assert manager._scheduler.completion_tokens == sum(len(each.tokens) for each in inferences)
@@ -177,6 +184,7 @@ def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
     for each in doomed:
         assert each.done.wait(PATIENCE_S) and isinstance(each.error, GenerationFailed)
         assert len(each.tokens) == 2 and min(each.tokens) >= 0
+        assert each.state is State.FAILED
     manager.enqueue([later])
     assert later.done.wait(PATIENCE_S) and len(later.tokens) == 5
     manager.close()
@@ -198,21 +206,57 @@ def paused() -> tuple[Late, threading.Event, threading.Event]:
 @pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
 def test_a_cancelled_request_leaves_the_others_alone(policy: Policy, penalty: float) -> None:
-    """Also while a planned iteration waits for the ids that penalties count."""
+    """It ends with the iteration that is computed then, also while a planned one waits for the ids
+    that penalties count. One that lacks nothing but these ids is answered with them.
+    """
     late, reached, go = paused()
     manager = AsynchronousManager(make_scheduler(policy, max_batch_size=4), lambda: late)
     leaves, other = Inference([1], 20), Inference([2], 8, Sampling(frequency_penalty=penalty))
-    late_one = Inference([3], 3, deadline=manager.clock() + 0.05)  # with all but its last id
-    manager.enqueue([leaves, other, late_one])
+    expires, whole = (Inference([3], n, deadline=manager.clock() + 0.05) for n in (20, 3))
+    manager.enqueue([leaves, other, expires, whole])
     assert reached.wait(PATIENCE_S)
-    manager.cancel([leaves])
-    while late_one.error is None:
+    manager.cancel([leaves, leaves])
+    while manager.clock() < (expires.deadline or 0.0):
         manager.expire()
     go.set()
-    assert other.done.wait(PATIENCE_S) and other.error is None and len(other.tokens) == 8
-    assert isinstance(late_one.error, DeadlinePassed) and late_one.done.is_set()
+    for each in (leaves, other, expires, whole):
+        assert each.done.wait(PATIENCE_S) and min(each.tokens) >= 0
+    assert isinstance(leaves.error, Cancelled) and isinstance(expires.error, DeadlinePassed)
+    assert other.error is None and len(other.tokens) == 8
+    assert len(leaves.tokens) == len(expires.tokens) == len(whole.tokens) == 3
     manager.close()
     assert not manager._launched and manager.not_ready_because() == "the server is shutting down"
+
+
+@pytest.mark.parametrize("policy", [Static(), DEMAND], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("when", ["launching", "before", "listener"])
+@pytest.mark.parametrize("number", range(8))
+def test_whenever_a_request_is_cancelled_the_others_have_their_texts(
+    policy: Policy, when: str, number: int
+) -> None:
+    """In the handler thread, so that it always happens at the same point."""
+    late, calls = Late(), count()
+
+    def requests() -> list[Inference]:
+        made = workload(6, Sampling(), longest_prompt=14)
+        for each in made:
+            each.stop = lambda token: token % 7 == 0
+        return made
+
+    def cancel_later(manager: BatchingManager) -> None:
+        def called(_: object) -> None:
+            if next(calls) == number:
+                manager.cancel([leaves])
+
+        for target in inferences if when == "listener" else [late]:
+            setattr(target, when, called)
+
+    inferences = requests()
+    leaves, limits = inferences[number % 6], {"max_batch_size": 3, "n_blocks": 14}
+    whole, _ = served(BatchingManager, policy, requests(), **limits)
+    texts, _ = served(AsynchronousManager, policy, inferences, late, cancel_later, **limits)
+    for inference, text, expected in zip(inferences, texts, whole):
+        assert text == (expected if inference.error is None else expected[: len(text)])
 
 
 def test_requests_end_in_the_middle_of_an_iteration() -> None:
@@ -225,15 +269,18 @@ def test_requests_end_in_the_middle_of_an_iteration() -> None:
     manager.enqueue([leaves, other, short])
     assert reached.wait(PATIENCE_S)
     manager.cancel([leaves])
-    assert isinstance(leaves.error, Cancelled) and len(leaves.tokens) == 2
-    assert [event.n_tokens for event in events] == [1, 2, 2]
     closing = threading.Thread(target=manager.close)
     closing.start()
-    for each in (other, short):  # whose last id was not known
-        assert each.done.wait(PATIENCE_S) and isinstance(each.error, Draining)
+    while manager.not_ready_because() is None:
+        pass
     go.set()
     closing.join(PATIENCE_S)
-    assert not closing.is_alive() and len(other.tokens) == 2
+    assert not closing.is_alive()
+    assert all(each.done.is_set() and len(each.tokens) == 3 for each in (leaves, other, short))
+    assert isinstance(leaves.error, Cancelled) and isinstance(other.error, Draining)
+    assert short.error is None, "its last id was on its way"
+    assert [event.n_tokens for event in events] == [1, 2, 3, 3]
+    assert [event.is_over for event in events] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(("engine_ms", "host_ms"), [(10, 3), (3, 10)])
