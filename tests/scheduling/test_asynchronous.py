@@ -25,6 +25,7 @@ from server.asynchronous import AsynchronousManager
 from simulate import PS, Loop
 from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import Costs, Line
+from simulate.loop import END
 from simulate.replica import Stretch
 from tests.oracle import MAX_TOKENS, N_VOCAB, engine, workload
 from tests.oracle import model as model  # a fixture
@@ -252,7 +253,7 @@ def test_whenever_a_request_is_cancelled_the_others_have_their_texts(
             setattr(target, when, called)
 
     inferences = requests()
-    leaves, limits = inferences[number % 6], {"max_batch_size": 3, "n_blocks": 14}
+    leaves, limits = inferences[number % 6], dict[str, Any](max_batch_size=3, n_blocks=14)
     whole, _ = served(BatchingManager, policy, requests(), **limits)
     texts, _ = served(AsynchronousManager, policy, inferences, late, cancel_later, **limits)
     for inference, text, expected in zip(inferences, texts, whole):
@@ -302,3 +303,23 @@ def test_virtual_time_has_the_same_iterations(engine_ms: int, host_ms: int) -> N
     assert iterations == served(AsynchronousManager, Dynamic(), workload(12, Sampling()))[1]
     assert {b - a for a, b in pairwise(ends[1:])} == {max(engine_ms, host_ms) * ms}
     assert all(each.token_times[-1] == each.answered_at for each in requests)
+
+
+@pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda p: type(p).__name__)
+def test_in_virtual_time_no_request_ends_with_a_token_that_is_still_to_come(policy: Policy) -> None:
+    """One expires with the iteration that is computed, and a replica fails in the middle of one."""
+    costs, ms = Costs("stated", Line(iteration=PS // 100), gap=PS // 1000), PS // 1000
+    loop, ended = Loop(), list[tuple[float, int, bool]]()
+
+    def end(now: float, inference: Inference) -> tuple[()]:
+        assert len(inference.tokens) == len(inference.token_times)
+        ended.append((now, len(inference.tokens), inference.error is None))
+        return ()
+
+    scheduler = make_scheduler(policy, max_batch_size=4)
+    replica = AsynchronousReplica(loop, scheduler, costs, ended=end)
+    expires, whole = Inference([1], 20, deadline=0.035), Inference([2], 2, streamed=True)
+    others = [Inference([3], n) for n in (8, 20)]  # one lacks nothing but the token computed then
+    loop.at(75 * ms, END, replica.fail, Draining("it fails"))
+    loop.serve([(0.0, [each]) for each in (expires, whole, *others)], replica)
+    assert ended == [(0.021, 2, True), (0.041, 4, False), *2 * [(0.075, 7, False)]]
