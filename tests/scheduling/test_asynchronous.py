@@ -260,6 +260,16 @@ def test_whenever_a_request_is_cancelled_the_others_have_their_texts(
         assert text == (expected if inference.error is None else expected[: len(text)])
 
 
+def test_an_iteration_whose_requests_have_all_ended_is_forgotten() -> None:
+    late, only = Late(), Inference([1], 9)
+
+    def cancel_later(manager: BatchingManager) -> None:
+        late.launching = lambda number: manager.cancel([only])
+
+    found = served(AsynchronousManager, Dynamic(), [only], late, cancel_later)
+    assert found == ([[]], []), "no iteration was recorded"
+
+
 def test_requests_end_in_the_middle_of_an_iteration() -> None:
     """A cancelled one, whose stream gets what is known, and the rest when the server is closed."""
     late, reached, go = paused()
