@@ -179,8 +179,12 @@ def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2)
 def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
     late = Late()
     late.fails = {2}
-    manager = AsynchronousManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
-    doomed, later = [Inference([1, 2], n) for n in (3, 9)], Inference([3], 5)
+    scheduler = make_scheduler(Dynamic(), max_batch_size=4, block_size=4)
+    manager = AsynchronousManager(scheduler, lambda: late)
+    prompt = [1, 2, 3, 4, 5]
+    doomed, later = [Inference(prompt, n) for n in (3, 9)], Inference(prompt, 5)
+    for each in (*doomed, later):
+        each.prefix = CachedPrefix(block_keys(prompt, 4))
     manager.enqueue(doomed)  # one of which lacks nothing but the third iteration's ids
     for each in doomed:
         assert each.done.wait(PATIENCE_S) and isinstance(each.error, GenerationFailed)
@@ -188,6 +192,7 @@ def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
         assert each.state is State.FAILED
     manager.enqueue([later])
     assert later.done.wait(PATIENCE_S) and len(later.tokens) == 5
+    assert later.cached_tokens == 0, "what had a name may not have been computed"
     manager.close()
 
 
