@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from batching import BatchingManager
 from scheduling.asynchronous import fill, forget_pending, pending, reads_ids, without_ended
-from scheduling.errors import EngineFailed, GenerationFailed
+from scheduling.errors import GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, State
 from scheduling.records import IterationRecord
 
@@ -77,8 +77,6 @@ class AsynchronousManager(BatchingManager):
                     answered = self._apply(iteration, pending(iteration))
                     begun = self._iteration_started_at = max(at, self._ended_at)
                     self._launched = Launched(iteration, begun, ids, answered)
-        except EngineFailed:
-            raise
         except Exception as error:
             self._land(iteration)
             self._iteration_started_at = None
