@@ -154,6 +154,24 @@ def test_texts_are_the_same_where_stop_strings_end_requests(policy: Policy, orde
     assert policy is not DEMAND or any(idle for rows in iterations for *_, idle in rows), "wasted"
 
 
+def test_a_request_is_preempted_in_vain_that_its_last_token_has_stopped() -> None:
+    def stop_at(last: int) -> Callable[[int], bool]:
+        calls = count(1)
+        return lambda token: next(calls) == last
+
+    in_vain = 0
+    for last in range(1, 12):
+        preemptions = list[int]()
+        for kind in (BatchingManager, AsynchronousManager):
+            inferences = [Inference([i] * 4, 12) for i in range(2)]
+            inferences[1].stop = stop_at(last)
+            texts, _ = served(kind, DEMAND, inferences, n_blocks=5)
+            assert [len(text) for text in texts] == [12, last]
+            preemptions.append(inferences[1].interruptions.preemptions)
+        in_vain += preemptions[0] < preemptions[1]
+    assert in_vain
+
+
 @pytest.mark.parametrize("path", ["plain", "kernels in one call"])
 def test_the_engine_takes_ids_from_where_it_sampled_them(path: str, model: GPT2) -> None:
     """With penalties, log-probabilities of tokens, shared prefixes and too few blocks as well."""

@@ -24,7 +24,7 @@ from config import BOOT_ERROR
 from generate.fake import FakeGenerator
 from scheduling import user_policies
 from scheduling.errors import EngineFailed, GenerationFailed, ServingError
-from scheduling.inference import Inference, State
+from scheduling.inference import Inference, State, TokenEvent
 from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
 from scheduling.records import IterationRecord
 from scheduling.user_policies import LONGEST_S
@@ -237,10 +237,15 @@ def test_whatever_fails_no_request_is_lost(
     scheduler = make_scheduler(policy, order=order, max_batch_size=3, n_blocks=9, token_budget=5)
     manager = kind(scheduler, lambda: FakeGenerator(lambda seconds: None))
     queued: list[Inference] = []
+    lowest = [0]
+
+    def listen(event: TokenEvent) -> None:
+        lowest.append(min(event.inference.tokens[: event.n_tokens], default=0))
+
     for n, tokens in groups:
         group = [Inference([tokens] * (1 + 2 * tokens), tokens) for _ in range(n)]
-        for follower in group[1:]:
-            follower.leader = group[0]
+        for each in group:
+            each.leader, each.listener = None if each is group[0] else group[0], listen
         try:
             manager.enqueue(group)
         except ServingError:
@@ -249,6 +254,7 @@ def test_whatever_fails_no_request_is_lost(
     for inference in queued:
         assert inference.done.wait(PATIENCE_S), "nobody answered"
         assert inference.error or len(inference.tokens) == inference.num_tokens
+    assert not min(lowest), "a pending token was shown"
     if manager.not_ready_because() is None:
         assert not scheduler.has_work and not scheduler.in_flight()
         assert scheduler.pool.free_blocks == scheduler.pool.n_blocks
