@@ -277,9 +277,8 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     arguments.check_numbers(known)
-    repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
-    sweep, sessions = known.sweep, known.sessions
-    judges_many = sweep or vars(known).get("plan") or vars(known).get("find")
+    finds = vars(known).get("find") is not None
+    sweep, sessions, repeats = known.sweep, known.sessions, known.repeats > 1 and not finds
     # fmt: off
     for refused, sentence in (
         (known.modes and known.variant,
@@ -296,9 +295,9 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         (sessions and (known.arrival or "auto") == "auto",
          "--sessions needs an --arrival, such as poisson:2 (conversations per second): auto goes "
          "by what a server can do with single requests, and later turns have longer prompts"),
-        (judges_many and arguments.bounds_of(known) != UNBOUNDED,
+        ((sweep or finds) and arguments.bounds_of(known) != UNBOUNDED,
          "--max-seconds, --max-failures and --warm-up apply to one replay of each variant; leave "
-         "them out of --sweep, --plan and --find, which judge whole ones"),
+         "them out of --sweep and --find, which judge whole ones"),
         (known.seconds is not None and not sweep, "--seconds applies to a sweep; add --sweep"),
         (known.limit or known.junit, "--limit and --junit belong to --check; add it"),
     ):

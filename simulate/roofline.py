@@ -81,7 +81,7 @@ def values(name: str) -> dict[str, Any]:
         "least": round((launched + shape.step_bytes(0, 0, dtype, dtype) / bandwidth) * PS),
         "estimate": f"{REACHED:.0%} (from {FEWEST:.0%} to {MOST:.0%}) of {device.gb_per_s:,g} GB/s "
         f"and {tflops:,g} TFLOP/s" + f", {launches} launches of {1e6 * LAUNCH_S:g} µs" * on_gpu,
-        "residuals": {"held_out": {"of_runs_percent": range_percent}},  # as uncertain for --plan
+        "residuals": {"held_out": {"of_runs_percent": range_percent}},  # as uncertain for --find
         "config": config,
     }
 
