@@ -12,24 +12,22 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 from rich.console import Console
 
-from client import arguments
 from client.results import KEYS
-from client.runs import Run, RunError, load
+from client.runs import Run
 from client.traces import Request, load_trace
 from compare.analysis import CONFIDENCE, half_width
 from compare.report.tables import Terminal
-from config import ConfigError, Parser
+from config import ConfigError
 
 LIMIT = 0.05
 JUDGED = ("mean_e2el_ms", "p99_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
@@ -40,7 +38,6 @@ MOST = 100  # more seeds that a run can be expected to have
 WORSE, CANNOT_TELL, NOT_WORSE = "worse", "cannot tell", "not worse"
 
 Seeds = Sequence[Mapping[str, Mapping[str, Any]]]  # numbers of each variant, one entry a seed
-Parsed = TypeVar("Parsed", bound=Any)  # a program's options
 
 
 class Change(NamedTuple):
@@ -197,45 +194,3 @@ class Check:
         if self.junit:
             junit(found).write(self.junit, encoding="unicode", xml_declaration=True)
         return answer(found) == WORSE
-
-
-def checked(
-    program: str, argv: Sequence[str], parse: Callable[[Sequence[str]], Parsed],
-    flags: arguments.Flags,
-) -> Parsed | None:  # fmt: skip
-    """Return the options of the saved run that --check names, which `parse` reads from its command;
-    None without --check. flags: of its requests, variants and seeds. Raises ConfigError.
-    """
-    parser, left = Parser(prog=program, add_help=False), Parser(add_help=False)
-    own = ("--check", "--limit", "--junit", "--out", "--overwrite")
-    arguments.add(parser, {name: flags[name] for name in own})
-    known, more = parser.parse_known_args(argv)
-    if not known.check:
-        return None
-    try:
-        saved = load(known.check, requests=False)
-    except RunError as error:
-        raise ConfigError(f"--check: {error}") from None
-    by, *words = shlex.split(saved.first["command"])
-    given = [name for word in more if (name := word.partition("=")[0]) in flags]
-    for refused, sentence in (
-        (given, f"it has requests, variants and seeds of its own; leave out {''.join(given[:1])}"),
-        (by != program, f"{by} made this run; name one of {program}"),
-        (len(saved.summaries) < 2,
-         "a run of one seed has no interval; measure it again with --repeats 5"),
-        (known.out and known.out.resolve() == known.check.resolve(),
-         "--out would replace this run; name another folder"),
-    ):  # fmt: skip
-        if refused:
-            raise ConfigError(f"--check {known.check}: {sentence}")
-    arguments.add(left, {"--out": {}, "--seconds": {}})
-    arguments.add(left, {name: flags[name] for name in ("--overwrite", "--sweep")})
-    words = left.parse_known_args(words)[1]
-    if saved.first["capacity"]:  # the rate was measured
-        words += ["--arrival", saved.first["workload"]["arrival"]]
-    words += more
-    check = Check(saved, parse_limits(known.limit), known.junit, words)
-    check.compared(saved)  # refuses --limit of what it lacks
-    folder = ["--out", str(known.out)] if known.out else []
-    folder += ["--overwrite"] if known.overwrite else []
-    return replace(parse([*words, *folder]), goodput=saved.first["goodput"], check=check)

@@ -6,7 +6,7 @@ import argparse
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from client.runs import files, refuse_overwriting
 from client.trace_file import Context, TraceFile
 from client.wire import OTHERS, Asked
 from compare import variants
-from compare.check import JUDGED, LIMIT, Check, checked
+from compare.check import JUDGED, LIMIT, Check
 from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.servers import ROOT
 from compare.variants import BASIC, Variant
@@ -122,14 +122,9 @@ def _encoder(tokenizer: str) -> Callable[[str], Sequence[int]]:
         raise WorkloadError(str(error)) from None
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Counts the tokens of a text, by the tokenizer that makes most."""
-
-    tokenizers: tuple[str, ...]
-
-    def __call__(self, text: str) -> int:
-        return max(len(_encoder(name)(text)) for name in self.tokenizers)
+def most_tokens(tokenizers: Collection[str], text: str) -> int:
+    """Return the tokens of a text, by the tokenizer that makes most."""
+    return max(len(_encoder(name)(text)) for name in tokenizers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +174,8 @@ class Options:
     def context(self) -> Context:
         """The longest request that every variant takes."""
         configs = [self.config(name) for name in self.variants]
-        longest = min(config.max_model_len for config in configs)
-        return Context(longest, Tokens(tuple({config.tokenizer: None for config in configs})))
+        count = functools.partial(most_tokens, {config.tokenizer for config in configs})
+        return Context(min(config.max_model_len for config in configs), count)
 
     @property
     def reference(self) -> str:
@@ -221,16 +216,20 @@ def new_folder() -> Path:
     return ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
-    """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
+def parse_alone(argv: Sequence[str], *names: str) -> argparse.Namespace:
+    """Parse the first of these flags, with which only the others go. Raises ConfigError."""
     parser, flags = Parser(prog="./compare.sh", add_help=False), HOW | OF_SERVERS
-    arguments.add(parser, {name: flags[name] for name in ("--runs", "--out", "--overwrite")})
+    arguments.add(parser, {name: flags[name] for name in names})
     known, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise ConfigError(
-            f"--runs starts nothing, so that only --out and --overwrite go with it; leave out "
-            f"{unknown[0]}"
-        )
+        others = f", so that only {' and '.join(names[1:])} go with it" if names[1:] else ""
+        raise ConfigError(f"{names[0]} starts nothing{others}; leave out {unknown[0]}")
+    return known
+
+
+def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
+    """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
+    known = parse_alone(argv, "--runs", "--out", "--overwrite")
     if len(known.runs) < 2:
         raise ConfigError("--runs compares two runs or more; name another one")
     out = known.out or new_folder()
@@ -240,12 +239,7 @@ def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
 
 def parse_slowest(argv: Sequence[str]) -> tuple[int, Path]:
     """Return the number and the folder of --slowest. Raises ConfigError."""
-    parser = Parser(prog="./compare.sh", add_help=False)
-    arguments.add(parser, {"--slowest": OF_SERVERS["--slowest"]})
-    known, unknown = parser.parse_known_args(argv)
-    n, folder = known.slowest
-    if unknown:
-        raise ConfigError(f"--slowest goes with no other flag; leave out {unknown[0]}")
+    n, folder = parse_alone(argv, "--slowest").slowest
     if not re.fullmatch("[1-9][0-9]{0,5}", n):
         raise ConfigError(f"--slowest needs a number of requests and a folder, and not {n} first")
     return int(n), Path(folder)
@@ -253,8 +247,6 @@ def parse_slowest(argv: Sequence[str]) -> tuple[int, Path]:
 
 def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
-    if again := checked("./compare.sh", argv, parse, OF_RUN):
-        return again
     what = "Replay one trace against every batching mode."
     parser = parser_of("./compare.sh", what, "--also", "--runs", "--model")
     arguments.add(parser, OF_SERVERS)

@@ -1,4 +1,4 @@
-"""Going on with a run that was stopped (`--resume FOLDER`): its flags, and what it has."""
+"""A saved run's command once more: it goes on (`--resume`), or its traces are compared (`--check`)."""
 
 from __future__ import annotations
 
@@ -8,36 +8,74 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from client import runs
+from client import arguments, runs
 from client.traces import Request, load_trace
-from compare.options import HOW, Options
+from compare.check import Check, parse_limits
+from compare.options import HOW, OF_RUN, Options
 from config import ConfigError, Parser, flag
 
 SECRET = "…"  # in a saved command, in place of a key
+OF_CHECK = ("--limit", "--junit", "--out", "--overwrite")
 Given = TypeVar("Given", bound=Options)
 
 
 def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], program: str) -> Given:
-    """Parse a command line; one with --resume by the flags of the run that it names. Raises
-    ConfigError, and RunError without a run.
+    """Parse a command line; one with --resume or --check by the flags of the run that it names.
+    Raises ConfigError, and RunError without a run.
     """
-    parser = Parser(prog=program, add_help=False)
-    parser.add_argument("--resume", **HOW["--resume"])
-    known, others = parser.parse_known_args(argv)
-    if (folder := known.resume) is None:
+    known, more = _known(argv, "--resume")
+    if (folder := known.resume) is not None:
+        _, words = _saved(folder, program)
+        if more:
+            raise ConfigError(f"--resume goes on with the run's own flags; leave out {more[0]}")
+        return replace(parse(words), out=folder, overwrite=True, resume=folder)
+    known, more = _known(argv, "--check", *OF_CHECK)
+    if (folder := known.check) is None:
         return parse(argv)
-    made_by, *flags = shlex.split(first(folder)["command"])
-    if others:
-        raise ConfigError(f"--resume goes on with the run's own flags; leave out {others[0]}")
+    saved, words = _saved(folder, program)
+    given = [name for word in more if (name := word.partition("=")[0]) in OF_RUN]
+    for refused, sentence in (
+        (given, f"it has requests, variants and seeds of its own; leave out {''.join(given[:1])}"),
+        (len(saved.summaries) < 2,
+         "a run of one seed has no interval; measure it again with --repeats 5"),
+        (known.out and known.out.resolve() == folder.resolve(),
+         "--out would replace this run; name another folder"),
+    ):  # fmt: skip
+        if refused:
+            raise ConfigError(f"--check {folder}: {sentence}")
+    words = _known(words, "--sweep", "--seconds")[1]
+    if saved.first["capacity"]:  # the rate was measured
+        words += ["--arrival", saved.first["workload"]["arrival"]]
+    check = Check(saved, parse_limits(known.limit), known.junit, [*words, *more])
+    check.compared(saved)  # refuses --limit of what it lacks
+    options, goodput = parse(check.words), saved.first["goodput"]
+    out = known.out or options.out
+    return replace(options, out=out, overwrite=known.overwrite, goodput=goodput, check=check)
+
+
+def _known(argv: Sequence[str], *names: str) -> tuple[Any, list[str]]:
+    """Return the values of these flags, and all other words."""
+    parser = Parser(add_help=False)
+    arguments.add(parser, {name: HOW[name] for name in names})
+    return parser.parse_known_args(argv)
+
+
+def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
+    """Return a run and the words of its command, but for its folder. Raises RunError, and
+    ConfigError if these words are not enough.
+    """
+    run = runs.load(folder, requests=False)
+    made_by, *words = shlex.split(run.first["command"])
     if made_by != program:
-        raise ConfigError(f"{folder} is a run of {made_by}; {program} cannot go on with it")
-    if any(SECRET in word for word in flags):
+        raise ConfigError(f"{folder} is a run of {made_by}; name one of {program}")
+    if any(SECRET in word for word in words):
         raise ConfigError(
-            f"the flags of {folder} had a key, which is never saved; only runs that have it from "
-            f"a variable (EB_API_KEY) can go on"
+            f"the flags of {folder} had a key, which is never saved; name a run that has it from a "
+            "variable (EB_API_KEY)"
         )
-    options = parse([*flags, "--overwrite"])
-    return replace(options, out=folder, resume=folder)
+    parser = Parser(add_help=False)
+    arguments.add(parser, {"--out": {}, "--overwrite": HOW["--overwrite"]})  # of any machine
+    return run, parser.parse_known_args(words)[1]
 
 
 def first(folder: Path) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
 from client.progress import Progress
 from client.runs import RunError, files, refuse_overwriting
-from compare.check import checked
-from compare.options import OF_RUN, check, chosen, parser_of, read
+from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
 from compare.resume import options_of
 from config import (
@@ -84,8 +83,6 @@ OF_FIND = ("slo", "attainment", "for", "verify")
 
 def parse(argv: Sequence[str]) -> Simulation:
     """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
-    if again := checked(Simulating.program, argv, parse, OF_RUN):
-        return again
     parser = parser_of(
         "./simulate.sh",
         "Your own vLLM: --vllm FILE says from a recording of it what it would do with other "

@@ -203,7 +203,7 @@ def test_texts_cannot_be_counted_without_the_tokenizer(monkeypatch: pytest.Monke
     monkeypatch.setattr("tiktoken.get_encoding", mock.Mock(side_effect=OSError))
     compared._encoder.cache_clear()
     with pytest.raises(WorkloadError, match="could not be fetched"):
-        compared.Tokens(("bytes", "r50k_base"))("a text")
+        compared.most_tokens(("bytes", "r50k_base"), "a text")
 
 
 @pytest.mark.parametrize(("content", "flags", "sentence"), [

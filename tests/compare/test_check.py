@@ -15,12 +15,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from client.runs import RunError
 from compare import check
 from compare.check import CANNOT_TELL, NOT_WORSE, WORSE, Change, changes
 from compare.comparison import Comparison
-from compare.options import parse as compare
+from compare.options import Options, parse
+from compare.resume import options_of
 from config import ConfigError
-from simulate.program import parse as simulate
+from simulate import program
 from tests.conftest import undraw
 from tests.programs import output, ran
 from tests.servers import ROOT
@@ -84,6 +86,10 @@ def test_many_measures_raise_no_more_false_alarms_than_one() -> None:
     assert together <= 3 < 6 <= alone
 
 
+def compare(*argv: str) -> Options:
+    return options_of(argv, parse, "./compare.sh")
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that measured its rate."""
@@ -133,7 +139,7 @@ def test_a_check_has_the_saved_traces_and_settings(saved: Path, tmp_path: Path) 
     command = "./compare.sh --sweep --seconds 9 --out /none"
     text = summary.read_text().replace("./simulate.sh", command)
     summary.write_text(text.replace("--jobs 1", ""))
-    options = compare(["--check", str(run), "--token-budget", "99"])
+    options = compare("--check", str(run), "--token-budget", "99")
     assert options.names == ["static", "dynamic"] and options.repeats == 3
     assert options.arrival == json.loads(text)["workload"]["arrival"] != "auto"
     assert not options.sweep and options.goodput == {"e2el": 900}
@@ -145,13 +151,13 @@ def test_a_check_has_the_saved_traces_and_settings(saved: Path, tmp_path: Path) 
 def test_the_workflow_for_github_has_commands_that_are_understood(saved: Path) -> None:
     text = (ROOT / "docs" / "examples" / "check.yml").read_text()
     measure, again = re.findall(r"bench/compare.sh (.*)", text)
-    assert compare(shlex.split(measure)).names == ["dynamic", "mine"]
-    with pytest.raises(ConfigError, match="runs/before holds no run"):
-        compare(shlex.split(again))
+    assert compare(*shlex.split(measure)).names == ["dynamic", "mine"]
+    with pytest.raises(RunError, match="runs/before holds no run"):
+        compare(*shlex.split(again))
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    ("--check {saved}", "./simulate.sh made this run; name one of ./compare.sh"),
+    ("--check {saved}", "is a run of ./simulate.sh; name one of ./compare.sh"),
     ("--check {saved}/seed-0", "a run of one seed has no interval; measure it again with --rep"),
     ("--check {saved}/none", "holds no run"),
     ("--check {saved} --seed 3", "leave out --seed"),
@@ -165,6 +171,8 @@ def test_the_workflow_for_github_has_commands_that_are_understood(saved: Path) -
     ("--junit junit.xml", "belong to --check; add it"),
 ])  # fmt: skip
 def test_a_check_that_cannot_be_made_is_refused(words: str, sentence: str, saved: Path) -> None:
-    parse = simulate if sentence[:2] != "./" else compare
-    with pytest.raises(ConfigError, match=sentence):
-        parse(shlex.split(words.format(saved=saved)))
+    given = shlex.split(words.format(saved=saved))
+    with pytest.raises((ConfigError, RunError), match=sentence):
+        if "./" in sentence:
+            compare(*given)
+        options_of(given, program.parse, "./simulate.sh")

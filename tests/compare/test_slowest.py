@@ -66,7 +66,7 @@ def test_requests_of_another_server_have_what_the_client_saw(tmp_path: Path) -> 
     ("words", "sentence"),
     [
         ("--slowest 0 {run}", "--slowest needs a number of requests and a folder, and not 0 first"),
-        ("--slowest 3 {run} --seed 1", "--slowest goes with no other flag; leave out --seed"),
+        ("--slowest 3 {run} --seed 1", "--slowest starts nothing; leave out --seed"),
         ("--slowest 3 {run}", "was measured before answers had `parts`; measure it again"),
         ("--slowest 3 {run}/none", "holds no run"),
     ],
