@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from client.draws import MOST, WorkloadError
 from client.traces import Request, parsed
@@ -163,34 +165,16 @@ def _column(name: str) -> tuple[str, str | None] | None:
     return (holds, found[2]) if found and holds in TIMES else None
 
 
-def _number(value: Any) -> float:
-    number = math.nan if isinstance(value, bool) else float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError
-    return number
-
-
-def _whole(value: Any) -> int:
-    if (number := _number(value)) % 1 or number > MOST:
-        raise ValueError
-    return int(number)
-
-
 def _microseconds(value: Any, factor: float) -> float:
     """Return a number times the factor, or the time of a wall clock (UTC unless it says)."""
     if isinstance(value, str) and value.strip()[4:5] == "-":
         moment = datetime.fromisoformat(value.strip())
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         value, factor = (moment - EPOCH) // timedelta(microseconds=1), 1.0
-    if (at := _number(value) * factor) > MOST_US:
+    at = math.nan if isinstance(value, bool) else float(value) * factor
+    if not 0 <= at <= MOST_US:
         raise ValueError
     return at
-
-
-def _ids(value: Any) -> list[int]:
-    if not all(isinstance(each, int) and 0 <= each < 2**64 for each in value):
-        raise ValueError
-    return [*value]
 
 
 def _said(value: Any) -> tuple[str, str]:
@@ -202,10 +186,12 @@ def _said(value: Any) -> tuple[str, str]:
     return utf8("\n".join(texts)), utf8("\n".join(texts[own:]))
 
 
+WHOLE = TypeAdapter(Annotated[int, Field(ge=0, le=MOST)]).validate_python
+IDS = TypeAdapter(list[Annotated[int, Field(strict=True, ge=0, lt=2**64)]]).validate_python
 READ: dict[str, tuple[Callable[[Any], Any], str]] = {
-    **dict.fromkeys(("tokens", "num_tokens", "turn"), (_whole, "a whole number from 0 to 10⁹")),
+    **dict.fromkeys(("tokens", "num_tokens", "turn"), (WHOLE, "a whole number from 0 to 10⁹")),
     "said": (_said, "a text, or a list of messages with texts"),
-    "blocks": (_ids, "a list of whole numbers"),
+    "blocks": (IDS, "a list of whole numbers"),
     "session": (lambda value: str(value).strip(), "a name"),
 }
 

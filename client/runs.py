@@ -97,6 +97,11 @@ class Run:
             if any(name in s for s in sweeps)
         }
 
+    @property
+    def warm_up(self) -> int:
+        """Requests of each seed that no measure counts."""
+        return (self.first.get("bounds") or {}).get("warm_up", 0)  # older runs have none
+
     def answered(self, name: str) -> list[dict[str, Any]]:
         """Return the answered requests of a server, of all seeds, without their warm-up."""
         results = [result[name] for result in self.results if name in result]

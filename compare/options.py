@@ -279,11 +279,9 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         (wrong := arguments.contradiction(known), wrong),
         (known.trace and (sweep or repeats),
          "--sweep and --repeats draw traces of their own; leave out --trace"),
-        (sessions and sweep,
-         "--sweep sends at rates of its own, and in conversations answers say when requests are "
-         "sent; leave out --sweep or --sessions"),
-        (known.users and sweep,
-         "--sweep sends at rates of its own, and --users have theirs; leave out one of them"),
+        (sweep and (known.users or sessions),
+         "--sweep sends at rates of its own, and --users have theirs, as answers of --sessions say "
+         "when to go on; leave out one of them"),
         (sessions and (known.arrival or "auto") == "auto",
          "--sessions needs an --arrival, such as poisson:2 (conversations per second): auto goes "
          "by what a server can do with single requests, and later turns have longer prompts"),
@@ -347,12 +345,10 @@ def check(options: Options) -> None:
         if not any(meaningful(name, mode) for mode in modes):
             raise ConfigError(f"{flag(name)} has no meaning in any of the modes {', '.join(modes)}")
     if len(options.names) > MOST:
+        n = len(options.names)
         raise ConfigError(
-            f"{len(options.names)} variants are compared, and a figure shows at most {MOST}; "
-            f"name fewer"
+            f"a figure shows {MOST} variants at most, and {n} are compared; name fewer"
         )
     if options.baseline not in options.names:
-        raise ConfigError(
-            f"--baseline {options.baseline!r} is not compared; name one of "
-            f"{', '.join(options.names)}"
-        )
+        names = ", ".join(options.names)
+        raise ConfigError(f"--baseline {options.baseline!r} is not compared; name one of {names}")

@@ -1,4 +1,4 @@
-"""A saved run's command once more: it goes on (`--resume`), or its traces are compared (`--check`)."""
+"""The command of a saved run once more: it goes on (--resume), or is compared (--check)."""
 
 from __future__ import annotations
 

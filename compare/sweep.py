@@ -85,6 +85,16 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"saturated": failed or queue_grows(result), "client_behind": client_behind(result)}
 
 
+def in_words(point: Mapping[str, Any]) -> str:
+    """Return the verdict on a rate as a report shows it."""
+    text = "sustained"
+    if point["saturated"]:
+        text = "requests failed" if point["failed"] else "the queue only grows"
+    if point["client_behind"]:
+        text = "the client is behind"
+    return f"{text}, client late" if point["client_limited"] else text
+
+
 def search(measure: Callable[[float], Point], about: float) -> None:
     """Call `measure` at the rates that a sweep needs.
 

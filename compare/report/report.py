@@ -33,7 +33,7 @@ Drawing = Callable[[], Figure]
 
 def contents(run: Run) -> str:
     """Return the text of report.md."""
-    drawn, config, marked = drawings(run), run.first["config"], sections.marked(run)
+    drawn, config, marked = drawings(run), run.first["config"], sentences.marked(run)
 
     def shown(*names: str) -> list[str]:
         return [f"![{FIGURES[name]}]({name}.png)" for name in names if name in drawn]
@@ -58,7 +58,7 @@ def contents(run: Run) -> str:
         *sections.simulated_replicas(run, shown("replicas")),
         *sections.measured_replicas(run),
         "## How it was made",
-        "\n".join(f"- {fact}" for fact in sections.facts(run)),
+        "\n".join(f"- {fact}" for fact in sentences.facts(run)),
         "## Every rate" if points else "",
         *(f"Seed {seed}:\n\n{tables.points_table(of_seed)}" for seed, of_seed in points),
     ]
@@ -80,8 +80,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
     labels = tables.labels(run)
     results = {labels[name]: seeds for name, seeds in run.variants.items()}
     first = {labels[name]: result for name, result in run.results[0].items()}
-    warm_up = (run.first.get("bounds") or {}).get("warm_up", 0)
-    sent = [summary["workload"]["requests"] - warm_up for summary in run.summaries]
+    sent = [summary["workload"]["requests"] - run.warm_up for summary in run.summaries]
     requests = f"{sum(sent):,} requests" + (f" in {len(sent)} seeds" if len(sent) > 1 else "")
     caption = of_points = _caption(run, f"{requests}, {load['arrival']}")
     if sample := sentences.sample(run):
@@ -256,7 +255,7 @@ def show(run: Run, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
-    console.print(*tables.terminal_tables(run.variants, sections.marked(run)), sep="")
+    console.print(*tables.terminal_tables(run.variants, sentences.marked(run)), sep="")
     if len(run.summaries) == 1:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():

@@ -1,25 +1,21 @@
-"""Sections of a report: latency by group, rates, replicas, and how the run was made."""
+"""Sections of a report: latency by group, rates, replicas, and what was foreseen."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from client.analysis import GROWTH
-from client.groups import described
-from client.quoting import code, escape
+from client.quoting import escape
 from client.results import keys
-from client.runs import Run, differing
-from client.wire import IN_WORDS
-from compare import calibrate, sweep
+from client.runs import Run
+from compare import sweep
 from compare.analysis import ATTAINMENT
 from compare.deployments import OF_EACH
 from compare.report import tables
 from compare.report.tables import Case, Result, Results, markdown
-from config import NOT_SIMULATED
 
 # ---- latency by group; the groups are those of client.groups
 
@@ -285,7 +281,7 @@ NEAR_KEYS = {
 def number(value: float | None) -> str:
     """Return a measure of any size in some four characters."""
     if value is None:
-        return "–"
+        return tables.NONE
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -295,27 +291,19 @@ def foreseen(run: Run) -> list[str]:
         return []
     rows, labels = [["", "recorded", "simulated", "simulated ÷ recorded"]], tables.labels(run)
     for words, was, now in recorded["table"]:
-        rows.append(
-            [
-                words,
-                number(was),
-                number(now),
-                f"{now / was:.2f}" if was and now is not None else "–",
-            ]
-        )
+        ratio = f"{now / was:.2f}" if was and now is not None else tables.NONE
+        rows.append([words, number(was), number(now), ratio])
     changed = [["variant", "costs", *NEAR_KEYS.values()]]
     for name, result in run.results[0].items():
         known = result.get("costs_changed", {}) | {"1": result}
         for factor in sorted(known, key=float):
             values = [known[factor][key] for key in NEAR_KEYS]
             changed.append([labels[name], f"× {factor}", *(f"{value:,.0f}" for value in values)])
-    most = recorded["rows"]
-    beyond = [
-        name for name, result in run.results[0].items() if (result.get("largest_batch") or 0) > most
-    ]
+    most, of_first = recorded["rows"], run.results[0].items()
+    beyond = [escape(name) for name, r in of_first if (r.get("largest_batch") or 0) > most]
     near = (
-        f"{', '.join(map(escape, beyond))}: more rows than the {most} that were recorded, whose "
-        "times lie on a straight line through those of fewer."
+        f"{', '.join(beyond)}: more rows than the {most} that were recorded, whose times lie on a "
+        "straight line through those of fewer."
     )
     return [
         "## How well your server is foreseen",
@@ -325,66 +313,3 @@ def foreseen(run: Run) -> list[str]:
         markdown(changed, left=2),
         near if beyond else "",
     ]
-
-
-# ---- how it was made
-
-# of a workload
-SHOWN = "lengths prompt_lengths prompts prefixes sessions priorities slo_mix adapters scale_tokens"
-
-
-def marked(run: Run) -> str:
-    """Return the remark that follows the names of a simulated run."""
-    if not (facts := run.first.get("simulated")):
-        return ""
-    return " (simulated, estimated)" if facts.get("estimate") else " (simulated)"
-
-
-def facts(run: Run) -> list[str]:
-    """Return workload, settings, hardware, client, commit, date and command of a run."""
-    summary, simulated = run.first, run.first.get("simulated")
-    load, hardware, config = summary["workload"], summary["hardware"], summary["config"]
-    given = [f"{name} {code(str(load[name]))}" for name in SHOWN.split() if load.get(name)]
-    given.append(f"arrival {code(load['arrival'])}")
-    if capacity := summary["capacity"]:
-        given[-1] += (
-            f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a "
-            f"burst of {capacity['requests']} requests reached in {code(capacity['of'])} while "
-            f"every row was busy"
-        )
-    seeds = ", ".join(str(s["seed"]) for s in run.summaries)
-    where = "`trace.jsonl`" if load.get("saved", True) else "not saved: its flags draw it again"
-    lines = [f"workload: {escape(described(load))}; {', '.join(given)}; seed {seeds} ({where})"]
-    if config:
-        apart = differing(run.results[0])
-        left_out = {key for settings in apart.values() for key in settings}
-        left_out |= NOT_SIMULATED if simulated else set()
-        common = {k: v for k, v in config.items() if k not in left_out and v is not None}
-        lines.append(f"settings: {_settings(common)}")
-        for name, settings in apart.items():
-            mode, own = settings.pop("mode"), _settings(settings)
-            if own or name != mode:
-                lines.append(f"{name}: {', '.join(filter(None, (mode, own)))}")
-    for name, url in summary["also"].items():
-        asked = summary.get("asked_as", {}).get(name, {})  # older runs have none
-        extra = asked.get("extra_body")
-        lines.append(
-            f"{name}: {escape(url)}, through OpenAI's {asked.get('path', 'API')} as a stream"
-            + (f" with {code(json.dumps(extra))}" if extra else "")
-            + (f" ({IN_WORDS})" if asked.get("in_words") else "")
-            + "; its engine and hardware are not known here"
-        )
-    whose = "hardware" if summary["started_here"] else "the client's hardware"
-    gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
-    lines.append(
-        f"{'simulated on' if simulated else whose}: {gpu}{escape(hardware['cpu'])}, "
-        f"{hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; {hardware['system']}; "
-        f"Python {hardware['python']}, torch {hardware['torch']}"
-    )
-    if not simulated:
-        lines.append(f"client: {calibrate.sentence(summary['calibration'])}")
-    return [*lines, f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}"]
-
-
-def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {tables.setting(value)}" for name, value in settings.items())

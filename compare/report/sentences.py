@@ -1,7 +1,8 @@
-"""Sentences of a report: whether a run can be trusted, and what its numbers mean."""
+"""Sentences of a report: can a run be trusted, what do its numbers mean, and how was it made?"""
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections import Counter
@@ -10,13 +11,17 @@ from typing import Any
 
 from client.analysis import breaks_littles_law, overload, queue_grows
 from client.bounds import cut_in_words, warm_up_in_words
+from client.groups import described
 from client.machine import processor
 from client.quoting import code, escape, unescape
 from client.results import KEYS
-from client.runs import Run
+from client.runs import Run, differing
 from client.summary import CLIENT_LIMITED_MS
-from compare.report.tables import Result, cell_of, verdict
-from config import MODES
+from client.wire import IN_WORDS
+from compare import calibrate
+from compare.report.tables import Result, cell_of
+from compare.sweep import in_words
+from config import MODES, NOT_SIMULATED
 
 STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error
 FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
@@ -26,7 +31,8 @@ def sentences(run: Run) -> list[str]:
     """Sentences that apply to a run, the gravest first: those in bold."""
     applying = [
         simulated(run), partial(run), cut(run), *failures(run), *overloads(run),
-        *other_lengths(run), client_limited(run), busy(run.first), warm_up(run), sampled(run),
+        *other_lengths(run), client_limited(run), busy(run.first),
+        warm_up_in_words(run.warm_up) if run.warm_up else None, sampled(run),
         identity(run), littles_law(run), seeds(run),
     ]  # fmt: skip
     return sorted(filter(None, applying), key=lambda sentence: not sentence.startswith("**"))
@@ -64,11 +70,6 @@ def cut(run: Run) -> str | None:
         f"**Cut**: {'; '.join(each)}. No measure counts these, though the slowest may be among "
         "them, so variants may differ by the requests that they answered."
     )
-
-
-def warm_up(run: Run) -> str | None:
-    n = (run.first.get("bounds") or {}).get("warm_up")
-    return warm_up_in_words(n) if n else None
 
 
 def failures(run: Run) -> list[str]:
@@ -198,17 +199,17 @@ def littles_law(run: Run) -> str | None:
         return None
     broken = [each for each in judged if each[1]]
     percent, _, name = max(broken or judged, key=lambda each: abs(each[0]))
-    most = f"{f'{percent:+.1f}'.replace('-', '−')}% at most ({name})"
-    if broken:
-        where = ", ".join(dict.fromkeys(name for *_, name in broken))
-        return (
-            f"**Little's law failed** in {where}: the requests that this client counted in flight "
-            f"are off by {most} from what the server's latencies say. One of the two is wrong, so "
-            "trust neither: measure again on an idle machine, or with the client on another one."
-        )
+    by = f"{percent:+.1f}".replace("-", "−")
+    off = (
+        f"requests that this client counted in flight are off by {by}% at most ({name}) from what "
+        "the server's latencies say."
+    )
+    if not broken:
+        return f"Little's law: passed. The {off}"
+    where = ", ".join(dict.fromkeys(name for *_, name in broken))
     return (
-        "Little's law: passed. The requests that this client counted in flight are off by "
-        f"{most} from what the server's latencies say."
+        f"**Little's law failed** in {where}: the {off} One of the two is wrong, so trust neither: "
+        "measure again on an idle machine, or with the client on another one."
     )
 
 
@@ -254,6 +255,74 @@ def conditions(run: Run) -> str:
     return f"{text}."
 
 
+# ---- how it was made
+
+# of a workload
+SHOWN = "lengths prompt_lengths prompts prefixes sessions priorities slo_mix adapters scale_tokens"
+
+
+def marked(run: Run) -> str:
+    """Return the remark that follows the names of a simulated run."""
+    if not (facts := run.first.get("simulated")):
+        return ""
+    return " (simulated, estimated)" if facts.get("estimate") else " (simulated)"
+
+
+def facts(run: Run) -> list[str]:
+    """Return workload, settings, hardware, client, commit, date and command of a run."""
+    summary, simulated = run.first, run.first.get("simulated")
+    load, hardware, config = summary["workload"], summary["hardware"], summary["config"]
+    given = [f"{name} {code(str(load[name]))}" for name in SHOWN.split() if load.get(name)]
+    given.append(f"arrival {code(load['arrival'])}")
+    if capacity := summary["capacity"]:
+        given[-1] += (
+            f": {capacity['load']:g} of the {capacity['output_throughput']:,.0f} tok/s that a "
+            f"burst of {capacity['requests']} requests reached in {code(capacity['of'])} while "
+            f"every row was busy"
+        )
+    seeds = ", ".join(str(s["seed"]) for s in run.summaries)
+    where = "`trace.jsonl`" if load.get("saved", True) else "not saved: its flags draw it again"
+    lines = [f"workload: {escape(described(load))}; {', '.join(given)}; seed {seeds} ({where})"]
+    if config:
+        apart = differing(run.results[0])
+        left_out = {key for settings in apart.values() for key in settings}
+        left_out |= NOT_SIMULATED if simulated else set()
+        common = {k: v for k, v in config.items() if k not in left_out and v is not None}
+        lines.append(f"settings: {_settings(common)}")
+        for name, settings in apart.items():
+            mode, own = settings.pop("mode"), _settings(settings)
+            if own or name != mode:
+                lines.append(f"{name}: {', '.join(filter(None, (mode, own)))}")
+    for name, url in summary["also"].items():
+        asked = summary.get("asked_as", {}).get(name, {})  # older runs have none
+        extra = asked.get("extra_body")
+        lines.append(
+            f"{name}: {escape(url)}, through OpenAI's {asked.get('path', 'API')} as a stream"
+            + (f" with {code(json.dumps(extra))}" if extra else "")
+            + (f" ({IN_WORDS})" if asked.get("in_words") else "")
+            + "; its engine and hardware are not known here"
+        )
+    whose = "hardware" if summary["started_here"] else "the client's hardware"
+    gpu = f"{escape(hardware['gpu'])}; " if hardware.get("gpu") else ""
+    lines.append(
+        f"{'simulated on' if simulated else whose}: {gpu}{escape(hardware['cpu'])}, "
+        f"{hardware['cores']} cores, {hardware['memory_gb']:.0f} GB; {hardware['system']}; "
+        f"Python {hardware['python']}, torch {hardware['torch']}"
+    )
+    if not simulated:
+        lines.append(f"client: {calibrate.sentence(summary['calibration'])}")
+    return [*lines, f"commit {summary['commit']}, {summary['date']}, {code(summary['command'])}"]
+
+
+def setting(value: object) -> str:
+    """Return a setting's value as a report shows it."""
+    return "none" if value in ("", None, [], {}) else escape(value)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {setting(value)}" for name, value in settings.items())
+
+
 # ---- while it is measured
 
 
@@ -266,7 +335,7 @@ def point_line(name: str, point: Result) -> str:
     ]
     if share is not None:
         parts.append(f"{share:.0%} within limits")
-    return f"{', '.join(parts)}; {verdict(point)}"
+    return f"{', '.join(parts)}; {in_words(point)}"
 
 
 def result_line(name: str, result: Result) -> str:

@@ -22,7 +22,7 @@ from compare.analysis import difference
 from compare.foreign import Measured
 from compare.report import figures, sentences, tables
 from compare.report.report import distributions, document, latencies, write_files
-from compare.report.sections import marked
+from compare.report.sentences import marked
 from config import in_todays_names
 from stats import LIMITED
 
@@ -157,7 +157,7 @@ def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
     rows = [["", *runs], *([what, *map(of, first)] for what, of in ABOUT.items())]
     configs = [in_todays_names(summary["config"]) for summary in first]
     for name in dict.fromkeys(name for config in configs for name in config):
-        settings = [tables.setting(config.get(name, tables.NONE)) for config in configs]
+        settings = [sentences.setting(config.get(name, tables.NONE)) for config in configs]
         if len(set(settings)) > 1:
             rows.append([escape(name), *settings])
     return rows

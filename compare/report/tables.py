@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from client.analysis import queue_grows
-from client.quoting import escape
 from client.results import KEYS, Key, keys
 from client.runs import Run
 from client.summary import line_text
@@ -86,10 +85,10 @@ class Terminal:
             return width <= options.max_width
 
         n, shown = len(self.rows[0]), list(range(self.left))
-        closer = self._part(range(n), self.caption, padding=0)
-        if fits(closer) and not fits(self._part(range(n))):
-            yield closer
-            return
+        for padding in (1, 0):
+            if fits(whole := self._part(range(n), self.caption, padding)):
+                yield whole
+                return
         for i in range(self.left, n):
             if len(shown) > self.left and not fits(self._part([*shown, i])):
                 yield self._part(shown)
@@ -98,10 +97,8 @@ class Terminal:
         yield self._part(shown, self.caption)
 
     def _part(self, columns: Sequence[int], caption: str | None = None, padding: int = 1) -> Table:
-        table = Table(
-            box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption=caption,
-            padding=(0, padding),
-        )  # fmt: skip
+        shape: dict[str, Any] = {"box": box.SIMPLE_HEAD, "collapse_padding": True}
+        table = Table(**shape, pad_edge=False, caption=caption, padding=(0, padding))
         cells = [[self._cell(row, i) for i in columns] for row in self.rows[1:]]
         for place, i in enumerate(columns):
             heading, is_text = self.rows[0][i], i < self.left
@@ -174,11 +171,6 @@ def label(name: str, results: Sequence[Result]) -> str:
 def labels(run: Run) -> dict[str, str]:
     """Each server's name, and as it is marked."""
     return {name: label(name, seeds) for name, seeds in run.variants.items()}
-
-
-def setting(value: object) -> str:
-    """Return a setting's value as a report shows it."""
-    return "none" if value in ("", None, [], {}) else escape(value)
 
 
 # ---- rows
@@ -356,15 +348,6 @@ def points_table(points: Mapping[str, Sequence[Result]]) -> str:
     cases: list[Case] = []
     for name, rates in points.items():
         for point in rates:
-            more = {"requests": point["completed"] + point["failed"], "verdict": verdict(point)}
-            cases.append(([name], [{**more, **point}]))
+            n, verdict = point["completed"] + point["failed"], sweep.in_words(point)
+            cases.append(([name], [{"requests": n, "verdict": verdict, **point}]))
     return markdown(rows_of(["variant"], [*present(POINTS, cases), VERDICT], cases))
-
-
-def verdict(point: Result) -> str:
-    text = "sustained"
-    if point["saturated"]:
-        text = "requests failed" if point["failed"] else "the queue only grows"
-    if point["client_behind"]:
-        text = "the client is behind"
-    return f"{text}, client late" if point["client_limited"] else text
