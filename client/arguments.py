@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +24,7 @@ from config import ConfigError, flag
 from config.reading import parse
 from stats import LIMITED
 
+TINY = sys.float_info.min
 Flags = dict[str, dict[str, Any]]  # each with the options of argparse's `add_argument`
 DRAWN: Flags = {  # each a field of Workload
     "--lengths": {"help":
@@ -80,6 +83,13 @@ ASKED: Flags = {  # of servers that are none of ours
         "fields of each request to servers that are none of ours, such as '{\"min_p\": 0.1}'; they "
         "replace those sent without it, and null leaves one out"},
 }  # fmt: skip
+RANGES = (
+    ("seed", 0, math.inf, "0 or more"),
+    ("numsamples repeats max_failures warm_up", 1, math.inf, "at least 1"),
+    ("scale_tokens", 1e-4, 1e4, "a number from 0.0001 to 10000, such as 0.1"),
+    ("seconds timeout max_seconds", TINY, 1e9, "a number of seconds above 0, at most 1e9"),
+    ("price", TINY, 1e9, "what a machine costs an hour: above 0, at most 1e9"),
+)
 HEADER = re.compile(r"([!#$%&'*+.^_`|~\w-]+):[ \t]*([!-~](?:[ -~]*[!-~])?)", re.ASCII)
 OF_WORKLOAD = [name.removeprefix("--").replace("-", "_") for name in DRAWN]
 OF_USERS = ("arrival", "lengths", "sessions")  # what --users say themselves
@@ -181,19 +191,10 @@ def file(text: str) -> Path:
 
 def check_numbers(known: argparse.Namespace) -> None:
     """Raise ConfigError for a number out of its range; one that is None, or missing, is fine."""
-    if known.seed < 0:
-        raise ConfigError("--seed must be 0 or more")
-    for name in ("numsamples", "repeats", "max_failures", "warm_up"):
-        if (number := getattr(known, name, None)) is not None and number < 1:
-            raise ConfigError(f"{flag(name)} must be at least 1")
-    scale = getattr(known, "scale_tokens", None)
-    if scale is not None and not 1e-4 <= scale <= 1e4:
-        raise ConfigError("--scale-tokens must be a number from 0.0001 to 10000, such as 0.1")
-    for name in ("seconds", "timeout", "max_seconds"):
-        if (number := getattr(known, name, None)) is not None and not 0 < number <= 1e9:
-            raise ConfigError(f"{flag(name)} must be a number of seconds above 0, at most 1e9")
-    if (price := getattr(known, "price", None)) is not None and not 0 < price <= 1e9:
-        raise ConfigError("--price must be what a machine costs an hour: above 0, at most 1e9")
+    for names, least, most, words in RANGES:
+        for name in names.split():
+            if (number := getattr(known, name, None)) is not None and not least <= number <= most:
+                raise ConfigError(f"{flag(name)} must be {words}")
 
 
 def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import requests
@@ -12,6 +13,7 @@ import requests
 from client.wire import DONE, Unreadable, cut_off, data_of, event_of, refusal, utf8
 from config.reading import parse
 
+NONE: Mapping[str, str] = MappingProxyType({})
 SHORTEST_SECRET = 8  # characters of a word that is hidden: shorter ones are words of sentences
 
 
@@ -27,10 +29,7 @@ def headers(key: str | None) -> dict[str, str]:
 
 
 def get(
-    url: str,
-    timeout_s: float = 30.0,
-    key: str | None = None,
-    secrets: Mapping[str, str] | None = None,
+    url: str, timeout_s: float = 30.0, key: str | None = None, secrets: Mapping[str, str] = NONE
 ) -> dict[str, Any]:
     """GET a JSON object. Raises ServerError, also after `timeout_s` without an answer. secrets:
     more headers, which no error shows.
@@ -94,10 +93,9 @@ def _exchange(
     body: Any,
     timeout_s: float,
     key: str | None,
-    secrets: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] = NONE,
 ) -> Iterator[requests.Response]:
     """Send a request and yield its answer; failures become a ServerError."""
-    secrets = secrets or {}
     try:
         with requests.Session() as session:
             session.trust_env = False  # no proxy between a client and a server that it measures

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from client import analysis
 from client.bounds import UNBOUNDED, Bounded, Bounds
-from client.calls import ServerError, get, post
+from client.calls import NONE, ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
@@ -95,7 +95,7 @@ class Target:
         return engine, analysis.occupancy_over_time(iterations, BINS), config
 
 
-def openai_model(url: str, key: str | None = None, secrets: Mapping[str, str] | None = None) -> str:
+def openai_model(url: str, key: str | None = None, secrets: Mapping[str, str] = NONE) -> str:
     """The first model that a server lists. secrets: more headers. Raises ServerError."""
     models = get(f"{url}/v1/models", key=key, secrets=secrets)
     try:

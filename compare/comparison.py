@@ -70,7 +70,7 @@ class Comparison:
         self.earlier: dict[str, Any] | None = None  # summary of the run that goes on
         self.kept: dict[tuple[int, str], Measured] = {}  # of it, by seed and server
         if options.resume:
-            self.earlier = resume.first(options.resume)
+            self.earlier = runs.load(options.resume, requests=False).first
             kept = resume.kept(options, self.machine)
             self.kept = {task: Measured(*each) for task, each in kept.items()}
 
@@ -95,7 +95,7 @@ class Comparison:
         """Return the facts that are the same in every seed's summary."""
         options = self.options
         words = options.check.words if options.check else sys.argv[1:]
-        command = self.earlier or {"command": command_line(self.program, words)}
+        command = self.earlier["command"] if self.earlier else command_line(self.program, words)
         return self.machine | {
             "goodput": options.goodput,
             "bounds": asdict(options.bounds),
@@ -107,7 +107,7 @@ class Comparison:
             "baseline": options.baseline,
             "asked": {"seeds": self.seeds, "servers": options.names},
             "started_here": True,
-            "command": command["command"],
+            "command": command,
         }
 
     @property

@@ -78,11 +78,6 @@ def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
     return run, parser.parse_known_args(words)[1]
 
 
-def first(folder: Path) -> dict[str, Any]:
-    """Return the summary of a run's first seed. Raises RunError."""
-    return runs.load(folder, requests=False).first
-
-
 def kept(options: Options, facts: Mapping[str, Any]) -> dict[tuple[int, str], Any]:
     """Return, by seed and server, NAME.json of what was measured to its end, the points of its
     sweep, and whether it was swept. facts: of machine and code now.

@@ -49,7 +49,6 @@ POINTS = keys(
     f"p50_ttft_ms p99_e2el_ms goodput attainment {PRICE} occupancy preemptions recomputed_tokens "
     "cached_tokens cached_fraction acceptance adapter_loads growth growth_in_flight"
 )
-VERDICT = Key("verdict", "verdict")
 SWEPT = (  # headings of `_swept`
     "capacity, requests/s",
     "its queue begins to grow, requests/s",
@@ -350,4 +349,6 @@ def points_table(points: Mapping[str, Sequence[Result]]) -> str:
         for point in rates:
             n, verdict = point["completed"] + point["failed"], sweep.in_words(point)
             cases.append(([name], [{"requests": n, "verdict": verdict, **point}]))
-    return markdown(rows_of(["variant"], [*present(POINTS, cases), VERDICT], cases))
+    return markdown(
+        rows_of(["variant"], [*present(POINTS, cases), Key("verdict", "verdict")], cases)
+    )
