@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -197,15 +197,26 @@ def check_numbers(known: argparse.Namespace) -> None:
                 raise ConfigError(f"{flag(name)} must be {words}")
 
 
-def parse_goodput(texts: Sequence[str], name_of: str = "--goodput") -> dict[str, float]:
-    """Return {"ttft": 200.0} for ["ttft:200"]. Raises ConfigError."""
+def parse_limits(
+    texts: Sequence[str], name_of: str, names: Collection[str], form: str,
+    most: float = math.inf, unit: str = "",
+) -> dict[str, float]:  # fmt: skip
+    """Return {"ttft": 200.0} for ["ttft:200"]. name_of: the flag. names: those it takes. form: of
+    its values, for errors. most: what each is below. unit: may follow it. Raises ConfigError.
+    """
     limits = {}
     for text in texts:
-        name, _, value = text.partition(":")
+        name, _, value = text.rpartition(":")
         try:
-            if name not in LIMITED or not 0 < float(value) < float("inf"):
+            limit = float(value.removesuffix(unit))
+            if name not in names or not 0 < limit < most:
                 raise ValueError
-            limits[name] = float(value)
         except ValueError:
-            raise ConfigError(f"{name_of} {text!r}: give ttft:MS, tpot:MS or e2el:MS") from None
+            raise ConfigError(f"{name_of} {text!r}: give {form}") from None
+        limits[name] = limit
     return limits
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """Return the limits of --goodput. Raises ConfigError."""
+    return parse_limits(texts, "--goodput", LIMITED, "ttft:MS, tpot:MS or e2el:MS")

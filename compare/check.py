@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 import numpy as np
 from rich.console import Console
 
+from client import arguments
 from client.results import KEYS
 from client.runs import Run
 from client.traces import Request, load_trace
@@ -89,21 +90,11 @@ def judged(
     return Change(name, measure, *means, ratio, low, high, limit, answer(n), more)
 
 
-def parse_limits(texts: Sequence[str]) -> dict[str, float]:
+def limits_of(texts: Sequence[str]) -> dict[str, float]:
     """Return {"mean_e2el_ms": 0.05} for ["mean_e2el_ms:5%"]. Raises ConfigError."""
-    limits = {}
-    for text in texts:
-        name, _, percent = text.partition(":")
-        try:
-            if name not in LIMITED or not 0 < float(percent.removesuffix("%")) < 100:
-                raise ValueError
-            limits[name] = float(percent.removesuffix("%")) / 100
-        except ValueError:
-            raise ConfigError(
-                f"--limit {text!r}: give NAME:PERCENT, above 0 and below 100, with one of "
-                f"{', '.join(LIMITED)}"
-            ) from None
-    return limits or dict.fromkeys(JUDGED, LIMIT)
+    form = f"NAME:PERCENT, above 0 and below 100, with one of {', '.join(LIMITED)}"
+    limits = arguments.parse_limits(texts, "--limit", LIMITED, form, 100, "%")
+    return {name: limit / 100 for name, limit in limits.items()} or dict.fromkeys(JUDGED, LIMIT)
 
 
 def changes(before: Seeds, now: Seeds, limits: Mapping[str, float]) -> list[Change]:

@@ -280,8 +280,8 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         (known.trace and (sweep or repeats),
          "--sweep and --repeats draw traces of their own; leave out --trace"),
         (sweep and (known.users or sessions),
-         "--sweep sends at rates of its own, and --users have theirs, as answers of --sessions say "
-         "when to go on; leave out one of them"),
+         "--sweep sends at rates of its own, and --users have theirs, as turns of --sessions do; "
+         "leave out one of them"),
         (sessions and (known.arrival or "auto") == "auto",
          "--sessions needs an --arrival, such as poisson:2 (conversations per second): auto goes "
          "by what a server can do with single requests, and later turns have longer prompts"),
@@ -347,7 +347,7 @@ def check(options: Options) -> None:
     if len(options.names) > MOST:
         n = len(options.names)
         raise ConfigError(
-            f"a figure shows {MOST} variants at most, and {n} are compared; name fewer"
+            f"a figure shows at most {MOST} variants, and {n} are compared; name fewer"
         )
     if options.baseline not in options.names:
         names = ", ".join(options.names)

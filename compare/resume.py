@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from client import arguments, runs
 from client.traces import Request, load_trace
-from compare.check import Check, parse_limits
+from compare.check import Check, limits_of
 from compare.options import HOW, OF_RUN, Options
 from config import ConfigError, Parser, flag
 
@@ -46,7 +46,7 @@ def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], pro
     words = _known(words, "--sweep", "--seconds")[1]
     if saved.first["capacity"]:  # the rate was measured
         words += ["--arrival", saved.first["workload"]["arrival"]]
-    check = Check(saved, parse_limits(known.limit), known.junit, [*words, *more])
+    check = Check(saved, limits_of(known.limit), known.junit, [*words, *more])
     check.compared(saved)  # refuses --limit of what it lacks
     options, goodput = parse(check.words), saved.first["goodput"]
     out = known.out or options.out

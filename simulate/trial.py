@@ -13,6 +13,7 @@ import numpy as np
 
 from client import draws
 from client.analysis import queue_grows
+from client.arguments import parse_limits
 from client.draws import Sessions
 from client.measure import burst_size, judged
 from client.summary import meet
@@ -81,21 +82,12 @@ def limits_of(texts: Sequence[str]) -> dict[str, float]:
     """Return {"ttft": 200, "e2el:p99": 2000} for "ttft:200" and "e2el:p99:2000". Raises
     ConfigError.
     """
-    limits = {}
-    for text in texts:
-        name, _, value = text.rpartition(":")
-        measure, _, statistic = name.partition(":")
-        try:
-            known = measure in LIMITED and statistic in ("", *STATISTICS)
-            if not known or name.endswith(":") or not 0 < float(value) < math.inf:
-                raise ValueError
-        except ValueError:
-            raise ConfigError(
-                f"--slo {text!r}: give ttft:MS, tpot:MS or e2el:MS for each request, or e2el:p99:MS"
-                f" for a statistic of all ({', '.join(STATISTICS)})"
-            ) from None
-        limits[name] = float(value)
-    return limits
+    names = [*LIMITED, *(f"{measure}:{each}" for measure in LIMITED for each in STATISTICS)]
+    form = (
+        "ttft:MS, tpot:MS or e2el:MS for each request, or e2el:p99:MS for a statistic of all "
+        f"({', '.join(STATISTICS)})"
+    )
+    return parse_limits(texts, "--slo", names, form)
 
 
 def question_of(

@@ -16,7 +16,7 @@ from client.measure import Target, measure, warm_up
 from client.traces import Request
 from client.wire import Plain
 from client.workloads import Workload
-from compare.check import CANNOT_TELL, WORSE, answer, changes, parse_limits
+from compare.check import CANNOT_TELL, WORSE, answer, changes, limits_of
 from compare.report.tables import markdown
 from compare.servers import server
 from lab.studies import virtual
@@ -51,7 +51,7 @@ def run(case: Case, n: int, check: int, kept: FinishedRuns) -> dict[str, Any]:
         runs = {name: simulated(n, seeds, slowdown, *noise) for name, slowdown in RUNS.items()}
     saved, answers = runs.pop("saved"), dict[str, Any]()
     for name, now in runs.items():
-        found = changes(saved, now, parse_limits(()))
+        found = changes(saved, now, limits_of(()))
         answers |= {name: answer(found), f"{name}, of each": [f"{c}: {c.answer}" for c in found]}
     return answers
 

@@ -153,7 +153,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
     ("--time-unit ms", "add --trace FILE"),
     ("--trace t.jsonl --scale-tokens 0", "must be a number from 0.0001"),
     ("--sessions 2:1", "--sessions needs an --arrival"),
-    ("--sessions 2:1 --sweep", "leave out --sweep or --sessions"),
+    ("--sessions 2:1 --sweep", "as turns of --sessions do; leave out"),
     *((f"--users a,2,normal b,2,normal,0-9 {own}", sentence) for own, sentence in (
         ("--arrival auto", "leave out --arrival"),
         ("--lengths normal --sessions 2:1", "leave out --lengths, --sessions"),
