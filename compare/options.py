@@ -328,9 +328,7 @@ def chosen(known: argparse.Namespace, mode: str | None = None) -> dict[str, Any]
 def check(options: Options) -> None:
     """Raise ConfigError for what cannot be compared."""
     if any("api_keys" in options.settings(name) for name in options.variants):
-        raise ConfigError(
-            "--api-keys names several users, and this client sends as one; use --api-key"
-        )
+        raise ConfigError("--api-keys names several users, and this client is one; use --api-key")
     configs = {name: options.config(name) for name in options.variants}
     shedding = [name for name, config in configs.items() if config.shed]
     if shedding and not (options.workload["slo_mix"] or options.trace):
