@@ -78,9 +78,6 @@ class Search:
         least, of_trace = self.question.attainment, self.results.get(one.name, {}).values()
         return sum(not each.meets(least, without) or self.grows(each) for each in of_trace)
 
-    def _missed(self, one: Candidate, without: str) -> float:
-        return self.misses(one, without) / len(self.results[one.name])
-
     def grows(self, result: TrialResult) -> bool:
         return result.queue_grows and self.requests >= self.growth_needs
 
@@ -133,8 +130,12 @@ class Search:
             racing, n = left, min(n, len(seeds))
             self._serve(racing, seeds[:n])
             able = [one for one in racing if self.misses(one, without) <= self.allowed]
-            missed = {one.name: self._missed(one, without) for one in able if n < len(seeds)}
-            able.sort(key=lambda one: (missed.get(one.name, 0.0), -self._score(one, without)))
+            missed = {
+                one.name: self.misses(one, without) / len(self.results[one.name]) for one in able
+            }
+            able.sort(
+                key=lambda one: (n < len(seeds) and missed[one.name], -self._score(one, without))
+            )
             near = [one for one in able if not self._is_worse(able[0], one, without)]
             most = math.ceil(len(racing) / 2) if n < len(seeds) else 1
             left = near[: min(most, WITHOUT_ONE) if without else most]
@@ -154,30 +155,24 @@ class Search:
 
     def _fewest(self, without: str) -> Candidate | None:
         """Return the best setting with the fewest replicas with which one meets the limits: by
-        growing steps and bisection, first with few traces.
+        growing steps and bisection.
         """
-        numbers, seeds = self.space.replicas, self.question.seeds
-        found: dict[int, Candidate | None] = {}
-        last = len(numbers) - 1
-        if without and self.best:
-            last = numbers.index(self.best.replicas)
+        numbers, found = self.space.replicas, dict[int, Candidate | None]()
+        last = numbers.index(self.best.replicas) if without and self.best else len(numbers) - 1
 
-        def likely(i: int) -> bool:
-            settings = [one.times(numbers[i]) for one in self.space.settings]
-            self._serve(settings, seeds[:FEW])
-            return any(self._missed(one, without) <= 0.5 for one in settings)
-
-        def surely(i: int) -> bool:
+        def is_enough(i: int) -> bool:
             found[i] = self._best(without, numbers[i])
             return found[i] is not None
 
-        if (near := _fewest(likely, 0, last)) is None or (
-            at := _fewest(surely, near, last)
-        ) is None:
-            return None
-        while at and surely(at - 1):
-            at -= 1
-        return found[at]
+        least, most, step = -1, 0, 1
+        while not is_enough(most):
+            if most == last:
+                return None
+            least, most, step = most, min(most + step, last), 2 * step
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (least, middle) if is_enough(middle) else (middle, most)
+        return found[most]
 
     def _nearest(self) -> str:
         """Return in words how near the limits were."""
@@ -256,16 +251,3 @@ def _expected(settings: int, traces: int, most: int) -> int:
         traces = min(2 * traces, most)
         total += settings * (traces - before)
     return total
-
-
-def _fewest(is_enough: Callable[[int], bool], first: int, last: int) -> int | None:
-    """Return the fewest that are enough, by growing steps and bisection; None if `last` is not."""
-    least, most, step = first - 1, first, 1
-    while not is_enough(most):
-        if most == last:
-            return None
-        least, most, step = most, min(most + step, last), 2 * step
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if is_enough(middle) else (middle, most)
-    return most

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
-from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,10 @@ from matplotlib.figure import Figure
 
 from client import drawing
 from client.machine import save_json
-from client.results import KEYS, Key
+from client.results import KEYS, OF_PRICE, Key
 from compare.analysis import Estimate, estimate
 from compare.report import panels
-from compare.report.tables import formatted, markdown, signed
+from compare.report.tables import cell_of, formatted, markdown, signed
 from simulate.find import SURE, Search
 from simulate.space import REPLICAS
 
@@ -77,21 +75,13 @@ def rows(search: Search) -> list[dict[str, str]]:
             "− the best's": signed(gap, key.form) if gap else "–",
             "within the limits, %": formatted(shares.times(100), "{:.1f}"),
             "enough in": f"{met} of {n} traces",
-            "with probability, 95%": "{:.2f} to {:.2f}".format(*wilson(met, n)),
             "queue grows in": f"{sum(map(search.grows, results))}",
             "first token p99, ms": f"{sum(each.p99_ttft_ms for each in results) / n:,.0f}",
             "latency p99, ms": f"{sum(each.p99_e2el_ms for each in results) / n:,.0f}",
         }
-        found.append(row)
+        costs = [each.costs for each in results]
+        found.append(row | {each.heading: cell_of(each, costs) for each in OF_PRICE if costs[0]})
     return found
-
-
-def wilson(met: int, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a probability, known by `met` of n trials (Wilson, 1927)."""
-    z = 1.959964
-    centre = (met + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(met * (n - met) / n + z * z / 4)
-    return max(0.0, round(centre - half, 9)), min(1.0, round(centre + half, 9))
 
 
 def figure(search: Search, caption: str) -> Figure:
@@ -101,26 +91,20 @@ def figure(search: Search, caption: str) -> Figure:
     key, is_share = key_of(search), bool(search.space.replicas)
     tried = [one for one in search.ranked() if one.values]
     taken = {name: {one.values.get(name) for one in tried} for one in tried for name in one.values}
-    most = max(
-        taken, key=lambda k: (len(taken[k]), type(min(taken[k], key=str)) is int), default=""
-    )
-    x = REPLICAS if is_share else most
+    x = REPLICAS if is_share else max(taken, key=lambda name: len(taken[name]), default="")
     by_line: dict[str, list[panels.Point]] = defaultdict(list)
-    answer: tuple[str, panels.Point] | None = None
     for one in tried:
-        others = {name: value for name, value in one.values.items() if name != x}
-        line = " ".join([one.base, *(f"{name}={value}" for name, value in others.items())]).strip()
-        if x not in one.values or (line not in by_line and len(by_line) == LINES):
-            continue
-        values = [100 * each.shares[""] for each in search.results[one.name].values()]
-        y = estimate(values) if is_share else _scaled(search.values(one), key)
-        by_line[line or "tried"].append(panels.Point(one.values[x], y))
-        if search.is_best(one):
-            answer = line or "tried", by_line[line or "tried"][-1]
-    by_line = {line: sorted(points, key=lambda each: each.x) for line, points in by_line.items()}
+        others = [f"{name}={value}" for name, value in one.values.items() if name != x]
+        line = " ".join([one.base, *others]).strip() or "tried"
+        if x in one.values and (line in by_line or len(by_line) < LINES):
+            values = [100 * each.shares[""] for each in search.results[one.name].values()]
+            y = estimate(values) if is_share else _scaled(search.values(one), key)
+            starred = search.is_best(one)
+            by_line[line].append(panels.Point(one.values[x], y, starred=starred))
     ylabel = "requests within the limits, %" if is_share else key.heading
     panel = panels.Panel(
-        title=search.question.limits(), xlabel=x.replace("_", " "), ylabel=ylabel, lines=by_line,
+        title=search.question.limits(), xlabel=x.replace("_", " "), ylabel=ylabel,
+        lines={line: sorted(points) for line, points in by_line.items()},
         areas={}, step=0, log=False,
     )  # fmt: skip
     fig = panels.figure([panel], {}, caption)
@@ -128,15 +112,6 @@ def figure(search: Search, caption: str) -> Figure:
     if is_share:
         fig.axes[0].set_ylim(0, 102)
         fig.axes[0].axhline(100 * search.question.attainment, color="#222222", lw=1, ls=":")
-    if answer:
-        line, point = answer
-        every = [each.x for points in by_line.values() for each in points]
-        at = point.x
-        if not all(isinstance(each, Number) for each in every):  # a bar beside others
-            beside = [*by_line].index(line) - (len(by_line) - 1) / 2
-            at = [*dict.fromkeys(every)].index(point.x) + panels.WIDTH / len(by_line) * beside
-        fig.axes[0].plot(at, point.y.mean, "*", color="#c00000", mec="w", ms=20, zorder=9)
-        fig.axes[0].set_title("★ the answer", loc="right", color="#c00000", fontsize=11)
     return fig
 
 

@@ -83,6 +83,11 @@ OF_FIND = ("slo", "attainment", "for", "verify")
 
 def parse(argv: Sequence[str]) -> Simulation:
     """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
+    given = {word.split("=")[0] for word in argv}
+    if {"--check", "--find"} <= given:
+        raise ConfigError("--check judges a run, and --find makes none; leave out one of them")
+    if "--slowest" in given:
+        raise ConfigError("ask ./compare.sh --slowest 10 FOLDER, of simulated runs, too")
     parser = parser_of(
         "./simulate.sh",
         "Your own vLLM: --vllm FILE says from a recording of it what it would do with other "
@@ -95,7 +100,6 @@ def parse(argv: Sequence[str]) -> Simulation:
     parser.add_argument("--find", nargs="*", metavar="NAME=A,B", help=FIND)
     add_replicas(parser)
     add_settings(parser, hidden={*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"})
-    given = {word.split("=")[0] for word in argv}
     if foreign := [flag(name) for name in OF_SERVERS if flag(name) in given]:
         raise ConfigError(
             f"{foreign[0]} applies to running servers, and none is started here; leave it out, or "

@@ -16,9 +16,11 @@ from client.analysis import queue_grows
 from client.arguments import parse_limits
 from client.draws import Sessions
 from client.measure import burst_size, judged
+from client.outcomes import Outcomes
+from client.price import costs as cost_of
 from client.summary import meet
 from client.trace_file import Context, TraceFile
-from client.traces import Request, Trace
+from client.traces import Trace
 from client.users import Users
 from client.workloads import Workload
 from config import Config, ConfigError, flag
@@ -49,7 +51,7 @@ class Question:
     arrival: in words. requests: of a trace; None where the traffic has a number of its own, or
     where `rate` (requests per second) and what the growth of a queue needs determine it.
     uncertainty: relative standard deviation of the costs as a whole, from their fit. drawn: each
-    seed has traffic of its own.
+    seed has traffic of its own. price: of a machine for an hour.
     """
 
     slo: dict[str, float]
@@ -61,6 +63,7 @@ class Question:
     rate: float | None = None
     drawn: bool = True
     measure: str = RATES[0]
+    price: float | None = None
 
     @property
     def of_requests(self) -> dict[str, float]:
@@ -120,6 +123,7 @@ def question_of(
         None if recorded else _rate(known),
         recorded or not known.trace or bool(known.arrival),
         measure,
+        known.price,
     )
 
 
@@ -196,7 +200,32 @@ class Trial(NamedTuple):
 
     def serve(self) -> TrialResult:
         """Serve the trace of the seed, at costs that are drawn with it within their uncertainty."""
-        return self.result(*self._drawn())
+        question = self.question
+        trace = self.traffic.requests(question.requests, self.seed)
+        factor = self.traffic.factor(question.uncertainty, self.seed)
+        outcomes, measures = self._served(trace, self.costs.scaled(factor))
+        answered, wall_s = np.flatnonzero(outcomes.rows["answered"]), measures["wall_clock_s"]
+        values, shares = dict[str, float](), dict[str, float]()
+        for without in (*question.slo, ""):
+            limits = {k: v for k, v in question.of_requests.items() if k != without}
+            within = meet(outcomes.answers, trace.limits_ms(answered, limits))
+            shares[without] = float(within.sum()) / len(trace)
+            measures["goodput"] = shares[without] * len(trace) / (wall_s or math.inf)
+            value = measures[question.measure]
+            values[without] = float(value or (0.0 if question.sign > 0 else WORST))
+        of_traces = {name: name.split(":") for name in question.slo if ":" in name}
+        found = {
+            k: measures["{1}_{0}_ms".format(*names)] or WORST for k, names in of_traces.items()
+        }
+        return TrialResult(
+            values,
+            shares,
+            [name for name, ms in found.items() if ms > question.slo[name]],
+            queue_grows(measures),
+            measures["p99_ttft_ms"] or WORST,
+            measures["p99_e2el_ms"] or WORST,
+            {} if question.price is None else cost_of(measures, question.price),
+        )
 
     def fills_s(self) -> float:
         """Return the seconds in which requests that fill an empty server, all at once, are served;
@@ -205,17 +234,12 @@ class Trial(NamedTuple):
         trace = self.traffic.requests(self.question.requests, self.seed)
         sample = trace[:: max(1, len(trace) // SAMPLE)][: burst_size(self.config)]
         fields = {"at": 0.0, "users": None, "after": None, "think_s": None}
-        burst = [request.model_copy(update=fields) for request in sample]
-        return self.result(burst, self.costs).slowest_row_s
+        burst = Trace.of([request.model_copy(update=fields) for request in sample])
+        return float(self._served(burst, self.costs)[1]["slowest_row_s"])
 
-    def _drawn(self) -> tuple[Trace, Costs]:
-        factor = self.traffic.factor(self.question.uncertainty, self.seed)
-        requests = self.traffic.requests(self.question.requests, self.seed)
-        return requests, self.costs.scaled(factor)
-
-    def result(self, requests: Sequence[Request], costs: Costs) -> TrialResult:
-        """Serve these requests."""
-        trace, own, question = Trace.of(requests), self.traffic.own, self.question
+    def _served(self, trace: Trace, costs: Costs) -> tuple[Outcomes, dict[str, Any]]:
+        """Serve these requests; return the outcomes and the measures."""
+        own = self.traffic.own
         server = SimulatedServer(
             self.name,
             self.config,
@@ -225,39 +249,7 @@ class Trial(NamedTuple):
             jump=own is None or own.can_jump(self.config),
         )
         outcomes = server.replay(trace, watch=Stoppable())
-        measures = judged(trace, outcomes, {})
-        answered, wall_s = np.flatnonzero(outcomes.rows["answered"]), measures["wall_clock_s"]
-
-        def within(name: str) -> float:
-            measure, _, statistic = name.partition(":")
-            if statistic:
-                return float((measures[f"{statistic}_{measure}_ms"] or WORST) <= question.slo[name])
-            return share({name: question.slo[name]})
-
-        def share(limits: Mapping[str, float]) -> float:
-            return float(meet(outcomes.answers, trace.limits_ms(answered, limits)).sum()) / len(
-                trace
-            )
-
-        def value(share: float) -> float:
-            goodput = share * len(trace) / (wall_s or math.inf)
-            found = goodput if question.measure == "goodput" else measures[question.measure]
-            return float(found or (0.0 if question.sign > 0 else WORST))
-
-        shares = {
-            left_out: share({k: v for k, v in question.of_requests.items() if k != left_out})
-            for left_out in ("", *question.slo)
-        }
-        return TrialResult(
-            {left_out: value(each) for left_out, each in shares.items()},
-            shares,
-            {name: within(name) for name in question.slo},
-            queue_grows(measures),
-            measures["slowest_row_s"],
-            measures["p99_ttft_ms"] or WORST,
-            measures["p99_e2el_ms"] or WORST,
-            len(trace),
-        )
+        return outcomes, judged(trace, outcomes, {}) | {"server": {"replicas": server.replicas}}
 
 
 class TrialResult(NamedTuple):
@@ -267,14 +259,12 @@ class TrialResult(NamedTuple):
 
     values: dict[str, float]
     shares: dict[str, float]
-    within: dict[str, float]  # of each limit: the share of requests; of a statistic 0 or 1
+    beyond: list[str]  # limits of statistics that the trace does not meet
     queue_grows: bool
-    slowest_row_s: float
     p99_ttft_ms: float
     p99_e2el_ms: float
-    requests: int
+    costs: dict[str, float | None]  # by client.price, if there is a price
 
     def meets(self, least: float, without: str = "") -> bool:
         """Return whether this share of the requests is within the limits, but for one of them."""
-        others = [share for name, share in self.within.items() if ":" in name and name != without]
-        return self.shares[without] >= least and min(others, default=1.0) >= least
+        return self.shares[without] >= least and not {*self.beyond} - {without}

@@ -17,15 +17,17 @@ from client.drawing import Style, new_figure, plain_log, styled, styles
 from compare.analysis import Estimate
 
 COLUMNS = 3
-WIDTH = 0.84  # of the bars at one place
 
 
 class Point(NamedTuple):
-    """A point of a line, or a bar. expected: by theory, where that is known."""
+    """A point of a line, or a bar. expected: by theory, where that is known. starred: it is marked
+    as the answer.
+    """
 
     x: Any
     y: Estimate
     expected: float | None = None
+    starred: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +84,13 @@ def _draw(axes: Axes, panel: Panel, style_of: Mapping[str, Style]) -> None:
         if is_numeric:
             _line(axes, panel, line, style_of[name], name)
         else:
-            width = WIDTH / n
+            width = 0.84 / n
             left = (i - (n - 1) / 2) * width
-            bars = [point._replace(x=places[point.x] + left) for point in line]
-            _bars(axes, panel, bars, width, color=style_of[name].colour, label=name)
+            line = [point._replace(x=places[point.x] + left) for point in line]
+            _bars(axes, panel, line, width, color=style_of[name].colour, label=name)
+        if star := [(point.x, point.y.mean) for point in line if point.starred]:
+            how: dict[str, Any] = {"color": "#c00000", "mec": "w", "ms": 20, "ls": "", "zorder": 9}
+            axes.plot(*zip(*star), "*", label="the answer", **how)
     _x_axis(axes, every, is_numeric)
     axes.grid(alpha=0.25, axis="both" if is_numeric else "y")
     if panel.log:

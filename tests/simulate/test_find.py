@@ -19,7 +19,7 @@ from client.progress import Progress, Step
 from client.traces import save_trace
 from client.workloads import Workload
 from generate.auto import build
-from simulate import find, find_page, program, verify
+from simulate import find, program, verify
 from simulate.costs import FAKE, save
 from simulate.fleet import Layout
 from simulate.space import space_of
@@ -67,7 +67,7 @@ def test_the_fewest_that_keep_up_are_found(tmp_path: Path, monkeypatch: pytest.M
     n, tried, _ = fewest(tmp_path, "--slo e2el:1000 --attainment 0.95 --repeats 4")
     assert n in (2, 3) and not tried[n]["misses"] and tried[n - 1]["misses"]
     page = (tmp_path / "find.md").read_text()
-    assert f"| replicas={n} ← |" in page and "| 0.51 to 1.00 |" in page, "of 4 traces"
+    assert f"| replicas={n} ← |" in page and "| 4 of 4 traces |" in page
     assert f"--fake-slowdown 40 --replicas {n}" in page.replace("40.0", "40")
     assert (tmp_path / "find.png").stat().st_size > 10_000
 
@@ -178,6 +178,26 @@ def test_the_best_that_meets_the_limits_is_named_with_what_they_cost(tmp_path: P
     assert command in done.stdout and answer["served_by"] == command
 
 
+def test_a_price_adds_what_each_setting_costs(tmp_path: Path) -> None:
+    """Two replicas cost twice what they sell their time for."""
+    n, tried, _ = fewest(tmp_path, f"{LAX} --price 3600")
+    [trace] = tried[n]["traces"]
+    assert trace["costs"]["cost_per_thousand_within"] == pytest.approx(
+        n * 1e3 / trace["values"][""]
+    )
+    assert "| cost per million tokens |" in (tmp_path / "find.md").read_text()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--find --check results/demo", "--check judges a run, and --find makes none"),
+    ("--find --resume results/demo", "leave out --find"),
+    ("--find --slowest 3 results/demo", "ask ./compare.sh --slowest 10 FOLDER"),
+])  # fmt: skip
+def test_what_is_asked_of_a_run_is_refused(words: str, said: str) -> None:
+    done = ran("simulate", *words.split())
+    assert done.returncode == 2 and said in done.stderr
+
+
 def test_a_limit_on_a_statistic_is_one_of_the_trace() -> None:
     made = program.parse(f"--find --slo ttft:9 e2el:p99:20 {SETTINGS}".split())
     assert made.question
@@ -186,8 +206,8 @@ def test_a_limit_on_a_statistic_is_one_of_the_trace() -> None:
         Traffic(made.workload, made.arrival), made.question, 0,
     )  # fmt: skip
     result = trial.serve()
-    assert result.within["e2el:p99"] == 0.0 and result.p99_e2el_ms > 20
-    assert result.shares[""] == result.shares["e2el:p99"] == result.within["ttft"]
+    assert result.beyond == ["e2el:p99"] and result.p99_e2el_ms > 20
+    assert result.shares[""] == result.shares["e2el:p99"]
     assert result.shares["ttft"] == 1.0 > result.shares[""], "without it all are answered"
     assert not result.meets(0.1) and result.meets(0.1, "e2el:p99")
 
@@ -235,7 +255,7 @@ def searched(
             k, seed = trial.config.max_batch_size, trial.seed
             value, share = values(k, seed), 0.0 if misses(k, seed) else 1.0
             both = {"": value, "ttft": value}, {"": share, "ttft": 1.0}
-            result = TrialResult(*both, {"ttft": share}, False, 0.0, 1.0, 1.0, 9)
+            result = TrialResult(*both, [], False, 1.0, 1.0, {})
             yield 0.0 if call is Trial.fills_s else result
 
     assert isinstance(made.question, Question)
@@ -277,11 +297,6 @@ def test_a_better_one_that_misses_the_limits_later_hands_over_to_those_that_do_n
 def test_if_none_meets_the_limits_the_nearest_is_named() -> None:
     search, best = searched(lambda k, seed: float(k), lambda k, seed: True, n=4)
     assert not best and search.why_not.startswith("none meets the limits; the nearest is max_batch")
-
-
-def test_intervals() -> None:
-    assert find_page.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-3)
-    assert find_page.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-3)
 
 
 # ---- one's own vLLM, and real servers
