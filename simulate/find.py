@@ -154,25 +154,25 @@ class Search:
         return gap.shown and gap.mean < 0
 
     def _fewest(self, without: str) -> Candidate | None:
-        """Return the best setting with the fewest replicas with which one meets the limits: by
-        growing steps and bisection.
+        """Return the best setting with the fewest replicas with which one meets the limits. Growing
+        steps and bisection find the fewest that few traces do not rule out; from there on up.
         """
-        numbers, found = self.space.replicas, dict[int, Candidate | None]()
+        numbers = self.space.replicas
         last = numbers.index(self.best.replicas) if without and self.best else len(numbers) - 1
 
-        def is_enough(i: int) -> bool:
-            found[i] = self._best(without, numbers[i])
-            return found[i] is not None
+        def is_able(i: int) -> bool:
+            settings = [one.times(numbers[i]) for one in self.space.settings]
+            self._serve(settings, self.question.seeds[:FEW])
+            return any(self.misses(one, without) <= self.allowed for one in settings)
 
         least, most, step = -1, 0, 1
-        while not is_enough(most):
-            if most == last:
-                return None
+        while most < last and not is_able(most):
             least, most, step = most, min(most + step, last), 2 * step
         while most - least > 1:
             middle = (least + most) // 2
-            least, most = (least, middle) if is_enough(middle) else (middle, most)
-        return found[most]
+            least, most = (least, middle) if is_able(middle) else (middle, most)
+        able = (self._best(without, number) for number in numbers[most : last + 1])
+        return next(filter(None, able), None)
 
     def _nearest(self) -> str:
         """Return in words how near the limits were."""

@@ -120,7 +120,7 @@ def _line(axes: Axes, panel: Panel, line: Sequence[Point], style: Style, label: 
 def _bars(axes: Axes, panel: Panel, bars: Sequence[Point], width: float, **how: Any) -> None:
     at, heights = [bar.x for bar in bars], [bar.y.mean for bar in bars]
     axes.bar(at, heights, 0.92 * width, yerr=_spread(panel, bars), ecolor="#333333", **how)
-    for x, _, expected in bars:
+    for x, _, expected, _ in bars:
         if expected is not None:
             ends = [x - width / 2, x + width / 2]
             axes.plot(ends, [expected] * 2, "k-", lw=2, label="expected")
