@@ -66,16 +66,12 @@ def made(run: Run) -> str:
     return f"{machine}, commit {run.first['commit']}, {date}"
 
 
-def identity(run: Run) -> str:
-    return sentences.identity(run) or ""
-
-
-def overloads(run: Run) -> str:
-    return " ".join(sentences.overloads(run))
-
-
 PARTS: dict[str, Callable[..., str]] = {
-    of.__name__: of for of in (headlines, capacity, made, identity, overloads)
+    "headlines": headlines,
+    "capacity": capacity,
+    "made": made,
+    "identity": lambda run: sentences.identity(run) or "",
+    "overloads": lambda run: " ".join(sentences.overloads(run)),
 }
 
 

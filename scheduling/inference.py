@@ -9,6 +9,7 @@ one that is streamed is FINISHED with its own last token.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -47,6 +48,7 @@ class Standing:
     batch: int = -1  # number of its iteration, among those that admitted anything
     position: int = -1  # rows before it when it was admitted
     blocked_s: float = 0.0  # of its queue time, for want of KV blocks
+    blocked_from: float = math.inf  # seconds of any want of them before it arrived
 
 
 @dataclass(slots=True)

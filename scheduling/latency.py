@@ -31,7 +31,6 @@ class Shortage(Extension):
 
     def __init__(self) -> None:
         self._before, self._since = 0.0, math.inf  # inf: there is none now
-        self._arrived: dict[int, float] = {}  # total when a request arrived, until it is admitted
 
     def note(self, short: bool, now: float) -> None:
         """Note what a plan says."""
@@ -39,19 +38,16 @@ class Shortage(Extension):
             self._before, self._since = self._total(now), now if short else math.inf
 
     def arrive(self, group: Group, now: float) -> None:
-        self._arrived.update(dict.fromkeys([member.id for member in group], self._total(now)))
+        for member in group:
+            member.standing.blocked_from = self._total(now)
 
     def count(self, inference: Inference, now: float) -> None:
         """Count those of a request that was never admitted, here or elsewhere, up to now."""
         if inference.admitted_at is None:
-            total = self._total(now)  # one whose arrival failed has waited for nothing
-            inference.standing.blocked_s = total - self._arrived.get(inference.id, total)
+            standing = inference.standing
+            standing.blocked_s = max(0.0, self._total(now) - standing.blocked_from)
 
-    def admit(self, inference: Inference, now: float) -> None:
-        self.count(inference, now)
-        self._arrived.pop(inference.id, None)
-
-    end = admit
+    admit = end = count
 
     def _total(self, now: float) -> float:
         return self._before + max(0.0, now - self._since)

@@ -208,9 +208,7 @@ class Scheduler:
             extension.stop_running(inference, now)
 
     def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
-        """Take the sampled ids; return the inferences to answer. Ids below 0 are pending
-        (scheduling/asynchronous.py).
-        """
+        """Take the sampled ids, pending ones below 0; return the inferences to answer."""
         sampled, size = iter(ids), self.limits.block_size
         running = State.RUNNING  # looked up once, which is slow in Python 3.11
         preemptive, got_token, over = self.order.preemptive, [], []
@@ -300,11 +298,10 @@ class Scheduler:
         ended = []
         for inference, error in errors:
             state = EXITS.get(type(error), State.FAILED)
-            if inference.state is State.WAITING:
-                if inference.id in self.waiting:
-                    self.stop_waiting(inference)
-            elif inference.state is not State.RUNNING:
+            if inference.state not in (State.WAITING, State.RUNNING):
                 continue
+            if inference.id in self.waiting:
+                self.stop_waiting(inference)
             elif inference.id in self.running and (
                 state is State.FAILED or not self.policy.request_level
             ):

@@ -5,16 +5,19 @@ Knows no torch, no HTTP and no clock. `drive` serves inferences by one scheduler
 `Loop`.
 
 program        ./simulate.sh
-simulation     its comparison in virtual time
+simulation     its comparison in virtual time, shared by processes (jobs)
 server         a server or several, which serve a client's trace
 loop           events in order, in picoseconds
 replica, jump  a scheduler and the time that its engine takes; equal iterations, computed at once
-fleet          replicas behind a router
+asynchronous   the next iteration, planned while one is computed
+occupancy      how full batches and caches are over time
+fleet          replicas behind a router, as flags say (layouts)
 disaggregated  prefill replicas, and decode replicas
 costs          how long an iteration takes: as fitted (fitting), stated, or estimated (roofline)
 vllm           one's own vLLM: settings, costs and traffic of a recording, and what it foresees
 replay         a server's recording, made once more
-plan, trial    how many replicas are needed
+find           the best setting: the search of --find, of all combinations (space), by their
+               trials; its report (find_page), and the best one on real servers (verify)
 saved_page     the rows of a saved run, or of a recording, as a page
 playground     scheduler and simulator in a browser
 """

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from client import drawing
 from client.machine import save_json
 from client.results import KEYS, OF_PRICE, Key
-from compare.analysis import Estimate, estimate
+from compare.analysis import Estimate, difference, estimate
 from compare.report import panels
 from compare.report.tables import cell_of, formatted, markdown, signed
 from simulate.find import SURE, Search
@@ -49,10 +49,11 @@ def lines(search: Search) -> Iterator[str]:
             yield f"{without}: the same"
         else:
             values = search.values(other, limit)
-            gained = zip(values, search.values(best)) if best else ()
-            more = signed(_scaled([a - b for a, b in gained], key), key.form) if best else ""
-            value = formatted(_scaled(values, key), key.form)
-            yield f"{without}: {other.name}, {value}" + f" ({more})" * bool(more)
+            text = f"{without}: {other.name}, {formatted(_scaled(values, key), key.form)}"
+            if best:
+                gained = difference(search.values(best), values).times(key.scale)
+                text += f" ({signed(gained, key.form)})"
+            yield text
     if search.requests < search.growth_needs:
         yield f"whether a queue grows is not known; that takes {search.growth_needs:,} requests"
 

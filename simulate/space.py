@@ -75,17 +75,16 @@ def space_of(options: Simulation, words: Sequence[str]) -> Space:
     refused: list[str] = []
     used: set[tuple[str, Any]] = set()
     why: dict[tuple[str, Any], str] = {}  # not
-    for base in bases:
-        for values in itertools.product(*axes.values()):
-            asked = dict(zip(axes, values))
-            try:
-                made = _candidate(options, base, asked, shown[base])
-            except ConfigError as error:
-                refused.append(str(error))
-                why |= dict.fromkeys(asked.items(), str(error))
-            else:
-                found.setdefault(made.config.model_dump_json(), made)
-                used |= {*asked.items()}
+    for base, *values in itertools.product(bases, *axes.values()):
+        asked = dict(zip(axes, values))
+        try:
+            made = _candidate(options, base, asked, shown[base])
+        except ConfigError as error:
+            refused.append(str(error))
+            why |= dict.fromkeys(asked.items(), str(error))
+        else:
+            found.setdefault(made.config.model_dump_json(), made)
+            used |= {*asked.items()}
     named = {_name(word) for word in words if "=" in word}
     for pair, sentence in why.items():
         if not found or (pair[0] in named and pair not in used):

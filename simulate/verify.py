@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from scipy.special import stdtrit
-
 from client.calls import ServerError
 from client.progress import Progress
-from compare.analysis import CONFIDENCE
+from compare.analysis import estimate
 from compare.comparison import Comparison
 from compare.deployments import Deployment
 from compare.options import Options
@@ -74,20 +72,20 @@ def verified(options: Simulation, search: Search, runs: int, progress: Progress)
 
 def held(search: Search, one: Candidate, results: list[dict[str, Any]]) -> str:
     """Return in words whether the mean of real runs lies where that of as many is expected."""
-    key, question = key_of(search), search.question
+    key, question, n = key_of(search), search.question, len(results)
     measure = question.measure
     if measure == "goodput" and not question.of_requests:
         measure = "request_throughput"
-    live = statistics.fmean(result[measure] for result in results)
-    values = search.values(one)
-    n, predicted = len(values), statistics.fmean(values)
-    text = f"{key.heading}: {key.form.format(key.scale * live)} in {len(results)} real runs, "
-    text += f"{key.form.format(key.scale * predicted)} predicted"
-    if n > 1:
-        spread = statistics.stdev(values) * math.sqrt(1 / n + 1 / len(results))
-        half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * spread
-        ends = (key.form.format(key.scale * (predicted + k * half)) for k in (-1, 1))
-        text += " ({} to {})".format(*ends)
-        if abs(live - predicted) <= half:
+    live, values = statistics.fmean(result[measure] for result in results), search.values(one)
+
+    def said(value: float) -> str:
+        return key.form.format(key.scale * value)
+
+    mean, half = estimate(values)
+    text = f"{key.heading}: {said(live)} in {n} real runs, {said(mean)} predicted"
+    if half is not None:
+        half *= math.sqrt(1 + len(values) / n)  # of the mean of n more
+        text += f" ({said(mean - half)} to {said(mean + half)})"
+        if abs(live - mean) <= half:
             return f"{text}: held"
-    return f"{text}: {100 * (live / predicted - 1):+.1f}%"
+    return f"{text}: {100 * (live / mean - 1):+.1f}%"
