@@ -81,7 +81,8 @@ def held(search: Search, one: Candidate, results: list[dict[str, Any]]) -> str:
     def said(value: float) -> str:
         return key.form.format(key.scale * value)
 
-    mean, half = estimate(values)
+    predicted = estimate(values)
+    mean, half = predicted.mean, predicted.half
     text = f"{key.heading}: {said(live)} in {n} real runs, {said(mean)} predicted"
     if half is not None:
         half *= math.sqrt(1 + len(values) / n)  # of the mean of n more
