@@ -42,8 +42,8 @@ from simulate.jobs import Jobs
 from simulate.layouts import add_flags, add_replicas, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.simulation import ENGINE, Simulating, Simulation
-from simulate.space import USUAL, command, space_of
-from simulate.trial import ATTAINMENT, MEASURES, SEEDS, Question, Traffic, Trial, question_of
+from simulate.space import USUAL, command, space_of, trial_of
+from simulate.trial import ATTAINMENT, MEASURES, SEEDS, Question, question_of
 from simulate.vllm.given import SEEDS as OWN_SEEDS
 from simulate.vllm.given import options as options_of_own
 
@@ -159,12 +159,8 @@ def find(options: Simulation, question: Question) -> bool:
 
     written = [options.out / name for name in find_page.FILES]
     refuse_overwriting([*written, *files(options.out / "verified")], options.overwrite)
-    arrival = "" if options.arrival == "auto" else options.arrival
-    of_own = options.own, options.replays, options.seed
-    traffic = Traffic(options.workload, arrival, options.trace, options.context, *of_own)
     space = space_of(options, options.find)
-    of_trials = options.costs, options.layout, options.stream, traffic, question
-    trial = Trial("", space.default.config, *of_trials, question.seeds[0])
+    trial = trial_of(options, space.default.config)
     with contextlib.ExitStack() as stack:
         calls: Callable[..., Any] = map
         if options.jobs > 1:

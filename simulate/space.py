@@ -14,6 +14,7 @@ from config import Config, ConfigError, has_effect, meaningful
 from scheduling.policies import MODES, ORDERS
 from scheduling.routers import ON_RAY
 from simulate.simulation import Simulation
+from simulate.trial import Traffic, Trial
 from simulate.vllm.given import complete
 
 REPLICAS = "replicas"  # a name in --find beside those of settings
@@ -58,6 +59,16 @@ class Space(NamedTuple):
     replicas: list[int]
     left_out: int
     why: str
+
+
+def trial_of(options: Simulation, config: Config) -> Trial:
+    """Return the trial of settings with the question's first seed."""
+    assert options.question
+    arrival = "" if options.arrival == "auto" else options.arrival
+    of_own = options.own, options.replays, options.seed
+    traffic = Traffic(options.workload, arrival, options.trace, options.context, *of_own)
+    of_trials = options.costs, options.layout, options.stream, traffic, options.question
+    return Trial("", config, *of_trials, options.question.seeds[0])
 
 
 def _named(base: str, values: Mapping[str, Any]) -> str:

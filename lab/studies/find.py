@@ -18,8 +18,8 @@ from compare.analysis import estimate
 from lab.studies.study import Case, Cases, Study, Table, values
 from simulate.find import Search
 from simulate.program import parse
-from simulate.space import Space, space_of
-from simulate.trial import SEEDS, Traffic, Trial, TrialResult
+from simulate.space import Space, space_of, trial_of
+from simulate.trial import SEEDS, Trial, TrialResult
 
 SPACE = "max_batch_size=8,12,16,24,32,48 token_budget=16,32,64,128,256 order=fcfs,sjf"
 LIMITS = "--slo ttft:150 e2el:p99:900 --attainment 0.9 --arrival poisson:80"
@@ -30,10 +30,8 @@ RUNS = 20
 def asked(n: int) -> tuple[Space, Trial]:
     """Return the settings, and a trial of traces with so many requests."""
     made = parse(["--find", *f"{SPACE} {LIMITS} --numsamples {n}".split()])
-    assert made.question
-    space, traffic = space_of(made, made.find), Traffic(made.workload, made.arrival)
-    served = made.costs, made.layout, made.stream, traffic, made.question, 0
-    return space, Trial("", space.default.config, *served)
+    space = space_of(made, made.find)
+    return space, trial_of(made, space.default.config)
 
 
 def cases(n: int) -> list[dict[str, Any]]:

@@ -21,9 +21,8 @@ from client.workloads import Workload
 from generate.auto import build
 from simulate import find, program, verify
 from simulate.costs import FAKE, save
-from simulate.fleet import Layout
-from simulate.space import space_of
-from simulate.trial import Question, Traffic, Trial, TrialResult
+from simulate.space import space_of, trial_of
+from simulate.trial import Trial, TrialResult
 from tests.programs import ran
 
 # nobatch by the fake line, 40 times slower: 2 tokens take 42 ms each, and a prompt of 1 to 64 words
@@ -200,12 +199,7 @@ def test_what_is_asked_of_a_run_is_refused(words: str, said: str) -> None:
 
 def test_a_limit_on_a_statistic_is_one_of_the_trace() -> None:
     made = program.parse(f"--find --slo ttft:9 e2el:p99:20 {SETTINGS}".split())
-    assert made.question
-    trial = Trial(
-        "", made.config("dynamic"), made.costs, Layout(), False,
-        Traffic(made.workload, made.arrival), made.question, 0,
-    )  # fmt: skip
-    result = trial.serve()
+    result = trial_of(made, made.config("dynamic")).serve()
     assert result.beyond == ["e2el:p99"] and result.p99_e2el_ms > 20
     assert result.shares[""] == result.shares["e2el:p99"]
     assert result.shares["ttft"] == 1.0 > result.shares[""], "without it all are answered"
@@ -258,11 +252,8 @@ def searched(
             result = TrialResult(*both, [], False, 1.0, 1.0, {})
             yield 0.0 if call is Trial.fills_s else result
 
-    assert isinstance(made.question, Question)
     space = space_of(made, made.find)
-    traffic = Traffic(made.workload, made.arrival)
-    of_trials = made.costs, made.layout, False, traffic, made.question, 0
-    trial = Trial("", space.default.config, *of_trials)
+    trial = trial_of(made, space.default.config)
     search = find.Search(space, trial, calls, Progress(Console(quiet=True)), Step(""))
     search.run()
     return search, search.best.name.rpartition("=")[2] if search.best else ""
