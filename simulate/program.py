@@ -43,7 +43,7 @@ from simulate.layouts import add_flags, add_replicas, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.simulation import ENGINE, Simulating, Simulation
 from simulate.space import USUAL, command, space_of, trial_of
-from simulate.trial import ATTAINMENT, MEASURES, SEEDS, Question, question_of
+from simulate.trial import ATTAINMENT, MEASURES, SEEDS, question_of
 from simulate.vllm.given import SEEDS as OWN_SEEDS
 from simulate.vllm.given import options as options_of_own
 
@@ -153,7 +153,7 @@ def parse(argv: Sequence[str]) -> Simulation:
     return options
 
 
-def find(options: Simulation, question: Question) -> bool:
+def find(options: Simulation) -> bool:
     """Print and write the best setting, and whether it held; return whether there is one."""
     from simulate import find_page  # matplotlib takes 0.6 s to load
 
@@ -174,7 +174,9 @@ def find(options: Simulation, question: Question) -> bool:
         served = command(options, search.best) if search.best else ""
         for line in filter(None, (*find_page.lines(search), left_out, served)):
             progress.say(line)
-        caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
+        caption = (
+            f"simulated, costs {options.costs.name}, {trial.question.arrival} · commit {commit()}"
+        )
         asked = command_line(Simulating.program, sys.argv[1:])
         facts = stamp() | {"command": asked, "costs": options.costs.name}
         with progress.step("drawing figures"):
@@ -199,7 +201,7 @@ def main() -> None:
             print(replayed)
             sys.exit(replayed.first_difference is not None)
         if options.question:
-            sys.exit(not find(options, options.question))
+            sys.exit(not find(options))
         kind = Simulating
         if options.own:
             from simulate.vllm.comparing import ComparingOwn as kind
