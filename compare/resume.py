@@ -33,7 +33,7 @@ def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], pro
     if (folder := known.check) is None:
         return parse(argv)
     saved, words = _saved(folder, program)
-    given = [name for word in more if (name := word.partition("=")[0]) in OF_RUN]
+    given = [name for word in more if (name := word.partition("=")[0]) in {*OF_RUN, "--find"}]
     for refused, sentence in (
         (given, f"it has requests, variants and seeds of its own; leave out {''.join(given[:1])}"),
         (len(saved.summaries) < 2,

@@ -84,8 +84,6 @@ OF_FIND = ("slo", "attainment", "for", "verify")
 def parse(argv: Sequence[str]) -> Simulation:
     """Parse simulate.sh's command line. Raises ConfigError; exits 0 after --help."""
     given = {word.split("=")[0] for word in argv}
-    if {"--check", "--find"} <= given:
-        raise ConfigError("--check judges a run, and --find makes none; leave out one of them")
     if "--slowest" in given:
         raise ConfigError("ask ./compare.sh --slowest 10 FOLDER, of simulated runs, too")
     parser = parser_of(
