@@ -96,9 +96,10 @@ OF_USERS = ("arrival", "lengths", "sessions")  # what --users say themselves
 
 
 def add(parser: argparse._ActionsContainer, flags: Flags) -> None:
-    """Add flags to a parser, or to a group of one."""
+    """Add flags to a parser, or to a group of one. Lists that are given twice are joined."""
     for name, options in flags.items():
-        parser.add_argument(name, **options)
+        several: dict[str, Any] = {"action": "extend"} if options.get("nargs") == "+" else {}
+        parser.add_argument(name, **several | options)
 
 
 def given_workload(known: argparse.Namespace) -> dict[str, Any]:

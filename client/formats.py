@@ -99,7 +99,8 @@ def rows(path: Path, lines: Sequence[str], of_prompts: bool, unit: str | None) -
     if first[0] == "[":
         return _talks(path, "\n".join(lines))
     if not of_prompts:
-        why = f"it is no trace; add --lengths if each line is a prompt ({KNOWN})"
+        table = "a table begins with arrived_at,num_prefill_tokens,num_decode_tokens, say"
+        why = f"it is no trace: {table}; add --lengths if each line is a prompt ({KNOWN})"
         raise WorkloadError(f"{path}, line {number}: {why}")
     return (Row(text=utf8(line.strip())) for line in lines if line.strip())
 

@@ -63,8 +63,12 @@ class TraceFile:
         if why := ", ".join(f"{many:,} {text}" for text, many in left.items() if many):
             words["left_out"] = f"{sum(left.values()):,} of {len(recorded):,} requests ({why})"
         if not served:
+            if not why:
+                raise self._error("it holds no requests")
             fix = "add --scale-tokens 0.1, or a larger --max-model-len"
-            raise self._error(f"it holds no requests that can be served: {why or 'none'}; {fix}")
+            if left["without tokens"] == len(recorded):
+                fix = "add --lengths, such as fixed:100"
+            raise self._error(f"it holds no requests that can be served: {why}; {fix}")
         return self._sent(_trace(served, self.scale)), words
 
     def _error(self, sentence: str) -> WorkloadError:
@@ -76,8 +80,11 @@ class TraceFile:
             rng = np.random.default_rng([self.seed, 15])
             for row, drawn in zip(recorded, draws.lengths(self.lengths)(rng, len(recorded))):
                 row.num_tokens = int(drawn)
-        if any(row.num_tokens is None for row in recorded):
-            raise self._error("it has no completion lengths; add --lengths, such as fixed:100")
+        if without := sum(row.num_tokens is None for row in recorded):
+            raise self._error(
+                f"{without:,} of {len(recorded):,} requests have no completion lengths; add "
+                "--lengths, such as fixed:100"
+            )
         sized = [*recorded] if any(row.request for row in recorded) else _conversations(recorded)
         for row in sized if self.scale != 1 else ():
             if row.request or row.text is not None:

@@ -130,6 +130,8 @@ def sentence(found: Sequence[Change]) -> str:
         seeds = f"{last.more} more seed" if last.more else f"more than {MOST} more seed"
         plural = "s" * (last.more != 1)
         return f"Cannot tell, {count}: {seeds}{plural} of both runs would; {last}."
+    if len(found) == 1:
+        return f"Not worse: {found[0]}, within its limit of {100 * found[0].limit:g}%."
     return f"Not worse: all {len(found)} measures are within their limits."
 
 

@@ -201,7 +201,7 @@ def add_replicas(parser: argparse.ArgumentParser) -> None:
     add("--router", choices=ON_RAY, default=ON_RAY[0], help=router)
     autoscale = "begin with --replicas and let Ray Serve follow the load: settings of its "
     autoscale += "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24"
-    add("--autoscale", nargs="+", metavar="NAME=VALUE", help=autoscale)
+    add("--autoscale", nargs="+", action="extend", metavar="NAME=VALUE", help=autoscale)
 
 
 def check_replicas(replicas: int) -> None:

@@ -32,8 +32,8 @@ def add_flags(add: Callable[..., Any], flags: Mapping[str, str]) -> None:
     """Add flags by their names and values, with the help of each; pairs may be several."""
     for words, text in flags.items():
         name, value = words.split()
-        n = "+" if ":" in value else None
-        add(name, type=TYPES.get(value, str), nargs=n, metavar=value, help=text)
+        several = {"nargs": "+", "action": "extend"} if ":" in value else {}
+        add(name, type=TYPES.get(value, str), metavar=value, help=text, **several)
 
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:

@@ -95,7 +95,7 @@ def parse(argv: Sequence[str]) -> Simulation:
     )
     add_flags(parser.add_argument, FLAGS)
     parser.set_defaults(costs=FAKE.name, jobs=physical_cores())
-    parser.add_argument("--find", nargs="*", metavar="NAME=A,B", help=FIND)
+    parser.add_argument("--find", nargs="*", action="extend", metavar="NAME=A,B", help=FIND)
     add_replicas(parser)
     add_settings(parser, hidden={*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"})
     if foreign := [flag(name) for name in OF_SERVERS if flag(name) in given]:
@@ -167,7 +167,7 @@ def find(options: Simulation) -> bool:
         with progress.step("how many requests a trace needs") as step:
             search = Search(space, trial, calls, progress, step)
             search.run()
-        left_out = f"{space.left_out} combinations are left out, the first because {space.why}"
+        left_out = f"left out: {space.left_out} of the combinations, the first because {space.why}"
         left_out *= bool(space.left_out)
         served = command(options, search.best) if search.best else ""
         for line in filter(None, (*find_page.lines(search), left_out, served)):

@@ -83,7 +83,7 @@ def held(search: Search, one: Candidate, results: list[dict[str, Any]]) -> str:
 
     predicted = estimate(values)
     mean, half = predicted.mean, predicted.half
-    text = f"{key.heading}: {said(live)} in {n} real runs, {said(mean)} predicted"
+    text = f"{key.heading}: {said(live)} in {n} real run{'s' * (n > 1)}, {said(mean)} predicted"
     if half is not None:
         half *= math.sqrt(1 + len(values) / n)  # of the mean of n more
         text += f" ({said(mean - half)} to {said(mean + half)})"

@@ -207,18 +207,20 @@ def test_texts_cannot_be_counted_without_the_tokenizer(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("content", "flags", "sentence"), [
-    ("nonsense", {}, "line 1: it is no trace; add --lengths if each line is a prompt"),
+    ("nonsense", {}, "line 1: it is no trace: a table begins with "),
     ("one", LINES, "it does not say when to send; add --arrival"),
     (json.dumps(SHAREGPT), {}, "it does not say when to send; add --arrival"),
     (json.dumps(SHAREGPT), {"scale": Fraction(1, 2)} | BURST, "leave out --scale-tokens"),
     (json.dumps(SHAREGPT), {"time_unit": "ms"}, "leave out --time-unit"),
     ('[{"conversations": 5}]', {}, "it is not .*conversations"),
     (OURS, {"scale": Fraction(2)}, "leave out --scale-tokens"),
-    (f"{AZURE}\n", {}, "holds no requests"),
+    (f"{AZURE}\n", {}, "holds no requests$"),
+    (f"{AZURE}\n0,9,0", {}, r"can be served: 1 without tokens; add --lengths"),
     (f"{AZURE}\n16 May,9,4", {}, "line 2: TIMESTAMP: '16 May' is not a time"),
     (f"{AZURE}\n1,9,4.5", {}, "line 2: GeneratedTokens: '4.5' is not a whole number"),
     (f"{VIDUR}\n0,9,4\n1700000000000,9,4", {}, "name their unit, --time-unit ms or us"),
-    ([{"text_input": "a"}], BURST, "it has no completion lengths; add --lengths"),
+    ([{"text_input": "a"}], BURST, "1 of 1 requests have no completion lengths; add"),
+    (f"{VIDUR}\n1,2,3\n1,2", {}, "1 of 2 requests have no completion lengths; add --lengths"),
     ([{"text_input": "a", "output_length": 1}, 5], BURST, "line 2: give a JSON object"),
     ([{"timestamp": -1, "input_length": 9, "output_length": 1}], {}, "line 1: timestamp: -1 is no"),
     ([{"input_length": 600, "output_length": 5, "hash_ids": [0, 1, 2]}], {},

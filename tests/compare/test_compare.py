@@ -213,6 +213,8 @@ def test_other_servers_are_named_with_their_url() -> None:
     urls = {"vllm-0.9": "http://h:8000", "b": "https://h"}
     assert parse_also(["vllm-0.9=http://h:8000/v1/", "b=https://h"]) == urls
     assert parse(["--sweep"]).goodput == {"e2el": 2000.0} and parse([]).goodput == {}
+    twice = parse(shlex.split("--goodput ttft:9 --goodput tpot:8"))
+    assert twice.goodput == {"ttft": 9.0, "tpot": 8.0}, "the second list once replaced the first"
     assert parse_goodput(["ttft:200", "e2el:1e3"]) == {"ttft": 200.0, "e2el": 1000.0}
 
 

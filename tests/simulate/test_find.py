@@ -318,5 +318,5 @@ def test_the_best_and_the_default_run_for_real(tmp_path: Path) -> None:
     done = asked(tmp_path, f"{words} --lengths fixed:4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "default, ./server.sh dynamic --model fake: goodput" in done.stdout
-    assert "real runs" in (tmp_path / "find.md").read_text()
+    assert "1 real run," in (tmp_path / "find.md").read_text()
     assert (tmp_path / "verified" / "report.md").exists()
