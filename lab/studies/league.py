@@ -158,8 +158,8 @@ def figure(cases: Cases, caption: str) -> Figure:
     """
     policies = [p for p in dict.fromkeys(case["policy"] for case in cases) if p != BASE]
     of = {question: known for question in QUESTIONS if (known := asked(question, cases))}
-    widths = [max(5, len(only(known, {"policy": BASE}))) for known in of.values()]
-    drawn = new_figure((16, 2.5 + 0.22 * len(policies)), caption)
+    widths = [max(11.0, edges_of(columns_of(known))[-1]) for known in of.values()]
+    drawn = new_figure((18, 2.5 + 0.22 * len(policies)), caption)
     panels = drawn.subplots(1, len(of), squeeze=False, sharey=True, width_ratios=widths)[0]
     for axes, (question, known) in zip(panels, of.items()):
         mesh = _draw(axes, question, known, policies)
@@ -172,7 +172,7 @@ def figure(cases: Cases, caption: str) -> Figure:
 
 
 def _draw(axes: Axes, question: Question, cases: Cases, policies: Sequence[str]) -> Any:
-    columns = [(case["trace"], case["load"]) for case in only(cases, {"policy": BASE})]
+    columns, edges = columns_of(cases), edges_of(columns_of(cases))
     shades = np.zeros((len(policies), len(columns)))
     for load in {load for _, load in columns}:
         for policy, cells in cells_of(question, only(cases, {"load": load})).items():
@@ -181,9 +181,27 @@ def _draw(axes: Axes, question: Question, cases: Cases, policies: Sequence[str])
                 shades[place] = cell.gain / question.full if cell.verdict else 0.0
     names = [trace for trace, _ in columns]
     firsts = [names.index(trace) for trace in dict.fromkeys(names)]
-    middles = [(first + last) / 2 for first, last in pairwise([*firsts, len(names)])]
-    axes.set_title(question.title, fontsize=12)
+    middles = [(edges[a] + edges[b]) / 2 for a, b in pairwise([*firsts, len(names)])]
+    axes.set_title(question.title, fontsize=12 if edges[-1] > 20 else 8.5)
     axes.set_xticks(middles, dict.fromkeys(names), rotation=90, fontsize=9)
     axes.tick_params(length=0)
-    axes.vlines(firsts[1:], 0, len(policies), "#555555", lw=0.8)
-    return axes.pcolormesh(shades, cmap="RdBu", vmin=-1, vmax=1, edgecolors="#dddddd", lw=0.3)
+    axes.vlines([edges[first] for first in firsts[1:]], 0, len(policies), "#555555", lw=0.8)
+    shown: dict[str, Any] = {
+        "cmap": "RdBu",
+        "vmin": -1,
+        "vmax": 1,
+        "edgecolors": "#dddddd",
+        "lw": 0.3,
+    }
+    return axes.pcolormesh(edges, np.arange(len(policies) + 1), shades, **shown)
+
+
+def columns_of(cases: Cases) -> list[tuple[str, float]]:
+    """Return trace and load of each column."""
+    return [(case["trace"], case["load"]) for case in only(cases, {"policy": BASE})]
+
+
+def edges_of(columns: Sequence[tuple[str, float]]) -> np.ndarray:
+    """Return where columns begin and end; one whose trace has no other is wider, for its name."""
+    names = [trace for trace, _ in columns]
+    return np.cumsum([0, *(1 + (names.count(name) == 1) for name in names)])
