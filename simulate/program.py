@@ -49,7 +49,7 @@ from simulate.vllm.given import options as options_of_own
 
 # settings of real servers
 OF_SERVERS = ("also", "api", "header", "extra_body", "skip_calibration", "host", "port")
-SHOWN = ("--vllm", "--costs", "--replicas", "--find", "--slo")  # by --help, besides those of all
+SHOWN = ("--vllm", "--costs", "--find", "--slo")  # by --help, besides those of all
 FLAGS = {  # with their values
     "--vllm FILE": "your own vLLM: take settings, costs and requests from a recording of it "
     "(docs/your_vllm.md), and say how well it is foreseen; --variant then needs no mode, and "

@@ -75,8 +75,8 @@ def test_its_draft_model_guesses_what_it_writes() -> None:
     assert sum(each.drafts.accepted for each in group) > 0.3 * verified > 100
 
 
-def test_the_completion_in_the_readme_is_what_it_writes() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_completion_in_its_readme_is_what_it_writes() -> None:
+    text = (ROOT / "generate" / "demo" / "README.md").read_text()
     [body] = re.findall(r"curl localhost:8500/inference --json '(.*)'", text)
     request = json.loads(body)
     prompts = [request["prompt"]] * (request["seed"] + 1)
