@@ -68,7 +68,7 @@ def test_a_study_is_run_and_shown(name: str, tmp_path: Path) -> None:
 
 def test_every_study_has_its_module_and_every_module_its_study() -> None:
     modules = {path.stem for path in Path(orders.__file__).parent.glob("*.py")}
-    others = {"__init__", "__main__", "engines", "league", "runner", "study", "virtual"}
+    others = {"__init__", "__main__", "claims", "engines", "league", "runner", "study", "virtual"}
     assert modules - others == {*NAMES}
     assert [load(name).name for name in NAMES] == [*NAMES]
     shown = " ".join(ran("lab.studies").stdout.split())
