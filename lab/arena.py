@@ -18,6 +18,15 @@ from pathlib import Path
 from config import environment  # noqa: F401 - where a package is missing
 from scheduling import user_policies
 
+# constants that a text does not give, tried at two values besides the default
+TRIED = {
+    "preflow.py:Preflow": ("--preflow-half-s 0.3", "--preflow-half-s 3"),
+    "laps.py:Laps": (
+        "--laps-rate 0.1", "--laps-rate 0.5",
+        "--laps-short-tokens 32 --laps-long-tokens 256",
+        "--laps-short-tokens 128 --laps-long-tokens 900",
+    ),
+}  # fmt: skip
 PROPOSALS = Path(__file__).resolve().parent / "proposals"
 
 
@@ -44,7 +53,9 @@ def main() -> None:
     add("--trace", action="append", default=[], help="compare on this trace (repeat for several)")
     add("--load", action="append", default=[], help="compare at this load (repeat for several)")
     known, others = parser.parse_known_args()
-    every = ",".join(["ours", *proposals()])
+    named = proposals()
+    more = [f"lab/proposals/{name} {flags}" for name, tried in TRIED.items() for flags in tried]
+    every = ",".join(["ours", *named, *more])
     policies = [every if policy == "all" else policy for policy in known.policy or ["all"]]
     only = [f"trace={trace}" for trace in known.trace] + [f"load={load}" for load in known.load]
     conditions = [word for condition in only for word in ("--only", condition)]

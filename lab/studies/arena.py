@@ -18,14 +18,15 @@ from client.traces import Request
 from client.workloads import Workload
 from compare.variants import parse_variants
 from config import flag, meaningful
-from lab.studies import league, virtual
-from lab.studies.study import Case, Study, grid
+from lab.studies import claims, league, virtual
+from lab.studies.study import Case, Cases, Study, grid
 from lab.studies.virtual import CAPACITY_SEED, Settings, while_waiting
-from scheduling.policies import MODES
+from scheduling.policies import MODES, VICTIMS
 from scheduling.user_policies import SOURCES
 from simulate.costs import load
 
 LOADS = (0.6, 0.85, 1.1)
+MEMORY = {"overload", "oversubscribed"}  # traces on which rows are preempted
 BURST, FAST = 240, 1e5  # requests that show a capacity, and their rate: kinds stay mixed
 ROWS = 8
 VLLM: Settings = {  # vLLM's default is `fcfs` with these
@@ -40,6 +41,7 @@ VLLM: Settings = {  # vLLM's default is `fcfs` with these
 OURS = (
     "sjf", "srpt", "hrrn", "prefix", "fair", "mlfq", "edf", "priority --priority-levels 2",
     "dynamic --budget-counts prefill", "dynamic --prefill first",
+    "dynamic --kv-reservation whole", "least_computed", "most_computed",
 )  # fmt: skip
 
 
@@ -69,9 +71,13 @@ def prompts_of(tokens: int) -> dict[str, str]:
     return {"prefixes": f"5000:{tokens}:0"}
 
 
+IDS = {"prompts": "ids"}
 CHAT = Kind("exponential:30:150", prompts_of(48))
 BURSTY = [Kind("exponential:60:400", prompts_of(192))], "gamma:{:g}:3"
-SECOND_BUDGET = "overload-budget-128"  # at the highest load alone
+SECOND_BUDGET = "overload-budget-128"
+ONCE = {SECOND_BUDGET, "starved", "jobs"}  # traces of the highest load alone
+# a third of ROWS, of requests whose prompts have 300 to 700 tokens and whose answers 200 to 500
+A_THIRD = {"kv_cache": "160blocks", "max_model_len": 1200, "model": "fake"}
 FEW_BLOCKS = {"kv_cache": "64blocks"}
 TRACES = {
     "chat": Trace("short questions and answers", [CHAT]),
@@ -115,7 +121,31 @@ TRACES = {
         *BURSTY,
         FEW_BLOCKS | {"token_budget": 128},
     ),
-}
+    "oversubscribed": Trace(
+        "long prompts and long answers, on KV blocks for a third of the rows",
+        [Kind("uniform:200:500", {"prompt_lengths": "uniform:300:700"} | IDS)],
+        settings=A_THIRD,
+    ),
+    "starved": Trace(
+        "long prompts with answers of 8 tokens in a steady stream beside long answers, on a token "
+        "budget of 256",
+        [
+            Kind("uniform:8:8", {"prompt_lengths": "uniform:700:900"} | IDS, 0.75),
+            Kind("uniform:150:250", {"prompt_lengths": "uniform:20:60"} | IDS, 0.25),
+        ],
+        settings={"token_budget": 256},
+    ),
+    "jobs": Trace(
+        "three jobs of 200, 60 and 15 tokens per answer, all at once, on KV blocks for a few rows",
+        [
+            Kind(f"uniform:{n - 5}:{n + 5}", {"prompt_lengths": "uniform:40:80"} | IDS, share,
+                 LIMITS | {"user": f"job of {n}"})
+            for n, share in {15: 0.5, 60: 0.3, 200: 0.2}.items()
+        ],
+        arrival="burst",
+        settings=FEW_BLOCKS,
+    ),
+}  # fmt: skip
 
 
 def requests_of(trace: Trace, rate: float, n: int, seed: int) -> list[Request]:
@@ -131,24 +161,31 @@ def requests_of(trace: Trace, rate: float, n: int, seed: int) -> list[Request]:
     return drawn if len(trace.kinds) == 1 else virtual.by_time(drawn)
 
 
-def serve(policy: str, trace: Trace, costs: str, requests: Sequence[Request]) -> Outcomes:
-    """Serve a trace by a policy with vLLM's settings. policy: an order or a mode, with settings
-    that it needs. Raises ConfigError for a policy that is none.
+def serve(
+    policy: str, trace: Trace, costs: str, requests: Sequence[Request]
+) -> tuple[Outcomes, virtual.Seen]:
+    """Serve a trace by a policy with vLLM's settings. policy: an order, a victim or a mode, with
+    settings that it needs. Raises ConfigError for a policy that is none.
     """
-    mode, *own = (policy if policy.split()[0] in MODES else f"dynamic --order {policy}").split()
+    name = policy.split()[0]
+    kind = "" if name in MODES else f"dynamic --{'victim' if name in VICTIMS else 'order'} "
+    mode, *own = f"{kind}{policy}".split()
     shared = {name: value for name, value in VLLM.items() if meaningful(name, mode)}
+    if "whole" in own:
+        del shared["watermark"]
     flags = [f"{flag(name)} {value}" for name, value in {**shared, **trace.settings}.items()]
     words = " ".join([mode, *flags, *own])
     [variant] = parse_variants([f"policy={words}"]).values()
     settings = {"mode": variant.mode, **variant.flags}
-    return virtual.server(settings, load(costs), stream=True).replay(requests)
+    return virtual.served(settings, requests, costs=load(costs), stream=True)
 
 
 @functools.cache
 def capacity(name: str, costs: str) -> float:
     """Return the requests per second that vLLM's default completes while requests always wait."""
     burst = requests_of(TRACES[name], FAST, BURST, CAPACITY_SEED)
-    return while_waiting(serve(league.BASE, TRACES[name], costs, burst).answers.times_at_server)
+    outcomes, _ = serve(league.BASE, TRACES[name], costs, burst)
+    return while_waiting(outcomes.answers.times_at_server)
 
 
 def cases(n: int, costs: str, policies: str) -> list[dict[str, Any]]:
@@ -156,12 +193,42 @@ def cases(n: int, costs: str, policies: str) -> list[dict[str, Any]]:
     stands for OURS. file: first digits of a file's SHA-256, so that a changed one is run again.
     """
     files = {source.word: source.sha256 for source in SOURCES.values()}
-    names = dict.fromkeys([league.BASE, *policies.replace("ours", ",".join(OURS)).split(",")])
+    chosen = policies.replace("ours", ",".join(OURS)).split(",")
+    names = dict.fromkeys([league.BASE, *chosen, *claims.against(chosen)])
     return [
         case | {"file": files.get(case["policy"].split()[0], "")}
         for case in grid(trace=TRACES, load=LOADS, policy=names, costs=[costs])(n)
-        if case["trace"] != SECOND_BUDGET or case["load"] == LOADS[-1]
+        if case["trace"] not in ONCE or case["load"] == LOADS[-1]
     ]
+
+
+def of_memory(seen: virtual.Seen) -> dict[str, float]:
+    """Return what preemptions did: tokens computed again, in % of all, preemptions per request, and
+    of the request that was preempted most.
+    """
+    interrupted = [inference.interruptions for inference in seen.inferences]
+    again = sum(each.recomputed_tokens for each in interrupted)
+    once = sum(len(each.prompt_ids) + len(each.tokens) - 1 for each in seen.inferences)
+    counts = [each.preemptions for each in interrupted]
+    return {
+        "recomputed": 100 * again / (once + again),
+        "preemptions": sum(counts) / len(counts),
+        "most_preempted": max(counts),
+    }
+
+
+def of_prompts(seen: virtual.Seen) -> dict[str, float]:
+    """Return the share of the time, in %, that iterations with prompts took, while rows that decode
+    and prompts both waited.
+    """
+    spent = {True: 0.0, False: 0.0}
+    for record in seen.records:
+        iteration = record.iteration
+        prompts = sum(not row.decodes for row in iteration.rows)
+        both = iteration.running > prompts and (prompts or iteration.running > len(iteration.rows))
+        if both or (iteration.waiting and iteration.running < ROWS):
+            spent[prompts > 0] += record.seconds
+    return {"prompt_share": 100 * spent[True] / max(1e-9, sum(spent.values()))}
 
 
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
@@ -169,7 +236,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     trace = TRACES[case["trace"]]
     rate = case["load"] * capacity(case["trace"], case["costs"])
     requests = requests_of(trace, rate, n, seed)
-    outcomes = serve(case["policy"], trace, case["costs"], requests)
+    outcomes, seen = serve(case["policy"], trace, case["costs"], requests)
     answers = outcomes.answers
     queued, preempted, paused = map(answers.reported, ("queue_s", "preempted_s", "paused_s"))
     answered = np.flatnonzero(outcomes.rows["answered"])
@@ -180,12 +247,27 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
         "gap_ms": 1e3 * np.percentile(answers.gaps, 99),
         "good": 100 * good / len(requests),
         "wait_ms": 1e3 * (queued + preempted + paused).max(),
+        "latency_ms": 1e3 * answers.e2e_s.mean(),
         "preempted": 100 * (preempted > 0).mean(),
         "unanswered": 100 * (1 - len(answers) / len(requests)),
     }
     if modest.any():
         values["modest_ms"] = 1e3 * outcomes.answers_of(modest).ttft_s.mean()
+    if case["trace"] in MEMORY:
+        values |= of_memory(seen)
+    if case["trace"] == "jobs":
+        values["makespan_s"] = float(outcomes.ended["ended_at"].max())
+    prompts = np.array([len(request.ids) for request in requests])
+    if len(set(prompts // 100)) > 1:
+        short = outcomes.answers_of(prompts <= np.median(prompts))
+        values["short_ms"] = 1e3 * short.ttft_s.mean()
+    values |= of_prompts(seen) if case["trace"] == "starved" else {}
     return {name: float(f"{value:.5g}") for name, value in values.items()}
+
+
+def page(cases: Cases) -> str:
+    words = {name: trace.words for name, trace in TRACES.items()}
+    return f"{claims.tables(cases)}\n\n{league.page(cases, words)}"
 
 
 STUDY = Study(
@@ -200,7 +282,7 @@ STUDY = Study(
     bases=(f"policy={league.BASE}", "file="),
     run=run,
     measures={},
-    text=functools.partial(league.page, traces={name: t.words for name, t in TRACES.items()}),
+    text=page,
     tables=(),
     drawn=league.figure,
     figure="Each policy compared with vLLM's default, by question, trace and load",

@@ -20,7 +20,8 @@ BASE = "fcfs"  # the policy that the others are compared with
 SAME = "·"  # no difference shown
 LEGEND = (
     "The first row of a table has the means of vLLM's default (`fcfs`). The other rows have the "
-    "ratio of a policy to it (goodput: the difference in percentage points), paired by seed, ± "
+    "ratio of a policy to it (goodput and tokens computed again: the difference in percentage "
+    "points; preemptions: the difference), paired by seed, ± "
     f"half of its 95% interval; {SAME} if the interval holds 1 (or 0), so that no difference is "
     "shown. The best policy of a trace is bold, and the policy that is better on most traces comes "
     "first. Load is the rate of requests ÷ what vLLM's default completes. To run a cell again: "
@@ -31,8 +32,8 @@ LEGEND = (
 class Question(NamedTuple):
     """A question, and the measure that answers it.
 
-    more: more of it is better, and differences are shown, else ratios. full: the difference, or the
-    logarithm of the ratio to base 2, that has the full colour in the figure.
+    more: more of it is better. apart: differences are shown, else ratios. full: the difference, or
+    the logarithm of the ratio to base 2, that has the full colour in the figure.
     """
 
     title: str
@@ -40,18 +41,23 @@ class Question(NamedTuple):
     unit: str
     words: str
     more: bool = False
+    apart: bool = False
     full: float = 2.0
 
 
 QUESTIONS = (
     Question("First token", "ttft_ms", "ms", "mean time to the first token"),
     Question("Gaps", "gap_ms", "ms", "99th percentile of the gaps between tokens"),
-    Question("Goodput", "good", "%", "share of the requests that met their limits", True, 50.0),
+    Question("Goodput", "good", "%", "share of the requests that met their limits", True, True, 50),
     Question("Fairness", "modest_ms", "ms", "mean time to the first token of the modest user"),
     Question(
         "Worst wait", "wait_ms", "ms", "longest time not computed (queued, preempted, paused)"
     ),
-)
+    Question("Recomputed", "recomputed", "%", "share of the tokens that were computed again",
+             apart=True, full=20.0),
+    Question("Preempted", "preemptions", "", "preemptions per request", apart=True, full=1.0),
+    Question("Makespan", "makespan_s", "s", "time until the last answer of all jobs", full=0.5),
+)  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -69,9 +75,11 @@ def asked(question: Question, cases: Cases) -> list[Case]:
 
 def cell_of(question: Question, base: Case, case: Case) -> Cell:
     measure = question.measure
-    if question.more:
+    if question.apart:
         found = difference(values(base, measure), values(case, measure))
-        gain, apart, text = found.mean, found, formatted(found, "{:+.0f}").replace("± +", "± ")
+        form = "{:+.2f}" if question.full <= 1 else "{:+.0f}"
+        gain, apart = found.mean if question.more else -found.mean, found
+        text = formatted(found, form).replace("± +", "± ")
     else:
         found = ratio(base, case, measure)
         gain, text = -math.log2(found.mean), formatted(found, "{:.2f}")
@@ -102,14 +110,17 @@ def table(question: Question, cases: Cases, rows: Mapping[str, Mapping[str, Cell
     traces = list(next(iter(rows.values())))
     best = {trace: max(rows, key=lambda policy: _shown(rows[policy][trace])) for trace in traces}
     lines = [["policy", *traces], [f"{BASE}: {question.unit}"]]
-    lines[1] += [formatted(mean(own[trace], question.measure), "{:,.0f}") for trace in traces]
-    for policy, cells in rows.items():
+    form = "{:,.2f}" if question.full <= 1 else "{:,.0f}"
+    lines[1] += [formatted(mean(own[trace], question.measure), form) for trace in traces]
+    shown = {policy: c for policy, c in rows.items() if any(cell.verdict for cell in c.values())}
+    for policy, cells in shown.items():
         texts = [
             f"**{cell.text}**" if best[trace] == policy and cell.verdict > 0 else cell.text
             for trace, cell in cells.items()
         ]
         lines.append([policy, *texts])
-    return markdown(lines)
+    alike = ", ".join(f"`{short(policy)}`" for policy in rows if policy not in shown)
+    return markdown(lines) + (f"\n\nNo difference shown on any trace: {alike}." if alike else "")
 
 
 def short(policy: str) -> str:
@@ -123,10 +134,14 @@ def _shown(cell: Cell) -> float:
 
 def page(cases: Cases, traces: Mapping[str, str]) -> str:
     """Return all tables of all questions."""
-    parts = [LEGEND, "\n".join(f"- `{name}`: {words}" for name, words in traces.items())]
+    parts = [
+        "## All tables",
+        LEGEND,
+        "\n".join(f"- `{name}`: {words}" for name, words in traces.items()),
+    ]
     for question in QUESTIONS:
         known = asked(question, cases)
-        parts += [f"## {question.title}: {question.words}"] if known else []
+        parts += [f"### {question.title}: {question.words}"] if known else []
         for load in sorted({case["load"] for case in known}, reverse=True):
             at_load = only(known, {"load": load})
             rows = cells_of(question, at_load)
@@ -143,7 +158,7 @@ def figure(cases: Cases, caption: str) -> Figure:
     """
     policies = [p for p in dict.fromkeys(case["policy"] for case in cases) if p != BASE]
     of = {question: known for question in QUESTIONS if (known := asked(question, cases))}
-    widths = [max(9, len(only(known, {"policy": BASE}))) for known in of.values()]
+    widths = [max(5, len(only(known, {"policy": BASE}))) for known in of.values()]
     drawn = new_figure((16, 2.5 + 0.22 * len(policies)), caption)
     panels = drawn.subplots(1, len(of), squeeze=False, sharey=True, width_ratios=widths)[0]
     for axes, (question, known) in zip(panels, of.items()):
