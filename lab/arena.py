@@ -11,7 +11,6 @@ are those of python -m lab.studies arena, such as --seeds, --out and --from.
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 from pathlib import Path
 
@@ -31,14 +30,9 @@ PROPOSALS = Path(__file__).resolve().parent / "proposals"
 
 
 def proposals() -> list[str]:
-    """Return FILE.py:NAME of each class in lab/proposals/."""
-    files = sorted(PROPOSALS.glob("*.py"))
-    parts = [(file, part) for file in files for part in ast.parse(file.read_text()).body]
-    return [
-        f"lab/proposals/{file.name}:{part.name}"
-        for file, part in parts
-        if isinstance(part, ast.ClassDef)
-    ]
+    """Return FILE.py:NAME of each proposal in lab/proposals/: small_chunks.py has SmallChunks."""
+    names = {file.name: file.stem.title().replace("_", "") for file in PROPOSALS.glob("*.py")}
+    return [f"lab/proposals/{file}:{name}" for file, name in sorted(names.items())]
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ IDS = {"prompts": "ids"}
 CHAT = Kind("exponential:30:150", prompts_of(48))
 BURSTY = [Kind("exponential:60:400", prompts_of(192))], "gamma:{:g}:3"
 SECOND_BUDGET = "overload-budget-128"
-ONCE = {SECOND_BUDGET, "starved", "jobs"}  # traces of the highest load alone
+ONCE = {SECOND_BUDGET, "oversubscribed", "starved", "jobs"}  # traces of the highest load alone
 # a third of ROWS, of requests whose prompts have 300 to 700 tokens and whose answers 200 to 500
 A_THIRD = {"kv_cache": "160blocks", "max_model_len": 1200, "model": "fake"}
 FEW_BLOCKS = {"kv_cache": "64blocks"}
