@@ -1,17 +1,23 @@
 """The arena: every order and every proposal for vLLM's scheduler on the same traces.
 
     python -m lab.arena [--policy FILE.py:NAME …] [--trace NAME …] [--load SHARE …]
+    python -m lab.arena --vllm FILE --policy FILE.py:NAME …
 
 Each policy is compared with vLLM's own default, which serves the same requests. A policy is an
-order or a mode, ours or of a file, with settings where it needs some: --policy 'sjf --aging 30'.
-"all" stands for our orders and all classes of lab/proposals/, which is the default. Other options
-are those of python -m lab.studies arena, such as --seeds, --out and --from.
+order, a mode or a victim, ours or of a file, with settings where it needs some: --policy 'sjf
+--aging 30'. "all" stands for ours and all proposals of lab/proposals/, which is the default. Other
+options are those of python -m lab.studies arena, such as --seeds, --out and --from.
+
+With --vllm, policies are compared on the requests and costs of a recording of your own vLLM; other
+options are then those of ./simulate.sh --vllm.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from config import environment  # noqa: F401 - where a package is missing
@@ -35,6 +41,20 @@ def proposals() -> list[str]:
     return [f"lab/proposals/{file}:{name}" for file, name in sorted(names.items())]
 
 
+def on_recording(path: str, policies: Sequence[str], others: Sequence[str]) -> None:
+    """Run ./simulate.sh --vllm with a variant for each policy."""
+    user_policies.load(user_policies.words(policies, {}), os.environ)
+    from lab.studies import arena  # only now: settings are made of what is loaded
+    from simulate import program
+
+    variants = []
+    for policy in policies:
+        name = policy.split()[0].rpartition(":")[2]
+        variants += ["--variant", f"{name}={arena.words_of(policy)}"]
+    sys.argv = ["simulate", "--vllm", path, *variants, *others]
+    program.main()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -46,7 +66,12 @@ def main() -> None:
     add("--policy", action="append", help="compare this policy (repeat for several)")
     add("--trace", action="append", default=[], help="compare on this trace (repeat for several)")
     add("--load", action="append", default=[], help="compare at this load (repeat for several)")
+    add("--vllm", metavar="FILE", help="compare on a recording of your own vLLM")
     known, others = parser.parse_known_args()
+    if known.vllm:
+        if not known.policy or "all" in known.policy:
+            parser.error("--vllm compares eleven policies at most; name each by --policy")
+        return on_recording(known.vllm, known.policy, others)
     named = proposals()
     more = [f"lab/proposals/{name} {flags}" for name, tried in TRIED.items() for flags in tried]
     every = ",".join(["ours", *named, *more])

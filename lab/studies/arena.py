@@ -161,15 +161,20 @@ def requests_of(trace: Trace, rate: float, n: int, seed: int) -> list[Request]:
     return drawn if len(trace.kinds) == 1 else virtual.by_time(drawn)
 
 
+def words_of(policy: str) -> str:
+    """Return the words of a variant of a policy, which may be an order, a victim or a mode."""
+    name = policy.split()[0]
+    kind = "" if name in MODES else f"dynamic --{'victim' if name in VICTIMS else 'order'} "
+    return f"{kind}{policy}"
+
+
 def serve(
     policy: str, trace: Trace, costs: str, requests: Sequence[Request]
 ) -> tuple[Outcomes, virtual.Seen]:
     """Serve a trace by a policy with vLLM's settings. policy: an order, a victim or a mode, with
     settings that it needs. Raises ConfigError for a policy that is none.
     """
-    name = policy.split()[0]
-    kind = "" if name in MODES else f"dynamic --{'victim' if name in VICTIMS else 'order'} "
-    mode, *own = f"{kind}{policy}".split()
+    mode, *own = words_of(policy).split()
     shared = {name: value for name, value in VLLM.items() if meaningful(name, mode)}
     if "whole" in own:
         del shared["watermark"]
