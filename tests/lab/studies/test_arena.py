@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lab.studies import arena, league
+from compare.analysis import Estimate
+from lab.studies import arena, claims, league
 from tests.programs import output, ran
 
 TTFT, GOODPUT = league.QUESTIONS[0], league.QUESTIONS[2]
@@ -77,6 +78,57 @@ def test_overload_preempts_and_a_small_token_budget_bounds_the_gaps() -> None:
 
     ample, bounded = measures("overload"), measures(arena.SECOND_BUDGET)
     assert ample["preempted"] > 5 and ample["gap_ms"] > bounded["gap_ms"]
+
+
+@pytest.mark.parametrize(("policy", "words"), [
+    ("sjf --aging 30", "dynamic --order sjf --aging 30"),
+    ("least_computed", "dynamic --victim least_computed"),
+    ("dynamic --prefill first", "dynamic --prefill first"),
+])  # fmt: skip
+def test_a_policy_is_an_order_a_victim_or_a_mode(policy: str, words: str) -> None:
+    assert arena.words_of(policy) == words
+
+
+def test_the_traces_show_what_the_proposals_are_about() -> None:
+    def measures(trace: str, policy: str, n: int = 40) -> dict[str, float]:
+        return arena.run({"trace": trace, "load": 1.1, "policy": policy, "costs": "demo"}, n, 0)
+
+    few = measures("oversubscribed", "fcfs", 60)
+    assert few["recomputed"] > 3 and few["preemptions"] * 60 >= few["most_preempted"] >= 1
+    mixed, first = measures("starved", "fcfs"), measures("starved", "dynamic --prefill first")
+    assert first["gap_ms"] > 1.5 * mixed["gap_ms"], "rows that decode wait for every prompt"
+    assert first["prompt_share"] == pytest.approx(100)
+    whole = measures("jobs", "dynamic --kv-reservation whole")
+    assert whole["makespan_s"] > measures("jobs", "fcfs")["makespan_s"] > 0
+    assert not {"recomputed", "makespan_s"} & {*measures("chat", "fcfs")}
+
+
+@pytest.mark.parametrize(("mean", "half", "found"), [
+    (0.40, 0.05, claims.HOLDS), (0.60, 0.05, claims.IN_PART), (0.49, 0.05, claims.IN_PART),
+    (0.95, 0.10, claims.NOT_HERE), (1.20, 0.10, claims.NOT_HERE), (0.80, 0.40, claims.CANNOT_TELL),
+    (0.50, None, claims.HOLDS),
+])  # fmt: skip
+def test_a_claim_is_judged_by_its_interval(mean: float, half: float | None, found: str) -> None:
+    assert claims.verdict(Estimate(mean, half), 0.5) == found
+
+
+def test_verdicts_name_what_helps_and_what_it_costs_and_fold_the_rest() -> None:
+    def of(policy: str, *values: float, **more: float) -> dict[str, Any]:
+        made = case(policy, *values, trace="oversubscribed")
+        for seed, value in zip(made["seeds"], values):
+            seed |= {"recomputed": value, "wait_ms": value, "good": 50.0, **more}
+        return made
+
+    page = claims.tables([
+        of("fcfs", 10, 20, 30, wait_ms=100), of("least_computed", 4, 8.1, 12, wait_ms=150),
+        of("most_computed", 10, 20, 30, wait_ms=100),
+    ])  # fmt: skip
+    [line] = [line for line in page.splitlines() if line.startswith("| `least_computed`")]
+    assert "| holds | 0.40 ± 0.01 | first token on `oversubscribed` at 1.1: 0.40" in line
+    assert "worst wait on `oversubscribed` at 1.1: 1.50" in line and line.endswith("| 1.50 |")
+    assert page.endswith("No difference shown anywhere: `most_computed`.")
+    with_all = claims.against([claim.policy for claim in claims.CLAIMS])
+    assert {"fcfs", "dynamic --prefill first"} < {*with_all}, "what claims are judged by runs, too"
 
 
 def test_a_cell_is_run_again_by_the_words_of_its_row_and_column(tmp_path: Path) -> None:
