@@ -151,12 +151,12 @@ def tables(cases: Cases) -> str:
     head = ["proposal", "claim", "verdict", "ratio", *EFFECTS]
     for about, lines in parts.items():
         shown += [f"### {about[0].upper()}{about[1:]}", markdown([head, *lines], left=3)]
-    found = {f"`{short(policy)}`": effects(policy, cases) for policy in left}
-    lines = [[policy, *row] for policy, row in found.items() if {*row[:2]} != {NONE}]
+    rest = {f"`{short(policy)}`": effects(policy, cases) for policy in left}
+    lines = [[policy, *row] for policy, row in rest.items() if {*row[:2]} != {NONE}]
     if lines:
         shown += ["### Without a claim that these traces can show"]
         shown += [markdown([["", *EFFECTS], *lines])]
-    alike = ", ".join(policy for policy, row in found.items() if {*row[:2]} == {NONE})
+    alike = ", ".join(policy for policy, row in rest.items() if {*row[:2]} == {NONE})
     return "\n\n".join([*shown, *([f"No difference shown anywhere: {alike}."] if alike else [])])
 
 
