@@ -20,7 +20,7 @@ import pytest
 
 from scheduling import user_policies
 from scheduling.inference import Iteration, Row
-from scheduling.policies import MODES, ORDERS, Dynamic, Fcfs, Order, Policy
+from scheduling.policies import MODES, ORDERS, VICTIMS, Dynamic, Fcfs, Order, Policy, Victim
 from simulate import drive
 from tests.virtual import Ask, make_scheduler
 
@@ -95,14 +95,15 @@ def test_mine(name: str) -> None:
         pytest.fail(f"{word}: {said}", pytrace=False)
 
 
-def mine(path: Path) -> Policy | Order:
-    """Return the policy or order of a reader's file, with its defaults."""
+def mine(path: Path) -> Policy | Order | Victim:
+    """Return the policy, order or victim of a reader's file, with its defaults."""
     [word] = user_policies.offered(path)
-    tables: tuple[Any, Any] = {**MODES}, {**ORDERS}
+    tables: tuple[Any, ...] = {**MODES}, {**ORDERS}, {**VICTIMS}
     user_policies.load([word], {}, *tables)
     if word in user_policies.PROBLEMS:
         pytest.fail(user_policies.PROBLEMS[word], pytrace=False)
-    return {**tables[0], **tables[1]}[word]()
+    [made] = [table[word]() for table in tables if word in table]
+    return made
 
 
 def violation(path: Path) -> str | None:
@@ -114,13 +115,16 @@ def violation(path: Path) -> str | None:
     return said if done.returncode else None
 
 
-def problem(name: str, of: Policy | Order) -> str | None:
-    """Return how a policy's or an order's schedule differs from the right one, if it does."""
+def problem(name: str, of: Policy | Order | Victim) -> str | None:
+    """Return how the schedule of a reader's class differs from the right one, if it does."""
     exercise = EXERCISES[name]
     lines = [line.split() for line in exercise.schedule.strip().splitlines()]
     right = {label: cells for label, *cells in lines}
-    policy, order = (of, Fcfs()) if isinstance(of, Policy) else (Dynamic(), of)
-    scheduler = make_scheduler(policy, order=order, **exercise.limits)
+    policy = (
+        of if isinstance(of, Policy) else Dynamic("demand" if isinstance(of, Victim) else "whole")
+    )
+    order, victim = (of if isinstance(of, kind) else None for kind in (Order, Victim))
+    scheduler = make_scheduler(policy, order=order or Fcfs(), victim=victim, **exercise.limits)
     got: Schedule = {label: [] for label in right}
 
     def planned(now: float, iteration: Iteration) -> None:

@@ -91,6 +91,9 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
      {"max_batch_size": 2, "token_budget": 5}, "A AB AB AB BC"),
     # at 1 A needs a block: B would free 2 / 8 × 8 / 9, and C, the newest, 2 / 8 × 2 / 3
     ("cost_aware_victim", {}, THREE, DEMANDED, "ABC AC AC AB AB B B B B B B"),
+    # B would free 2 / 5 × 8 / 9, and C 2 / 8 × 8 / 9
+    ("cost_aware_victim", {}, [Ask(0.0, 4, 5), Ask(0.0, 5, 9), Ask(0.0, 8, 9)], DEMANDED,
+     "ABC AC AC AC AC C C C C B B B B B B B B"),
     ("most_left_victim", {}, THREE, DEMANDED, "ABC AC AC AB AB B B B B B B"),  # of B 8, of C 2
     # at 1 D gives way, at 3 C to itself, since D did before
     ("least_preempted_victim", {}, [Ask(0.0, 4, 2), Ask(0.0, 4, 4), Ask(0.0, 2, 4), Ask(0.0, 4, 5)],
