@@ -104,16 +104,22 @@ class Progress:
 
 @dataclass(eq=False)
 class Step:
-    """A step without counts."""
+    """A step; with a total, what has ended of it, a bar, and the time left on this clock."""
 
     text: str
     started: float = field(default_factory=time.monotonic)
+    ended: int = 0
+    total: int = 0
 
     def __str__(self) -> str:
-        return f"{self.text} · {time.monotonic() - self.started:.0f} s"
+        elapsed = time.monotonic() - self.started
+        if not self.ended:
+            return f"{self.text} · {elapsed:.0f} s"
+        left = elapsed * (self.total - self.ended) / self.ended
+        return f"{self.text} · {self.ended}/{self.total} · {left:.0f} s left"
 
     def __rich__(self) -> RenderableType:
-        return Text(str(self))
+        return Line(str(self), self.ended, self.total) if self.total else Text(str(self))
 
 
 @dataclass(frozen=True)

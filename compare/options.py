@@ -198,7 +198,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     arguments.check_numbers(known)
-    repeats = known.repeats > 1 and not vars(known).get("plan")  # of one trace, too
+    repeats = known.repeats > 1 and vars(known).get("find") is None  # of one trace, too
     sweep, sessions = known.sweep, known.sessions
     # fmt: off
     for refused, sentence in (

@@ -13,7 +13,7 @@ ROUTES = {
     "simulate.saved_page RUN shows a run's",
 }
 LEFT = {
-    "autoscale": "the number of simulated replicas is --replicas N, or what --plan finds; "
+    "autoscale": "the number of simulated replicas is --replicas N, or what --find replicas finds; "
     "./server.sh --replicas N --autoscale hands its values to Ray Serve",
     "batch_invariant": "--linear triton has the same bits for any number of tokens",
     "batch_size_limit": "a batch has at most --max-batch-size rows",
@@ -36,6 +36,7 @@ LEFT = {
     "numtokens_range": "--lengths choice:N,N draws completion tokens from these numbers",
     "padded_compact": "a rectangle is copied as soon as half of its keys and values would be "
     "saved; leave it out",
+    "plan": "--find replicas looks for the fewest replicas that meet --slo",
     "preemption": "what a preempted request has computed is computed again; leave it out",
     **dict.fromkeys(
         ("prefill_only", "prefill_url"),

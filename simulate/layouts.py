@@ -48,7 +48,7 @@ def layout_of(known: argparse.Namespace) -> Layout:
         if not 0 <= (getattr(known, name) or 0) < float("inf"):
             raise ConfigError(f"{flag(name)} must be a number of seconds from 0 on")
     disaggregated = _disaggregated(known)
-    are_several = disaggregated or (known.replicas or 1) > 1 or known.plan
+    are_several = disaggregated or (known.replicas or 1) > 1 or known.find is not None
     if (known.router or known.stale_s) and not are_several:
         raise ConfigError("--router and --stale-s apply to several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
@@ -73,10 +73,10 @@ def _disaggregated(known: argparse.Namespace) -> dict[str, Any]:
             "--prefill-replicas, --decode-replicas and --kv-gbps belong together, and are above "
             "0, as in --prefill-replicas 1 --decode-replicas 3 --kv-gbps 100"
         )
-    if known.replicas or known.fail or known.start_s or known.plan:
+    if known.replicas or known.fail or known.start_s or known.find is not None:
         raise ConfigError(
             "--prefill-replicas and --decode-replicas stay as many as they are; leave out "
-            "--replicas, --fail, --start-s and --plan"
+            "--replicas, --fail, --start-s and --find"
         )
     prefill, decode, kv_gbps = given
     return {"replicas": prefill + decode, "prefill_replicas": prefill, "kv_gbps": kv_gbps}

@@ -6,8 +6,8 @@ measured.
               [--repeats R] [--jobs N] [workload] [--out DIR]
               [any setting of the scheduler]
 ./simulate.sh --replay FILE
-./simulate.sh --plan --slo NAME:MS… --arrival poisson:RATE | --users … | --trace FILE
-              [--attainment SHARE] [as above]
+./simulate.sh --find [NAME=A,B… replicas] --slo NAME[:p99]:MS… [--for MEASURE] [--verify N]
+              --arrival poisson:RATE | --users … | --trace FILE | --vllm FILE [as above]
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ from config import (
 )
 from generate.auto import physical_cores
 from generate.tokenizer import TokenizerUnavailable
-from simulate import plan
 from simulate.costs import FAKE, CostsError, load
 from simulate.disaggregated import refuse
+from simulate.find import Search
 from simulate.jobs import Jobs
 from simulate.layouts import add_flags, add_replicas, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.simulation import ENGINE, Simulating, Simulation
-from simulate.trial import ATTAINMENT, SEEDS, Question, Traffic, Trial, question_of
+from simulate.space import USUAL, command, modes_of, space_of
+from simulate.trial import ATTAINMENT, MEASURES, SEEDS, Question, Traffic, Trial, question_of
+from simulate.verify import check as check_verify
+from simulate.verify import verified
+from simulate.vllm.given import SEEDS as OWN_SEEDS
 from simulate.vllm.given import options as options_of_own
 
 # settings of real servers
 OF_SERVERS = ("also", "skip_calibration", "host", "port")
-SHOWN = ("--vllm", "--costs", "--replicas", "--plan", "--slo")  # by --help, besides those of all
+SHOWN = ("--vllm", "--costs", "--replicas", "--find", "--slo")  # by --help, besides those of all
 FLAGS = {  # with their values
     "--vllm FILE": "your own vLLM: take settings, costs and requests from a recording of it "
     "(docs/your_vllm.md), and say how well it is foreseen; --variant then needs no mode, and "
@@ -56,18 +60,25 @@ FLAGS = {  # with their values
     "--costs NAME": "how long iterations take: a file of results/costs, a path that ends in .json, "
     "second (one second each), fake (as the fake engine), or an estimate for a machine that is not "
     "here, such as roofline:h100,gpt2-medium,bfloat16 (default: fake)",
-    "--jobs N": "processes that share variants, seeds and --plan's traces; results are the same "
+    "--jobs N": "processes that share variants, seeds and --find's traces; results are the same "
     "with any number (default: as many as this machine has cores)",
     "--replay FILE": "make the calls of a server's --record FILE again, and say how many "
     "iterations are equal",
-    "--slo NAME:MS": "with --plan: limits on ttft, tpot, e2el",
-    "--attainment SHARE": "with --plan: share of requests that must meet --slo (default: "
+    "--slo NAME:MS": "with --find: limits on ttft, tpot, e2el of each request, or of a statistic "
+    "of all, as e2el:p99:2000",
+    "--attainment SHARE": "with --find: share of requests that must meet --slo (default: "
     f"{ATTAINMENT})",
+    "--for MEASURE": "with --find: what is best, such as output_throughput or mean_e2el_ms "
+    f"(default: {MEASURES[0]})",
+    "--verify N": "with --find: then run the best and the default on real servers, N times",
 }
-PLAN = (
-    "instead: find the fewest replicas that meet --slo, by --repeats traces of --arrival or "
-    f"--users, or as many runs of --trace (default: {SEEDS})"
+FIND = (
+    "instead: find the best of these settings that meets --slo, by --repeats traces of --arrival, "
+    f"--users or --vllm, or as many runs of --trace (default: {SEEDS}, with --vllm {OWN_SEEDS}); "
+    "a name without values takes all, or a quarter to four times a number; replicas, the fewest; "
+    f"nothing: {' '.join(USUAL)}"
 )
+OF_FIND = ("slo", "attainment", "for", "verify")
 
 
 def parse(argv: Sequence[str]) -> Simulation:
@@ -81,7 +92,7 @@ def parse(argv: Sequence[str]) -> Simulation:
     )
     add_flags(parser.add_argument, FLAGS)
     parser.set_defaults(costs=FAKE.name, jobs=physical_cores())
-    parser.add_argument("--plan", action="store_true", help=PLAN)
+    parser.add_argument("--find", nargs="*", metavar="NAME=A,B", help=FIND)
     add_replicas(parser)
     add_settings(parser, hidden={*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"})
     given = {word.split("=")[0] for word in argv}
@@ -95,14 +106,26 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs = load(known.costs)
     except CostsError as error:
         raise ConfigError(f"--costs: {error}") from None
-    layout, own = layout_of(known), {"recording": known.replay}
+    layout, own = layout_of(known), dict[str, Any](recording=known.replay)
+    if known.find is not None:
+        named, own["find"] = modes_of(known.find)
+        own["verify"] = known.verify
+        if named and (known.modes or known.variant or known.vllm):
+            raise ConfigError("--find mode=… names the modes; leave out --modes and --variant")
+        known.modes = named or known.modes or (None if known.variant or known.vllm else "dynamic")
     if known.vllm:
         compared, of_own = options_of_own(known, given)
         costs = costs if "--costs" in given else of_own["own"].costs
         own |= of_own
     else:
         compared = chosen(known)
-    own["question"] = question_of(known, costs, "--repeats" in given) if known.plan else None
+    if known.find is not None:
+        seeds = OWN_SEEDS if known.vllm else SEEDS
+        seeds, recorded = (
+            known.repeats if "--repeats" in given else seeds,
+            own.get("replays", False),
+        )
+        own["question"] = question_of(known, costs, seeds, recorded)
     options = Simulation(**compared, costs=costs, layout=layout, jobs=known.jobs, **own)
     if known.replay and len(argv) > 1 + ("--replay" in argv):
         raise ConfigError("--replay repeats recorded calls; leave out all other flags")
@@ -110,8 +133,13 @@ def parse(argv: Sequence[str]) -> Simulation:
         raise ConfigError("--with and --save-costs belong to --vllm; add it")
     if known.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
-    if not known.plan and (known.slo or known.attainment is not None):
-        raise ConfigError("--slo and --attainment belong to --plan; add it, or use --goodput")
+    foreign = [flag(name) for name in OF_FIND if vars(known)[name] is not None]
+    if known.find is None and foreign:
+        raise ConfigError(f"{foreign[0]} belongs to --find; add it, or use --goodput")
+    if known.verify is not None:
+        if known.verify < 1:
+            raise ConfigError("--verify must be at least 1")
+        check_verify(options)
     check(options)
     for name in options.variants:
         config = options.config(name)
@@ -124,29 +152,42 @@ def parse(argv: Sequence[str]) -> Simulation:
     return options
 
 
-def answer(options: Simulation, question: Question) -> None:
-    """Print how many replicas are needed, and write the folder."""
-    from simulate import plan_page  # matplotlib takes 0.6 s to load
+def find(options: Simulation, question: Question) -> bool:
+    """Print and write the best setting, and whether it held; return whether there is one."""
+    from simulate import find_page  # matplotlib takes 0.6 s to load
 
-    refuse_overwriting(map(options.out.joinpath, plan_page.FILES), options.overwrite)
+    refuse_overwriting(map(options.out.joinpath, find_page.FILES), options.overwrite)
     arrival = "" if options.arrival == "auto" else options.arrival
-    traffic = Traffic(options.workload, arrival, options.trace, options.scale)
-    served = options.costs, options.layout, options.stream, traffic, question, question.seeds[0]
-    trials = [Trial(name, options.config(name), *served) for name in options.variants]
+    of_own = options.own, options.replays, options.seed
+    traffic = Traffic(options.workload, arrival, options.trace, options.scale, *of_own)
+    space = space_of(options, options.find)
+    of_trials = options.costs, options.layout, options.stream, traffic, question
+    trial = Trial("", space.default.config, *of_trials, question.seeds[0])
     with contextlib.ExitStack() as stack:
         calls: Callable[..., Any] = map
         if options.jobs > 1:
             calls = stack.enter_context(Jobs(options.jobs)).map  # before Progress has a thread
         progress = stack.enter_context(Progress(Console()))
-        answers = plan.plan(trials, progress, calls)
-        for sentence in plan_page.sentences(answers, question):
-            progress.say(sentence)
-        command = command_line(Simulating.program, sys.argv[1:])
+        with progress.step("how many requests a trace needs") as step:
+            search = Search(space, trial, calls, progress, step)
+            search.run()
+        left_out = f"{space.left_out} combinations are left out, the first because {space.why}"
+        left_out *= bool(space.left_out)
+        served = command(options, search.best) if search.best else ""
+        for line in filter(None, (*find_page.lines(search), left_out, served)):
+            progress.say(line)
         caption = f"simulated, costs {options.costs.name}, {question.arrival} · commit {commit()}"
-        facts = stamp() | {"command": command, "costs": options.costs.name}
+        asked = command_line(Simulating.program, sys.argv[1:])
+        facts = stamp() | {"command": asked, "costs": options.costs.name}
         with progress.step("drawing figures"):
-            plan_page.write(options.out, answers, question, facts, caption)
-        progress.say(f"plan.md, plan.json and plan.png: {options.out}")
+            find_page.write(options.out, search, caption, served, left_out, facts)
+        if search.best and options.verify:
+            for line in verified(options, search, options.verify, progress):
+                progress.say(line)
+                with (options.out / "find.md").open("a") as file:
+                    file.write(f"\n{line}\n")
+        progress.say(f"find.md, find.json and find.png: {options.out}")
+    return search.best is not None
 
 
 def main() -> None:
@@ -158,8 +199,7 @@ def main() -> None:
             print(replayed)
             sys.exit(replayed.first_difference is not None)
         if options.question:
-            answer(options, options.question)
-            return
+            sys.exit(not find(options, options.question))
         kind = Simulating
         if options.own:
             from simulate.vllm.comparing import ComparingOwn as kind

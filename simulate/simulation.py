@@ -49,7 +49,9 @@ class Simulation(Options):
     costs: Costs
     layout: Layout
     jobs: int  # processes
-    question: Question | None = None  # of --plan
+    question: Question | None = None  # of --find
+    find: Sequence[str] = ()  # its words
+    verify: int | None = None  # real runs
     own: OwnServer | None = None  # of --vllm
     replays: bool = False  # the requests that it served
     costs_file: Path | None = None  # of --save-costs

@@ -17,6 +17,7 @@ from client.drawing import Style, new_figure, plain_log, styled, styles
 from compare.analysis import Estimate
 
 COLUMNS = 3
+WIDTH = 0.84  # of the bars at one place
 
 
 class Point(NamedTuple):
@@ -79,7 +80,7 @@ def _draw(axes: Axes, panel: Panel, style_of: Mapping[str, Style]) -> None:
         if is_numeric:
             _line(axes, panel, line, style_of[name], name)
         else:
-            width = 0.84 / n
+            width = WIDTH / n
             left = (i - (n - 1) / 2) * width
             bars = [point._replace(x=places[point.x] + left) for point in line]
             _bars(axes, panel, bars, width, color=style_of[name].colour, label=name)

@@ -26,7 +26,7 @@ from simulate.costs import CostsError
 
 NAMES = (
     "orders", "fair", "memory", "prefixes", "routers", "fidelity", "vllm_schedule", "arena",
-    "prefill", "speculation", "padded", "adapters", "apart", "ahead", "peers", "own",
+    "prefill", "speculation", "padded", "adapters", "apart", "ahead", "peers", "own", "find",
 )  # fmt: skip
 LEFT = {  # studies and flags of one, and what to do instead
     "batches": "run orders --only table=batches",

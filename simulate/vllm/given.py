@@ -35,8 +35,6 @@ def options(
     except RunError as error:
         raise ConfigError(str(error)) from None
     drawn = [name for name in REQUESTS if getattr(known, name)]
-    if known.plan:
-        raise ConfigError("--plan draws requests of its own; give it --costs, from --save-costs")
     compared = chosen(known, AS_RECORDED.mode)
     asked = compared["variants"] if known.variant or known.modes else {}
     if AS_RECORDED not in asked.values():
@@ -46,7 +44,7 @@ def options(
             )
         asked = {RECORDED: AS_RECORDED, **asked}
     for name, variant in asked.items():
-        _complete(name, variant, compared["flags"], own.recording.head, not drawn)
+        complete(name, variant, compared["flags"], own.recording.head, not drawn)
     base = next(name for name, each in asked.items() if each == AS_RECORDED)
     compared |= {"variants": asked, "baseline": known.baseline or base, "stream": True}
     if len(asked) > 1 and "--repeats" not in given and not known.trace:
@@ -61,7 +59,7 @@ def options(
     return compared, {"own": own, "replays": not drawn, "costs_file": path}
 
 
-def _complete(
+def complete(
     name: str, variant: Variant, of_all: Mapping[str, Any], head: Head, replays: bool
 ) -> None:
     """Give a variant with another block size as much memory as was recorded. Raises ConfigError for

@@ -14,7 +14,7 @@ from tests.stub import stub
 
 TOOLS = ROOT / "results" / "load_generators"
 SIMULATE = "--numsamples 3 --modes dynamic --out"
-PLAN = "--plan --modes dynamic --arrival poisson:3 --numsamples 30 --slo ttft:9e3 --repeats 2 --out"
+FIND = "--find replicas=1 --arrival poisson:3 --numsamples 30 --slo ttft:9e3 --repeats 2 --out"
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -36,7 +36,7 @@ def refused(module: str, words: str, folder: Path, there: str) -> None:
     ("module", "words", "written"),
     [
         ("simulate", SIMULATE, "summary.json"),
-        ("simulate", PLAN, "plan.json"),
+        ("simulate", FIND, "find.json"),
         ("compare", f"--runs {TOOLS}/vllm {TOOLS}/aiperf --out", "report.md"),
     ],
 )

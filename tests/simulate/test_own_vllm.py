@@ -334,7 +334,7 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "sentence"), [
     ("--with runs/x", "--with and --save-costs belong to --vllm; add it"),
-    (f"--vllm {RECORDING} --plan --slo ttft:9", "give it --costs, from --save-costs"),
+    (f"--vllm {RECORDING} --find --slo ttft:9 --verify 1", "--vllm is of yours; start it as the"),
     (f"--vllm {RECORDING} --save-costs x.txt", "give a name that ends in .json"),
     (f"--vllm {RECORDING} --save-costs /nowhere/x.json", "must be a file in a folder with write"),
     (f"--vllm {RECORDING} --block-size many", "--block-size 'many': input should be a valid int"),

@@ -243,8 +243,8 @@ def test_of_a_large_run_a_sample_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 SPLIT = "--prefill-replicas 2 --decode-replicas 2 --kv-gbps"
-PLAN = "--plan --slo ttft:9"
-WITH_RATE = f"{PLAN} --modes nobatch --model fake --arrival poisson:15"
+FIND = "--find replicas --slo ttft:9"
+WITH_RATE = f"{FIND} --modes nobatch --model fake --arrival poisson:15"
 
 
 REFUSED = [
@@ -274,15 +274,26 @@ REFUSED = [
     (f"{SPLIT} 25 --start-s 4", "leave out --replicas, --fail"),
     (f"{SPLIT} 25 --prefix-caching", "--prefix-caching is not simulated with disaggregated"),
     ("--replay=calls.jsonl --stream", "leave out all other flags"),
-    ("--slo ttft:9", "belong to --plan; add it"),
-    ("--plan --arrival poisson:15", "--slo ttft:200"),
-    (PLAN, "--arrival poisson:200"),
-    (f"{PLAN} --arrival poisson:x", "unknown arrival 'poisson:x'"),
-    (f"{PLAN} --trace nowhere --arrival burst", "needs the rate"),
-    (f"{PLAN} --trace nowhere", "cannot read the trace nowhere"),
-    (f"{WITH_RATE} --replicas 3", "leave out --replicas"),
+    ("--slo ttft:9", "--slo belongs to --find; add it"),
+    ("--verify 2", "--verify belongs to --find; add it"),
+    ("--plan --slo ttft:9", "--plan is no longer a flag: --find replicas looks for the fewest"),
+    ("--find --arrival poisson:15", "--slo ttft:200"),
+    (FIND, "--arrival poisson:200"),
+    (f"{FIND} --arrival poisson:x", "unknown arrival 'poisson:x'"),
+    (f"{FIND} --trace nowhere --arrival burst", "needs the rate"),
+    (f"{FIND} --trace nowhere", "cannot read the trace nowhere"),
+    (f"{WITH_RATE} --replicas 3", "leave out --replicas, or write --find replicas=N"),
     (f"{WITH_RATE} --attainment 99", "1 at most"),
     (f"{WITH_RATE} --slo tokens:9", "--slo 'tokens:9': give ttft:MS"),
+    (f"{WITH_RATE} --slo e2el:p98:9", "e2el:p99:MS for a statistic of all"),
+    (f"{WITH_RATE} --for speed", "--for speed: name one of goodput, "),
+    (f"{WITH_RATE} --verify 0", "--verify must be at least 1"),
+    (f"{WITH_RATE} --verify 1 --costs second", "--verify needs costs of an engine that is here"),
+    (f"{WITH_RATE} --find mode=static", "--find mode=.* leave out --modes"),
+    (f"{WITH_RATE} --find replicas=0", "replicas are numbers from 1 on"),
+    (f"{WITH_RATE} --find rows=4,8", "--find rows=4,8: there is no setting rows; docs/settings"),
+    (f"{WITH_RATE} --find order=fcfs,best", "--find: --order 'best'"),
+    (f"{WITH_RATE} --find prefill", "say which values to try, as in --find prefill=A,B"),
     ("--step", "--step is no longer a flag: a simulation jumps over equal iterations, with"),
     ("--jobs 0", "--jobs must be at least 1"),
 ]

@@ -1,0 +1,168 @@
+"""The report of --find: sentences, tables, a figure and the page that holds them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from client import drawing
+from client.machine import save_json
+from client.results import KEYS, Key
+from compare.analysis import Estimate, estimate
+from compare.report import panels
+from compare.report.tables import formatted, markdown, signed
+from simulate.find import SURE, Search, wilson
+from simulate.space import REPLICAS
+
+FILES = ("find.json", "find.md", "find.png")
+SHOWN, LISTED, LINES = 5, 40, 8  # settings in the terminal and in the table; lines of the figure
+
+
+def key_of(search: Search) -> Key:
+    """Return the heading and the form of the measure by which the best is chosen."""
+    name = search.question.measure
+    return KEYS.get(name) or Key(name, name.replace("_", " "), form="{:,.2f}")
+
+
+def lines(search: Search) -> Iterator[str]:
+    """Yield the best few with intervals, what each limit costs, and what is not known."""
+    key, best, limits = key_of(search), search.best, search.question.limits
+    if best:
+        what, _, unit = key.heading.partition(", ")
+        for place, row in enumerate(rows(search)[:SHOWN], 1):
+            name, value, gap, _, met, *_ = row.values()
+            beside = "" if place == 1 else f" ({gap})"
+            name, value = name.removesuffix(" ←"), f"{value} {unit}".strip()
+            yield f"{place}. {name}: {what} {value}{beside}, enough within the limits in {met}"
+    else:
+        yield search.why_not
+    for limit, other in search.without.items():
+        without = f"without {limits([limit])}"
+        if other is None:
+            yield f"{without}: none meets the others"
+        elif best and other.name == best.name:
+            yield f"{without}: the same"
+        else:
+            values = search.values(other, limit)
+            gained = zip(values, search.values(best)) if best else ()
+            more = signed(_scaled([a - b for a, b in gained], key), key.form) if best else ""
+            value = formatted(_scaled(values, key), key.form)
+            yield f"{without}: {other.name}, {value}" + f" ({more})" * bool(more)
+    if search.requests < search.growth_needs:
+        yield f"whether a queue grows is not known; that takes {search.growth_needs:,} requests"
+
+
+def _scaled(values: list[float], key: Key) -> Estimate:
+    return estimate(values).times(key.scale)
+
+
+def rows(search: Search) -> list[dict[str, str]]:
+    """Return a row of the table for each setting, the best first."""
+    key, found = key_of(search), list[dict[str, str]]()
+    for one in search.ranked()[:LISTED]:
+        results = search.results[one.name].values()
+        n, met = len(results), len(results) - search.misses(one)
+        gap = search.gap(search.best, one).times(key.scale) if search.best else None
+        shares = estimate([each.shares[""] for each in results])
+        row = {
+            "setting": f"{one.name}{' ←' * search.is_best(one)}",
+            key.heading: formatted(_scaled(search.values(one), key), key.form),
+            "− the best's": signed(gap, key.form) if gap else "–",
+            "within the limits, %": formatted(shares.times(100), "{:.1f}"),
+            "enough in": f"{met} of {n} traces",
+            "with probability, 95%": "{:.2f} to {:.2f}".format(*wilson(met, n)),
+            "queue grows in": f"{sum(map(search.grows, results))}",
+            "first token p99, ms": f"{sum(each.p99_ttft_ms for each in results) / n:,.0f}",
+            "latency p99, ms": f"{sum(each.p99_e2el_ms for each in results) / n:,.0f}",
+        }
+        found.append(row)
+    return found
+
+
+def figure(search: Search, caption: str) -> Figure:
+    """Draw the measure of all that was tried, or with replicas the share within the limits; ticks
+    where it tried, and a star at the answer.
+    """
+    key, is_share = key_of(search), bool(search.space.replicas)
+    tried = [one for one in search.ranked() if one.values]
+    taken = {name: {one.values.get(name) for one in tried} for one in tried for name in one.values}
+    x = REPLICAS if is_share else max(taken, key=lambda name: len(taken[name]), default="")
+    by_line: dict[str, list[panels.Point]] = defaultdict(list)
+    answer: tuple[str, panels.Point] | None = None
+    for one in tried:
+        others = {name: value for name, value in one.values.items() if name != x}
+        line = " ".join([one.base, *(f"{name}={value}" for name, value in others.items())]).strip()
+        if x not in one.values or (line not in by_line and len(by_line) == LINES):
+            continue
+        values = [100 * each.shares[""] for each in search.results[one.name].values()]
+        y = estimate(values) if is_share else _scaled(search.values(one), key)
+        by_line[line or "tried"].append(panels.Point(one.values[x], y))
+        if search.is_best(one):
+            answer = line or "tried", by_line[line or "tried"][-1]
+    by_line = {line: sorted(points, key=lambda each: each.x) for line, points in by_line.items()}
+    ylabel = "requests within the limits, %" if is_share else key.heading
+    panel = panels.Panel(
+        title=search.question.limits(), xlabel=x.replace("_", " "), ylabel=ylabel, lines=by_line,
+        areas={}, step=0, log=False,
+    )  # fmt: skip
+    fig = panels.figure([panel], {}, caption)
+    fig.set_size_inches(9, 5.6)
+    if answer:
+        line, point = answer
+        every = [each.x for points in by_line.values() for each in points]
+        at = point.x
+        if not all(isinstance(each, Number) for each in every):  # a bar beside others
+            beside = [*by_line].index(line) - (len(by_line) - 1) / 2
+            at = [*dict.fromkeys(every)].index(point.x) + panels.WIDTH / len(by_line) * beside
+        fig.axes[0].plot(at, point.y.mean, "*", color="#c00000", mec="w", ms=20, zorder=9)
+    return fig
+
+
+def write(
+    out: Path, search: Search, caption: str, served: str, left_out: str, facts: dict[str, Any]
+) -> None:
+    """Write find.json, find.md and find.png. served: by which command the best is."""
+    question, n = search.question, len(search.question.seeds)
+    out.mkdir(parents=True, exist_ok=True)
+    results = {
+        "question": asdict(question),
+        "best": search.best and search.best.name,
+        "served_by": served,
+        "without": {limit: one and one.name for limit, one in search.without.items()},
+        "rounds": [asdict(each) for each in search.rounds],
+        "requests": search.requests,
+        "growth_needs": search.growth_needs,
+        "tried": [
+            {"name": one.name, "settings": dict(one.values), "misses": search.misses(one)}
+            | {"traces": [each._asdict() for each in search.results[one.name].values()]}
+            for one in search.ranked()
+        ],
+    }
+    save_json(out / "find.json", results | facts)
+    drawing.save(figure(search, caption), out / "find.png")
+    every = n * len(search.space.settings) * max(1, len(search.space.replicas))
+    trials, table = sum(map(len, search.results.values())), rows(search)
+    halving = [["traces", "settings", "cannot meet the limits", "surely worse", "behind"]]
+    halving += [[f"{value}" for value in asdict(each).values()] for each in search.rounds]
+    parts = [
+        "# Which setting? (simulated)",
+        f"{100 * question.attainment:g}% of the requests of `{question.arrival}` must be within "
+        f"{question.limits()}, and the queue must not grow: in {100 * SURE:g}% of {n} traces of "
+        f"{search.requests:,} requests, with costs uncertain by {100 * question.uncertainty:.1f}% "
+        "(standard deviation)."
+        + (" Its requests and their times are the same in each trace." * (not question.drawn)),
+        "\n".join(f"- {line}" for line in lines(search)),
+        f"    {served}" if served else "",
+        markdown([[*table[0]], *([*row.values()] for row in table)]),
+        "![What was tried](find.png)",
+        f"{trials:,} trials were made, of {every:,} possible ones. {left_out}",
+        markdown(halving, left=0) if search.rounds else "",
+        f"{caption}, {facts['date']}, `{facts['command']}`",
+    ]
+    (out / "find.md").write_text("\n\n".join(filter(None, parts)) + "\n")
