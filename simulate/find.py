@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,18 +28,6 @@ FEW = 3  # traces of the first round
 WITHOUT_ONE = 4  # settings of which the best without one limit is looked for
 LONG_S = 60.0  # of arrivals, unless --numsamples gives a number of requests
 FEWEST, MOST_REQUESTS = SAMPLE, 20_000  # more where the growth of a queue needs them
-Calls = Callable[..., Iterator[Any]]
-
-
-@dataclass(frozen=True)
-class Round:
-    """Settings that served so many traces, and how many left, by why."""
-
-    traces: int
-    settings: int
-    ruled_out: int
-    surely_worse: int
-    behind: int
 
 
 @dataclass
@@ -52,13 +39,12 @@ class Search:
 
     space: Space
     trial: Trial
-    calls: Calls
+    calls: Callable[..., Iterator[Any]]
     progress: Progress
     step: Step
     best: Candidate | None = None
     why_not: str = ""  # none is the best
     without: dict[str, Candidate | None] = field(default_factory=dict)  # the best without a limit
-    rounds: list[Round] = field(default_factory=list)
     results: dict[str, dict[int, TrialResult]] = field(default_factory=dict)  # by name and seed
     tried: list[Candidate] = field(default_factory=list)
     growth_needs: int = 0  # requests that show whether a queue grows; with fewer it is not judged
@@ -79,7 +65,7 @@ class Search:
         find = self._fewest if self.space.replicas else self._best
         self.best = find("")
         if not self.best:
-            self.why_not = self.why_not or self._nearest()
+            self.why_not = self._nearest()
         for limit in self.question.slo:
             self.without[limit] = find(limit)
         if not self.space.replicas:
@@ -91,6 +77,9 @@ class Search:
         """Count the traces in which a setting does not meet the limits, or its queue grows."""
         least, of_trace = self.question.attainment, self.results.get(one.name, {}).values()
         return sum(not each.meets(least, without) or self.grows(each) for each in of_trace)
+
+    def _missed(self, one: Candidate, without: str) -> float:
+        return self.misses(one, without) / len(self.results[one.name])
 
     def grows(self, result: TrialResult) -> bool:
         return result.queue_grows and self.requests >= self.growth_needs
@@ -104,6 +93,10 @@ class Search:
         first, second = self.values(one, without), self.values(other, without)
         n = min(len(first), len(second))
         return difference(first[:n], second[:n])
+
+    def share(self, one: Candidate) -> float:
+        """Return the mean share of requests within all limits."""
+        return statistics.fmean(each.shares[""] for each in self.results[one.name].values())
 
     def ranked(self) -> list[Candidate]:
         """Return all that were tried, the best first: by replicas, traces, misses and measure."""
@@ -140,14 +133,17 @@ class Search:
             racing, n = left, min(n, len(seeds))
             self._serve(racing, seeds[:n])
             able = [one for one in racing if self.misses(one, without) <= self.allowed]
-            misses = {one.name: self.misses(one, without) * (n < len(seeds)) for one in able}
-            able.sort(key=lambda one: (misses[one.name], -self._score(one, without)))
+            missed = {one.name: self._missed(one, without) for one in able if n < len(seeds)}
+            able.sort(key=lambda one: (missed.get(one.name, 0.0), -self._score(one, without)))
             near = [one for one in able if not self._is_worse(able[0], one, without)]
             most = math.ceil(len(racing) / 2) if n < len(seeds) else 1
             left = near[: min(most, WITHOUT_ONE) if without else most]
             if len(racing) > 1 and not without:
-                counts = [len(each) for each in (racing, able, near, left)]
-                self._report(Round(n, counts[0], *(a - b for a, b in pairwise(counts))))
+                self.progress.say(
+                    f"{len(racing)} settings, {n} traces each: {len(racing) - len(able)} cannot "
+                    f"meet the limits, {len(able) - len(near)} surely worse, "
+                    f"{len(near) - len(left)} more behind"
+                )
             if n == len(seeds) or not left:
                 return left[0] if left else None
             n *= 2
@@ -155,13 +151,6 @@ class Search:
     def _is_worse(self, best: Candidate, one: Candidate, without: str) -> bool:
         gap = self.gap(best, one, without).times(self.question.sign)
         return gap.shown and gap.mean < 0
-
-    def _report(self, done: Round) -> None:
-        self.rounds.append(done)
-        self.progress.say(
-            f"{done.settings} settings, {done.traces} traces each: {done.ruled_out} cannot meet "
-            f"the limits, {done.surely_worse} surely worse, {done.behind} more behind"
-        )
 
     def _fewest(self, without: str) -> Candidate | None:
         """Return the best setting with the fewest replicas with which one meets the limits: by
@@ -176,52 +165,26 @@ class Search:
         def likely(i: int) -> bool:
             settings = [one.times(numbers[i]) for one in self.space.settings]
             self._serve(settings, seeds[:FEW])
-            return any(2 * self.misses(one, without) <= len(seeds[:FEW]) for one in settings)
+            return any(self._missed(one, without) <= 0.5 for one in settings)
 
         def surely(i: int) -> bool:
             found[i] = self._best(without, numbers[i])
             return found[i] is not None
 
-        at = 0
-        for enough, traces, most in ((likely, FEW, FEW // 2), (surely, len(seeds), self.allowed)):
-            if not enough(at) and (why := self._never(seeds[:traces], most, without)):
-                self.why_not = self.why_not or why
-                return None
-            if (near := _fewest(enough, at, last)) is None:
-                return None
-            at = near
+        if (near := _fewest(likely, 0, last)) is None or (
+            at := _fewest(surely, near, last)
+        ) is None:
+            return None
         while at and surely(at - 1):
             at -= 1
         return found[at]
 
-    def _never(self, seeds: Sequence[int], most: int, without: str) -> str:
-        """Return why no number of replicas is enough, if requests that are alone miss the limits in
-        more than `most` of these traces.
-        """
-        alone = [one._replace(replicas=0, name=f"{one.name}, alone") for one in self.space.settings]
-        if any(".py:" in one.config.mode for one in alone):  # a policy may be faster beside others
-            return ""
-        self._serve(alone, seeds)
-        if (fewest := min(self.misses(one, without) for one in alone)) <= most:
-            return ""
-        least = self.question.attainment
-        results = [each for one in alone for each in self.results[one.name].values()]
-        unmet = [name for name in self.question.slo if max(r.within[name] for r in results) < least]
-        return (
-            f"no number of replicas meets {self.question.limits(unmet)}: alone on an idle replica, "
-            f"{_percent(results)} of the requests are within the limits, enough in "
-            f"{len(seeds) - fewest} of {len(seeds)} traces; relax them, or use a faster engine"
-        )
-
     def _nearest(self) -> str:
         """Return in words how near the limits were."""
-
-        def share(one: Candidate) -> float:
-            return statistics.fmean(each.shares[""] for each in self.results[one.name].values())
-
+        nearest = self.sentence(max(self.tried, key=self.share))
         return (
-            f"none meets the limits; the nearest is {self.sentence(max(self.tried, key=share))}; "
-            "relax the limits, lower the rate, or add replicas to --find"
+            f"none meets the limits; the nearest is {nearest}; relax the limits, lower the rate, "
+            "or add replicas to --find"
         )
 
     # ---- trials
@@ -249,9 +212,9 @@ class Search:
 
     def _trial(self, one: Candidate, seed: int) -> Trial:
         """Return a setting's trial with a seed's trace."""
-        own, n = self.trial.layout, max(1, one.replicas)
-        slow = {k: times for k, times in own.slow.items() if k < n}
-        layout = replace(own, replicas=n, slow=slow)
+        own = self.trial.layout
+        slow = {k: times for k, times in own.slow.items() if k < one.replicas}
+        layout = replace(own, replicas=one.replicas, slow=slow)
         return self.trial._replace(name=one.name, config=one.config, layout=layout, seed=seed)
 
     def _serve(self, settings: Sequence[Candidate], seeds: Sequence[int]) -> None:
@@ -268,10 +231,9 @@ class Search:
         step.text = settings[0].name if len(settings) == 1 else f"{len(settings)} settings"
         step.text += f", {len(seeds)} traces"
         step.total = step.ended + len(missing) + _expected(len(settings), len(seeds), n)
-        call = Trial.serve if settings[0].replicas else Trial.alone
-        self.tried += [one for one in settings if one.replicas and not self.results[one.name]]
+        self.tried += [one for one in settings if not self.results[one.name]]
         trials = [self._trial(one, seed) for one, seed in missing]
-        for (one, seed), result in zip(missing, self.calls(call, trials)):
+        for (one, seed), result in zip(missing, self.calls(Trial.serve, trials)):
             self.results[one.name][seed] = result
             step.ended += 1
         if self.space.replicas:
@@ -281,7 +243,7 @@ class Search:
         """Return in words how a setting did."""
         results = self.results[one.name].values()
         n, growing = len(results), sum(map(self.grows, results))
-        text = f"{one.name}: {_percent(results)} within the limits, enough in "
+        text = f"{one.name}: {100 * self.share(one):.1f}% within the limits, enough in "
         text += f"{n - self.misses(one)} of {n} traces"
         return text + f", the queue grows in {growing}" * bool(growing)
 
@@ -307,16 +269,3 @@ def _fewest(is_enough: Callable[[int], bool], first: int, last: int) -> int | No
         middle = (least + most) // 2
         least, most = (least, middle) if is_enough(middle) else (middle, most)
     return most
-
-
-def _percent(results: Collection[TrialResult]) -> str:
-    """Return the share of requests within all limits."""
-    return f"{100 * statistics.fmean(each.shares[''] for each in results):.1f}%"
-
-
-def wilson(met: int, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a probability, known by `met` of n trials (Wilson, 1927)."""
-    z = 1.959964
-    centre = (met + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(met * (n - met) / n + z * z / 4)
-    return max(0.0, round(centre - half, 9)), min(1.0, round(centre + half, 9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from client.results import KEYS, Key
 from compare.analysis import Estimate, estimate
 from compare.report import panels
 from compare.report.tables import formatted, markdown, signed
-from simulate.find import SURE, Search, wilson
+from simulate.find import SURE, Search
 from simulate.space import REPLICAS
 
 FILES = ("find.json", "find.md", "find.png")
@@ -85,6 +86,14 @@ def rows(search: Search) -> list[dict[str, str]]:
     return found
 
 
+def wilson(met: int, n: int) -> tuple[float, float]:
+    """Return the 95% interval of a probability, known by `met` of n trials (Wilson, 1927)."""
+    z = 1.959964
+    centre = (met + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(met * (n - met) / n + z * z / 4)
+    return max(0.0, round(centre - half, 9)), min(1.0, round(centre + half, 9))
+
+
 def figure(search: Search, caption: str) -> Figure:
     """Draw the measure of all that was tried, or with replicas the share within the limits; ticks
     where it tried, and a star at the answer.
@@ -135,7 +144,6 @@ def write(
         "best": search.best and search.best.name,
         "served_by": served,
         "without": {limit: one and one.name for limit, one in search.without.items()},
-        "rounds": [asdict(each) for each in search.rounds],
         "requests": search.requests,
         "growth_needs": search.growth_needs,
         "tried": [
@@ -148,8 +156,6 @@ def write(
     drawing.save(figure(search, caption), out / "find.png")
     every = n * len(search.space.settings) * max(1, len(search.space.replicas))
     trials, table = sum(map(len, search.results.values())), rows(search)
-    halving = [["traces", "settings", "cannot meet the limits", "surely worse", "behind"]]
-    halving += [[f"{value}" for value in asdict(each).values()] for each in search.rounds]
     parts = [
         "# Which setting? (simulated)",
         f"{100 * question.attainment:g}% of the requests of `{question.arrival}` must be within "
@@ -162,7 +168,6 @@ def write(
         markdown([[*table[0]], *([*row.values()] for row in table)]),
         "![What was tried](find.png)",
         f"{trials:,} trials were made, of {every:,} possible ones. {left_out}",
-        markdown(halving, left=0) if search.rounds else "",
         f"{caption}, {facts['date']}, `{facts['command']}`",
     ]
     (out / "find.md").write_text("\n\n".join(filter(None, parts)) + "\n")

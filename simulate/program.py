@@ -40,7 +40,7 @@ from simulate.jobs import Jobs
 from simulate.layouts import add_flags, add_replicas, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.simulation import ENGINE, Simulating, Simulation
-from simulate.space import USUAL, command, modes_of, space_of
+from simulate.space import USUAL, command, space_of
 from simulate.trial import ATTAINMENT, MEASURES, SEEDS, Question, Traffic, Trial, question_of
 from simulate.verify import check as check_verify
 from simulate.verify import verified
@@ -108,11 +108,9 @@ def parse(argv: Sequence[str]) -> Simulation:
         raise ConfigError(f"--costs: {error}") from None
     layout, own = layout_of(known), dict[str, Any](recording=known.replay)
     if known.find is not None:
-        named, own["find"] = modes_of(known.find)
-        own["verify"] = known.verify
-        if named and (known.modes or known.variant or known.vllm):
-            raise ConfigError("--find mode=… names the modes; leave out --modes and --variant")
-        known.modes = named or known.modes or (None if known.variant or known.vllm else "dynamic")
+        own |= {"find": known.find or USUAL, "verify": known.verify}
+        if not (known.modes or known.variant or known.vllm):
+            known.modes = "dynamic"
     if known.vllm:
         compared, of_own = options_of_own(known, given)
         costs = costs if "--costs" in given else of_own["own"].costs

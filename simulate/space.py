@@ -64,13 +64,6 @@ def _named(base: str, values: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (base, *(f"{name}={value}" for name, value in values.items()))))
 
 
-def modes_of(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """Return the modes that --find names, as for --modes, and what else it tries."""
-    modes = [word for word in words if word.partition("=")[0] == "mode"]
-    named = modes[0].partition("=")[2] or ",".join(MODES) if modes else None
-    return named, [word for word in words if word not in modes] or (() if modes else USUAL)
-
-
 def space_of(options: Simulation, words: Sequence[str]) -> Space:
     """Return what these words of --find say of each variant. Raises ConfigError."""
     bases = list(options.variants)
@@ -80,7 +73,8 @@ def space_of(options: Simulation, words: Sequence[str]) -> Space:
     replicas = sorted({*axes.pop(REPLICAS, ())})
     found: dict[str, Candidate] = {}
     refused: list[str] = []
-    unused = {(name, value): "" for name, values in axes.items() for value in values}
+    used: set[tuple[str, Any]] = set()
+    why: dict[tuple[str, Any], str] = {}  # not
     for base in bases:
         for values in itertools.product(*axes.values()):
             asked = dict(zip(axes, values))
@@ -88,14 +82,14 @@ def space_of(options: Simulation, words: Sequence[str]) -> Space:
                 made = _candidate(options, base, asked, shown[base])
             except ConfigError as error:
                 refused.append(str(error))
-                for pair in asked.items():
-                    unused[pair] = unused.get(pair) or str(error)
-                continue
-            found.setdefault(made.config.model_dump_json(), made)
-            unused = {pair: why for pair, why in unused.items() if pair not in {*asked.items()}}
+                why |= dict.fromkeys(asked.items(), str(error))
+            else:
+                found.setdefault(made.config.model_dump_json(), made)
+                used |= {*asked.items()}
     named = {_name(word) for word in words if "=" in word}
-    if wrong := [why for (name, _), why in unused.items() if name in named or not found]:
-        raise ConfigError(f"--find: {wrong[0]}")
+    for pair, sentence in why.items():
+        if not found or (pair[0] in named and pair not in used):
+            raise ConfigError(f"--find: {sentence}")
     default = Candidate("default", {}, shown[bases[0]], options.variants[bases[0]], config)
     default = found.get(config.model_dump_json(), default)
     return Space([*found.values()], default, replicas, len(refused), (refused or [""])[0])
@@ -119,15 +113,15 @@ def _axis(word: str, config: Config) -> tuple[str, list[Any]]:
     if name not in Config.model_fields:
         raise ConfigError(
             f"--find {word}: there is no setting {given}; docs/settings.md has all, and replicas "
-            f"and mode go as well"
+            "goes as well"
         )
     kind, now = Config.model_fields[name].annotation, getattr(config, name)
     if equals and kind is bool:
         values = [SWITCH.get(value, value) for value in values]
     elif not equals:
         values = [False, True] if kind is bool else list(get_args(kind))
-        if name == "order":
-            values = list(ORDERS)
+        if name in ("mode", "order"):
+            values = list(MODES if name == "mode" else ORDERS)
         elif type(now) is int:
             values = sorted({max(1, round(times * now)) for times in LADDER})
         elif not values or type(None) in values:
@@ -138,9 +132,11 @@ def _axis(word: str, config: Config) -> tuple[str, list[Any]]:
 def _candidate(options: Simulation, base: str, asked: Mapping[str, Any], shown: str) -> Candidate:
     """Return a variant with other settings. Raises ConfigError if they do not go together."""
     variant = options.variants[base]
-    settings = {"order": "fcfs", **options.settings(base), **asked, "mode": variant.mode}
+    mode = asked.get("mode", variant.mode)
+    settings = {"order": "fcfs", **options.settings(base), **asked, "mode": mode}
     values = {name: value for name, value in asked.items() if has_effect(name, settings)}
-    changed = Variant(variant.mode, variant.flags | values)
+    changed = Variant(mode, {**variant.flags, **values})
+    changed.flags.pop("mode", None)
     if options.own:
         head = options.own.recording.head
         complete(base, changed, options.flags, head, options.replays)

@@ -206,33 +206,15 @@ class Trial(NamedTuple):
         """Serve the trace of the seed, at costs that are drawn with it within their uncertainty."""
         return self.result(*self._drawn())
 
-    def alone(self) -> TrialResult:
-        """Serve each request of that trace by the fastest replica when it is idle, without its
-        adapter and what a prefix cache can hold, and without delays and padding that others can
-        end.
-        """
-        requests, costs = self._drawn()
-        ended = {"max_batch_delay_ms": 0.0, "loop_interval_ms": 0.0, "decoder_batch_sizes": ()}
-        config = self.config.model_copy(update=ended)
-        layout = Layout(slow={0: min([1.0, *self.layout.slow.values()])})
-        fields = {"model": None} | ({"prompt_ids": [0]} if config.prefix_caching else {})
-        return self._replace(config=config, layout=layout).by_one(requests, 1, costs, **fields)
-
     def fills_s(self) -> float:
-        """Return the seconds in which requests that fill an empty server are served."""
+        """Return the seconds in which requests that fill an empty server, all at once, are served;
+        a later turn of a conversation as if it were its first, which is faster.
+        """
         trace = self.traffic.requests(self.question.requests, self.seed)
         sample = trace[:: max(1, len(trace) // SAMPLE)][: burst_size(self.config)]
-        return self.by_one(sample, None, self.costs).slowest_row_s
-
-    def by_one(
-        self, requests: Sequence[Request], users: int | None, costs: Costs, **fields: Any
-    ) -> TrialResult:
-        """Serve requests with these fields by one replica, `users` at a time, or all at once. A
-        later turn of a conversation comes as if it were its first, which is faster.
-        """
-        fields |= {"at": 0.0, "users": users, "after": None, "think_s": None}
-        trace = [request.model_copy(update=fields) for request in requests]
-        return self.result(trace, costs)._replace(queue_grows=False)
+        fields = {"at": 0.0, "users": None, "after": None, "think_s": None}
+        burst = [request.model_copy(update=fields) for request in sample]
+        return self.result(burst, self.costs).slowest_row_s
 
     def _drawn(self) -> tuple[Trace, Costs]:
         factor = self.traffic.factor(self.question.uncertainty, self.seed)

@@ -29,16 +29,15 @@ FOUND, DEFAULT = "found", "default"
 
 def check(options: Simulation) -> None:
     """Raise ConfigError for what no server here can verify."""
-    costs = options.costs
     if options.own:
         raise ConfigError(
             "--verify starts servers of ours, and --vllm is of yours; start it as the answer says, "
             "and measure it with ./compare.sh --also"
         )
-    if costs.source.get("estimate") or costs.name == "second":
+    if options.costs.source.get("estimate") or options.costs.name == "second":
         raise ConfigError(
-            f"--verify needs costs of an engine that is here, and {costs.name} are none; leave it "
-            f"out, or fit them: python -m lab.benchmarks.costs"
+            f"--verify needs costs of an engine that is here, and {options.costs.name} are none; "
+            "leave it out"
         )
 
 

@@ -289,7 +289,6 @@ REFUSED = [
     (f"{WITH_RATE} --for speed", "--for speed: name one of goodput, "),
     (f"{WITH_RATE} --verify 0", "--verify must be at least 1"),
     (f"{WITH_RATE} --verify 1 --costs second", "--verify needs costs of an engine that is here"),
-    (f"{WITH_RATE} --find mode=static", "--find mode=.* leave out --modes"),
     (f"{WITH_RATE} --find replicas=0", "replicas are numbers from 1 on"),
     (f"{WITH_RATE} --find rows=4,8", "--find rows=4,8: there is no setting rows; docs/settings"),
     (f"{WITH_RATE} --find order=fcfs,best", "--find: --order 'best'"),
