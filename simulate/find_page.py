@@ -101,7 +101,10 @@ def figure(search: Search, caption: str) -> Figure:
     key, is_share = key_of(search), bool(search.space.replicas)
     tried = [one for one in search.ranked() if one.values]
     taken = {name: {one.values.get(name) for one in tried} for one in tried for name in one.values}
-    x = REPLICAS if is_share else max(taken, key=lambda name: len(taken[name]), default="")
+    most = max(
+        taken, key=lambda k: (len(taken[k]), type(min(taken[k], key=str)) is int), default=""
+    )
+    x = REPLICAS if is_share else most
     by_line: dict[str, list[panels.Point]] = defaultdict(list)
     answer: tuple[str, panels.Point] | None = None
     for one in tried:
@@ -122,6 +125,9 @@ def figure(search: Search, caption: str) -> Figure:
     )  # fmt: skip
     fig = panels.figure([panel], {}, caption)
     fig.set_size_inches(9, 5.6)
+    if is_share:
+        fig.axes[0].set_ylim(0, 102)
+        fig.axes[0].axhline(100 * search.question.attainment, color="#222222", lw=1, ls=":")
     if answer:
         line, point = answer
         every = [each.x for points in by_line.values() for each in points]
@@ -130,6 +136,7 @@ def figure(search: Search, caption: str) -> Figure:
             beside = [*by_line].index(line) - (len(by_line) - 1) / 2
             at = [*dict.fromkeys(every)].index(point.x) + panels.WIDTH / len(by_line) * beside
         fig.axes[0].plot(at, point.y.mean, "*", color="#c00000", mec="w", ms=20, zorder=9)
+        fig.axes[0].set_title("★ the answer", loc="right", color="#c00000", fontsize=11)
     return fig
 
 

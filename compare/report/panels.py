@@ -66,7 +66,9 @@ def figure(panels: Sequence[Panel], own: Mapping[str, Style], caption: str) -> F
             _draw(axes, panel, styles(panel.lines) | dict(own))
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles))
-    drawn.legend([*legend.values()], [*legend], loc="outside lower center", ncols=4)
+    wide = 60 * columns // (max(map(len, legend), default=0) + 6)  # labels beside each other
+    ncols = min(4, max(1, wide))
+    drawn.legend([*legend.values()], [*legend], loc="outside lower center", ncols=ncols)
     return drawn
 
 
