@@ -42,8 +42,6 @@ from simulate.replay import ReplayError, replay_file
 from simulate.simulation import ENGINE, Simulating, Simulation
 from simulate.space import USUAL, command, space_of
 from simulate.trial import ATTAINMENT, MEASURES, SEEDS, Question, Traffic, Trial, question_of
-from simulate.verify import check as check_verify
-from simulate.verify import verified
 from simulate.vllm.given import SEEDS as OWN_SEEDS
 from simulate.vllm.given import options as options_of_own
 
@@ -137,7 +135,9 @@ def parse(argv: Sequence[str]) -> Simulation:
     if known.verify is not None:
         if known.verify < 1:
             raise ConfigError("--verify must be at least 1")
-        check_verify(options)
+        from simulate import verify  # it loads matplotlib
+
+        verify.check(options)
     check(options)
     for name in options.variants:
         config = options.config(name)
@@ -180,7 +180,9 @@ def find(options: Simulation, question: Question) -> bool:
         with progress.step("drawing figures"):
             find_page.write(options.out, search, caption, served, left_out, facts)
         if search.best and options.verify:
-            for line in verified(options, search, options.verify, progress):
+            from simulate import verify
+
+            for line in verify.verified(options, search, options.verify, progress):
                 progress.say(line)
                 with (options.out / "find.md").open("a") as file:
                     file.write(f"\n{line}\n")
