@@ -19,10 +19,11 @@ from typing import Any
 
 from rich.console import Console
 
+from client.calls import ServerError
 from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
 from client.progress import Progress
-from client.runs import refuse_overwriting
+from client.runs import files, refuse_overwriting
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
 from config import (
@@ -154,7 +155,8 @@ def find(options: Simulation, question: Question) -> bool:
     """Print and write the best setting, and whether it held; return whether there is one."""
     from simulate import find_page  # matplotlib takes 0.6 s to load
 
-    refuse_overwriting(map(options.out.joinpath, find_page.FILES), options.overwrite)
+    written = [options.out / name for name in find_page.FILES]
+    refuse_overwriting([*written, *files(options.out / "verified")], options.overwrite)
     arrival = "" if options.arrival == "auto" else options.arrival
     of_own = options.own, options.replays, options.seed
     traffic = Traffic(options.workload, arrival, options.trace, options.scale, *of_own)
@@ -211,5 +213,7 @@ def main() -> None:
     except (ConfigError, ReplayError, WorkloadError, TokenizerUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except ServerError as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

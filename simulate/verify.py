@@ -45,9 +45,9 @@ def verified(options: Simulation, search: Search, runs: int, progress: Progress)
     """Run both so many times; yield in words whether the prediction held. Raises ConfigError."""
     best, default = search.best, search.space.default
     assert best
-    pairs = {FOUND: best} | ({DEFAULT: default} if default.config != best.config else {})
-    if best.replicas > 1:
-        check_replicas(best.replicas)
+    pairs = {FOUND: best}
+    if not search.space.replicas and default.config != best.config:
+        pairs[DEFAULT] = default
     same = {f.name: getattr(options, f.name) for f in fields(Options)}
     changed: dict[str, Any] = {
         "variants": {k: Variant(c.variant.mode, settings_of(options, c)) for k, c in pairs.items()},
@@ -57,8 +57,11 @@ def verified(options: Simulation, search: Search, runs: int, progress: Progress)
         "goodput": search.question.of_requests,
         "out": options.out / "verified",
         "flags": {},
-        "deployment": Deployment(best.replicas) if best.replicas > 1 else None,
+        "deployment": None,
     }
+    if best.replicas > 1:
+        check_replicas(best.replicas)
+        changed["deployment"] = Deployment(best.replicas, options.layout.router)
     run, stopped = compare(Comparison(Options(**same | changed), progress))
     if run is None or stopped:
         raise stopped or ServerError("no server was measured")
