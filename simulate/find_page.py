@@ -39,6 +39,12 @@ def lines(search: Search) -> Iterator[str]:
             beside = "" if place == 1 else f" ({gap})"
             name, value = name.removesuffix(" ←"), f"{value} {unit}".strip()
             yield f"{place}. {name}: {what} {value}{beside}, enough within the limits in {met}"
+        default = search.space.default
+        if default.name in search.results and search.misses(default) <= search.allowed:
+            gained = search.gap(default, best)
+            is_better = gained.shown and search.question.sign * gained.mean > 0
+            if not (is_better or search.is_best(default)):
+                yield f"{default.name} is not shown to be worse than the best"
     else:
         yield search.why_not
     for limit, other in search.without.items():

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from client.analysis import breaks_littles_law, overload, queue_grows
+from client.analysis import APART, breaks_littles_law, overload, queue_grows
 from client.bounds import cut_in_words, warm_up_in_words
 from client.groups import described
 from client.machine import processor
@@ -205,7 +205,8 @@ def littles_law(run: Run) -> str | None:
         "the server's latencies say."
     )
     if not broken:
-        return f"Little's law: passed. The {off}"
+        why = " HTTP and chance can explain as much." if abs(percent) > 100 * APART else ""
+        return f"Little's law: passed. The {off}{why}"
     where = ", ".join(dict.fromkeys(name for *_, name in broken))
     return (
         f"**Little's law failed** in {where}: the {off} One of the two is wrong, so trust neither: "

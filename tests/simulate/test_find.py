@@ -320,3 +320,9 @@ def test_the_best_and_the_default_run_for_real(tmp_path: Path) -> None:
     assert "default, ./server.sh dynamic --model fake: goodput" in done.stdout
     assert "1 real run," in (tmp_path / "find.md").read_text()
     assert (tmp_path / "verified" / "report.md").exists()
+
+
+def test_a_default_that_is_not_shown_to_be_worse_is_named(tmp_path: Path) -> None:
+    words = f"max_batch_size=64 --slo ttft:2000 {ASKED} --repeats 3 --numsamples 20 --jobs 1"
+    said = asked(tmp_path, words.replace("poisson:15", "poisson:3")).stdout
+    assert "max_batch_size=64: goodput" in said and "default is not shown to be worse" in said
