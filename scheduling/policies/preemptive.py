@@ -112,7 +112,7 @@ class PlannerByTurns(PlannerOnDemand):
             elif row is not None:
                 self._passed.add(row.id)
                 self.compute(row)
-                left_out += not self.in_share(row)
+                left_out += not (self.in_share(row) or self.awaits_leader(row))
                 row = next(running, None)
             else:
                 break
@@ -127,13 +127,18 @@ class PlannerByTurns(PlannerOnDemand):
         """Preempt later rows for a joining request, unless it awaits its leader: it would compute
         nothing with their blocks, and one of them may be the leader's.
         """
-        awaits = inference.awaits_leader(self.view.limits.block_size, (i for i, _ in self.admit))
+        awaits = self.awaits_leader(inference)
         while not super().make_room(inference):
             victim = None if awaits else self._later_victim(self.least)
             if victim is None:
                 return False
             self.preempt(victim)
         return True
+
+    def awaits_leader(self, inference: Inference) -> bool:
+        """Return whether it computes nothing in this iteration, so that it takes no row."""
+        joining = (each for each, _ in self.admit)
+        return inference.awaits_leader(self.view.limits.block_size, joining)
 
     def victim_of_row(self) -> Inference | None:
         return self._later_victim(0)

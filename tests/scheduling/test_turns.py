@@ -166,3 +166,11 @@ def test_who_is_paused_is_cancelled_and_expires_like_anybody(order: Order) -> No
     ended = scheduler.expire(4.5)
     assert ended == [late] and isinstance(late.error, DeadlinePassed)
     assert not scheduler.has_work and scheduler.pool.free_blocks == scheduler.pool.n_blocks
+
+
+def test_completions_that_wait_for_the_first_of_their_prompt_take_no_row() -> None:
+    """Three of them had the first turns, and with prompts first no iteration computed anything."""
+    asks = [*7 * [Ask(0.0)], Ask(0.0, tokens=4, rows=3), Ask(0.0, prompt=17, n=4)]
+    limits: dict[str, Any] = {"max_batch_size": 3, "token_budget": 12, "n_blocks": 26}
+    served = run(Dynamic(prefill="first"), asks, order=Mlfq(0.5, mlfq_quantum=2), **limits)
+    assert all(each.state is State.FINISHED for each in served.inferences)
