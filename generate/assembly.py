@@ -105,8 +105,7 @@ def _cached(
     if config.attention == "kernel":
         attention = KernelAttention(cache)
     elif config.attention == "triton":
-        early = config.linear == "triton"  # both wait for a card
-        attention = TritonAttention(cache, config.max_tokens, config.shape.n_ctx, early)
+        attention = TritonAttention(cache, config.max_tokens, config.shape.n_ctx)
     sampled = SampledIds(config.max_tokens, config.device) if config.ahead else None
     parts = model, n_vocab, attention, _sampler(config), config.max_tokens, sampled
     generator = AdaptedGenerator(adapters, *parts) if adapters else CachedGenerator(*parts)

@@ -172,13 +172,13 @@ class TritonAttention:
     """Describes an iteration's rows in one array, which a captured `attend` reads again: captured
     for as many tokens, in rows of one token each, it computes whatever rows were prepared last.
 
-    max_tokens: of an iteration; longest: tokens of a row; early: see kernels/paged_attention.py.
+    max_tokens: of an iteration; longest: tokens of a row.
     """
 
-    def __init__(self, cache: KVCache, max_tokens: int, longest: int, early: bool = False):
+    def __init__(self, cache: KVCache, max_tokens: int, longest: int):
         from generate.kernels import paged_attention
 
-        self._kernel, self._early = paged_attention, early
+        self._kernel = paged_attention
         self.cache = cache
         self.put_bytes = 4 * paged_attention.TILE
         layer = cache.layers[0]
@@ -192,7 +192,7 @@ class TritonAttention:
         tiles, n_tiles = self._tiles(tokens)
         tables = self._tables.tensor
         described = put(tiles) if put else torch.from_numpy(tiles).to(tables.device)
-        given = described, tables, n_tiles, *self.shared, self._early
+        given = described, tables, n_tiles, *self.shared
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             return self._kernel.paged_attention(qkv, self.cache.layers[layer], *given)

@@ -15,10 +15,6 @@ Few tokens would leave most of a GPU idle. Then several programs share a row's r
 one to end adds all rounds in the same order (Flash-Decoding, Dao et al. 2023, with a counter in
 place of a second launch). The bits are the same again, whichever program is the last.
 
-`early` reads what earlier iterations kept before the launch before this one has ended, and a round
-while the one before it is computed. The bits are the same. It has not run on a card yet, so it
-comes with `--linear triton` alone; the rest ran on an H200 (PyTorch 2.11, Triton 3.6, 2026-11-26).
-
 Written in Triton, whose interpreter (TRITON_INTERPRET=1) runs it on a CPU: the tests do.
 """
 
@@ -28,7 +24,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from generate.kernels.launches import dependent, follow, multiplied_as
 
@@ -50,51 +45,20 @@ def merge(best, total, y, new_best, new_total, new_y):
 
 
 @triton.jit
-def kept(
-    keys, values, tables, table, round, end, cached,
-    N_HEAD: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Return a round's keys and values of earlier iterations, 2 × [KEYS, WIDTH], and 0 for the
-    others; 0 for all from the round `end` on.
-    """
-    key, feature = round * KEYS + tl.arange(0, KEYS), tl.arange(0, WIDTH)
-    old = (key < cached) & (round < end)
-    block = tl.load(tables + table + key // BLOCK_SIZE, mask=old, other=0)
-    place = block.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + key % BLOCK_SIZE
-    at = place[:, None] * HEAD + feature[None, :]
-    known = old[:, None] & (feature < HEAD)[None, :]
-    return tl.load(keys + at, mask=known, other=0.0), tl.load(values + at, mask=known, other=0.0)
-
-
-@triton.jit
 def attention_kernel(
     qkv, out, cache, tiles, tables, parts, arrived,
     SCALE: tl.constexpr, N_HEAD: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
     ROUNDS: tl.constexpr, MOST: tl.constexpr, SPLIT: tl.constexpr,
-    DTYPE: tl.constexpr, DEPENDENT: tl.constexpr, EARLY: tl.constexpr,
+    DTYPE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    if not EARLY:
-        follow(DEPENDENT)
-    elif DEPENDENT:
-        gdc_launch_dependents()  # whose weights come meanwhile
+    follow(DEPENDENT)
     tile, head = tiles + TILE * tl.program_id(0), tl.program_id(1)
     first, n, cached = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     position, table = tl.load(tile + 3), tl.load(tile + 4)
     rounds = tl.cdiv(position + n, KEYS)
     each = tl.maximum(tl.cdiv(rounds, tl.num_programs(2)), ROUNDS)
     begin = tl.program_id(2) * each
-    end = tl.minimum(begin + each, rounds)
-    keys = cache + head * BLOCK_SIZE * HEAD
-    values = keys + N_HEAD * BLOCK_SIZE * HEAD
-    if EARLY:
-        k, v = kept(
-            keys, values, tables, table, begin, end, cached,
-            N_HEAD, HEAD, WIDTH, BLOCK_SIZE, KEYS,
-        )  # fmt: skip
-        if DEPENDENT:
-            gdc_wait()
     if begin >= rounds:  # as in a tile with nothing to do
         return
     at, feature = tl.arange(0, QUERIES), tl.arange(0, WIDTH)
@@ -104,15 +68,17 @@ def attention_kernel(
     q = tl.load(qkv + own, mask=valid, other=0.0).to(DTYPE)
 
     # keep what is new for the next iterations
+    keys = cache + head * BLOCK_SIZE * HEAD
+    values = keys + N_HEAD * BLOCK_SIZE * HEAD
     home = tl.load(
         tables + table + (position + at) // BLOCK_SIZE, mask=(at < n) & (table >= 0), other=0
     )
     slot = home.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + (position + at) % BLOCK_SIZE
     kept_at = slot[:, None] * HEAD + feature[None, :]
-    keeps = valid & (table >= 0) & (begin == 0)
-    tl.store(keys + kept_at, tl.load(qkv + own + N_HEAD * HEAD, mask=valid, other=0.0), mask=keeps)
+    kept = valid & (table >= 0) & (begin == 0)
+    tl.store(keys + kept_at, tl.load(qkv + own + N_HEAD * HEAD, mask=valid, other=0.0), mask=kept)
     tl.store(
-        values + kept_at, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=valid, other=0.0), mask=keeps
+        values + kept_at, tl.load(qkv + own + 2 * N_HEAD * HEAD, mask=valid, other=0.0), mask=kept
     )
 
     best = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -120,44 +86,31 @@ def attention_kernel(
     y = tl.zeros([QUERIES, WIDTH], tl.float32)
     part_at = parts + (token * N_HEAD + head) * MOST * (WIDTH + 4)
     step = tl.arange(0, KEYS)
-    # what is early is not the compiler's to fetch ahead
-    for round in tl.range(begin, end, num_stages=1 if EARLY else 3):
+    for round in range(begin, tl.minimum(begin + each, rounds)):
         key = round * KEYS + step  # positions in the row, of which all queries see the first
+        old = key < cached
+        block = tl.load(tables + table + key // BLOCK_SIZE, mask=old, other=0)
+        place = block.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + key % BLOCK_SIZE
+        old_at = place[:, None] * HEAD + feature[None, :]
         row = (first - position + key).to(tl.int64)
         new_at = row[:, None] * (3 * N_HEAD * HEAD) + head * HEAD + feature[None, :]
+        k_at = tl.where(old[:, None], keys + old_at, qkv + new_at + N_HEAD * HEAD)
+        v_at = tl.where(old[:, None], values + old_at, qkv + new_at + 2 * N_HEAD * HEAD)
         known = (key < position + n)[:, None] & (feature < HEAD)[None, :]
-        if EARLY:
-            next_k, next_v = kept(
-                keys, values, tables, table, round + 1, end, cached,
-                N_HEAD, HEAD, WIDTH, BLOCK_SIZE, KEYS,
-            )  # fmt: skip
-            new = known & (key >= cached)[:, None]
-            k = tl.where(new, tl.load(qkv + new_at + N_HEAD * HEAD, mask=new, other=0.0), k)
-            v = tl.where(new, tl.load(qkv + new_at + 2 * N_HEAD * HEAD, mask=new, other=0.0), v)
-        else:
-            old = key < cached
-            block = tl.load(tables + table + key // BLOCK_SIZE, mask=old, other=0)
-            place = block.to(tl.int64) * (2 * N_HEAD * BLOCK_SIZE) + key % BLOCK_SIZE
-            old_at = place[:, None] * HEAD + feature[None, :]
-            k_at = tl.where(old[:, None], keys + old_at, qkv + new_at + N_HEAD * HEAD)
-            v_at = tl.where(old[:, None], values + old_at, qkv + new_at + 2 * N_HEAD * HEAD)
-            k = tl.load(k_at, mask=known, other=0.0)
-            v = tl.load(v_at, mask=known, other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(DTYPE)), input_precision="ieee") * SCALE
+        k = tl.load(k_at, mask=known, other=0.0).to(DTYPE)
+        v = tl.load(v_at, mask=known, other=0.0).to(DTYPE)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE
         visible = key[None, :] <= position + at[:, None]
         scores = tl.where(visible, scores, -1e30)  # finite: a query may see none of the round
         new_best = tl.max(scores, 1)
         weights = tl.exp(scores - new_best[:, None])
-        new_total = tl.sum(weights, 1)
-        new_y = tl.dot(weights.to(DTYPE), v.to(DTYPE), input_precision="ieee")
+        new_total, new_y = tl.sum(weights, 1), tl.dot(weights.to(DTYPE), v, input_precision="ieee")
         if SPLIT and rounds > each:
             here = part_at + round * (WIDTH + 4)
             tl.store(here[:, None] + feature[None, :], new_y, mask=valid)
             tl.store(here + WIDTH, new_best, mask=at < n)
             tl.store(here + WIDTH + 1, new_total, mask=at < n)
         best, total, y = merge(best, total, y, new_best, new_total, new_y)
-        if EARLY:
-            k, v = next_k, next_v
     if SPLIT and rounds > each:
         tl.debug_barrier()  # all threads have stored their parts
         counter = arrived + tl.program_id(0) * N_HEAD + head
@@ -194,15 +147,15 @@ def _width(head_size: int) -> int:
 
 def paged_attention(
     qkv: Tensor, cache: Tensor, tiles: Tensor, tables: Tensor, n_tiles: int,
-    parts: Tensor, arrived: Tensor, early: bool,
+    parts: Tensor, arrived: Tensor,
 ) -> Tensor:  # fmt: skip
     """Return y: [T, H, D] of qkv: [T, 3, H, D], and store the new keys and values in `cache`.
 
     cache: [blocks, 2, H, block size, D]. tiles: int32, TILE for each tile: its first token in T,
     its tokens (0: nothing to do), the tokens that its row has in the cache, the position of its
     first token, and where its row's blocks begin in `tables`: int32 (-1: it has none, and nothing
-    is stored). The tiles must cover T. parts, arrived: see `shared`; early: see above. How many
-    programs share a row depends on T, H and parts alone, so that a captured launch holds for any.
+    is stored). The tiles must cover T. parts, arrived: see `shared`. How many programs share a
+    row depends on T, H and parts alone, so that a captured launch holds for any row.
     """
     n_tokens, _, n_head, head_size = qkv.shape
     qkv = qkv.contiguous()  # the kernel takes an address and no strides
@@ -214,6 +167,6 @@ def paged_attention(
         SCALE=head_size**-0.5, N_HEAD=n_head, HEAD=head_size, WIDTH=_width(head_size),
         BLOCK_SIZE=cache.shape[3], QUERIES=QUERIES, KEYS=KEYS, TILE=TILE,
         ROUNDS=ROUNDS, MOST=most, SPLIT=n_programs > 1, num_warps=WARPS[qkv.dtype],
-        DTYPE=multiplied_as(qkv.dtype), DEPENDENT=dependent(), launch_pdl=dependent(), EARLY=early,
+        DTYPE=multiplied_as(qkv.dtype), DEPENDENT=dependent(), launch_pdl=dependent(),
     )  # fmt: skip
     return out

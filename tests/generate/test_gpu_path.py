@@ -47,10 +47,7 @@ from generate.kernels import paged_attention
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_size", [16, 24])
-@pytest.mark.parametrize("early", [False, True])
-def test_the_kernel_attends_and_stores_as_pytorch_does(
-    dtype: torch.dtype, head_size: int, early: bool
-) -> None:
+def test_the_kernel_attends_and_stores_as_pytorch_does(dtype: torch.dtype, head_size: int) -> None:
     shape = Shape(n_layer=1, n_head=2, n_embd=2 * head_size, vocab_size=300)
     rng = torch.Generator().manual_seed(0)
     caches = [KVCache(shape, 80, 4, dtype, "cpu") for _ in range(2)]
@@ -64,7 +61,7 @@ def test_the_kernel_attends_and_stores_as_pytorch_does(
         row(3, 1, [38])._replace(idle=True),  # computes its last position again
     ]
     qkv = torch.randn(61, 3, 2, head_size, generator=rng).to(dtype)
-    on_gpu = TritonAttention(caches[1], 61, 160, early)
+    on_gpu = TritonAttention(caches[1], 61, 160)
     parts, arrived = on_gpu.shared
     parts.fill_(math.nan)
     plain, triton = (
@@ -88,8 +85,8 @@ def test_a_token_attends_with_the_same_bits_in_any_chunk_and_beside_any_row(
     qkv, others = (torch.randn(n, 3, 1, 16, generator=rng) for n in (70, 21))
     beside = [row(0, 20, list(range(20, 25))), row(0, 1, [])]
 
-    def attended(*chunks: int, beside: Sequence[Row] = (), early: bool = True) -> torch.Tensor:
-        attention = TritonAttention(KVCache(shape, 30, 4, torch.float32, "cpu"), 100, 160, early)
+    def attended(*chunks: int, beside: Sequence[Row] = ()) -> torch.Tensor:
+        attention = TritonAttention(KVCache(shape, 30, 4, torch.float32, "cpu"), 100, 160)
         outputs, start = [], 0
         for n in chunks:
             attend = attention.prepare([*beside, row(start, n, list(range(18)))])
@@ -103,7 +100,6 @@ def test_a_token_attends_with_the_same_bits_in_any_chunk_and_beside_any_row(
 
     whole = attended(70)
     assert torch.equal(attended(40, 30, beside=beside), whole)
-    assert torch.equal(attended(40, 30, beside=beside, early=False), whole)
     monkeypatch.setattr(interpreter_builder, "set_grid_idx", backwards)  # the first one ends last
     for chunks in ([5, 33, 32], [64, 1, 5]):  # five rounds of keys
         assert torch.equal(attended(*chunks), whole)
@@ -147,8 +143,7 @@ for (name, dtype), architecture in product(
     sizes |= {"num_warps": WARPS[getattr(torch, dtype)], **own}
     given = dict.fromkeys(("tiles", "tables", "arrived"), "*i32") | {"parts": "*fp32"}
     kernels = [
-        *((attention_kernel, given, sizes | {"SPLIT": split, "EARLY": early})
-          for split, early in product((False, True), repeat=2)),
+        *((attention_kernel, given, sizes | {"SPLIT": split}) for split in (False, True)),
         (add_norm_kernel, {}, {"WIDTH": 1600, "POWER": 2048, "EPSILON": 1e-5,
          "DEPENDENT": architecture >= 90}),
         (lora.lora_kernel, {"memory": "*fp32", "tiles": "*i32", "ranks": "*i32", "stride": "i64",
@@ -177,8 +172,7 @@ for (name, dtype), architecture in product(
         [cubin] = [path for n, path in made.metadata_group.items() if n.endswith(".cubin")]
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", cubin]
         text = subprocess.check_output(command, text=True)
-        called = kernel.__name__ + "_early" * constants.get("EARLY", False)
-        print(name, called, architecture, made.metadata.shared,
+        print(name, kernel.__name__, architecture, made.metadata.shared,
               *[re.search(f"{n}:([0-9]+)", text)[1] for n in ("REG", "STACK", "LOCAL")],
               *[len(re.findall(n, made.asm["ptx"])) for n in ("mma(?:.sync|_async)", "cp.async.c",
                                                              "griddep")],
@@ -194,16 +188,16 @@ def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 2 * (2 * 7 + 10 + 3)
+    assert len(made) == 2 * (2 * 5 + 10 + 3)
     for dtype, kernel, architecture, *numbers in made:
         shared, registers, stack, local, multiplied, copied, dependent, begun = map(int, numbers)
-        most = {"tiles_kernel": 255, "attention_kernel_early": 215}.get(kernel, 180)
+        most = 255 if kernel == "tiles_kernel" else 180
         assert registers <= most and shared <= 99 * 1024, "what a program may use on an L4"
         assert local == stack == 0, "spills"
-        if kernel.startswith(("attention_kernel", "few_kernel", "tiles_kernel")):
+        if kernel in ("attention_kernel", "few_kernel", "tiles_kernel"):
             assert bool(multiplied) == (dtype == "bf16"), "by tensor cores"
         assert copied or kernel not in ("attention_kernel", "tiles_kernel")
-        overlaps = kernel.startswith(("attention_kernel", "few_kernel", "add_norm_kernel"))
+        overlaps = kernel in ("attention_kernel", "few_kernel", "add_norm_kernel")
         assert dependent == (2 if architecture == "90" and overlaps else 0)
         assert begun == 0 or kernel != "few_kernel", "a piece is added and not begun with"
 
