@@ -183,9 +183,8 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     loop_interval_ms: NotNegative = 0.0
     """sleep between iterations; 10 reproduces the original experiment's loop"""
 
-    ahead: bool = False
-    """plan an iteration while the engine computes the one before; for a GPU, since on a CPU both
-    share the cores"""
+    ahead: bool = setting(False, "no on a CPU, where both share the cores; yes on a GPU")
+    """plan an iteration while the engine computes the one before"""
     speculate: Annotated[int, BeforeValidator(_draft_tokens)] = 0
     """draft tokens that a row verifies in an iteration; 0: none"""
     draft: str = "ngram"
@@ -267,12 +266,12 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     """attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)"""
     linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting(
         "plain",
-        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; plain "
+        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; triton "
         "on a GPU",
     )
     """linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits),
     onednn (weights packed once), triton (ours for GPUs: a request's text does not depend on what is
-    computed beside it; not run on one yet) or plain (PyTorch's)"""
+    computed beside it) or plain (PyTorch's)"""
     decoder_batch_sizes: Sizes = setting(
         (), "none on a CPU; 256,128,64,32,16,8,4,2,1 on a GPU, where each has a CUDA graph"
     )

@@ -16,6 +16,7 @@ import psutil
 
 import config
 from config import Config, flag
+from config.checks import AHEAD_WITHOUT
 from config.settings import PARTS, VOCABULARIES
 from config.shapes import LARGEST_HEAD, SHAPES, shape_of
 from generate import kernels
@@ -98,13 +99,22 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         parts = _fastest_parts(resolved, shape.head_size, gpu)
     if generator == "padded":
         parts["attention"] = "plain"
+        if gpu:  # where its rectangles have not run with ours
+            parts["linear"] = "plain"
     if gpu and generator == "cached":
         # a max_batch_size that is no number is Config's to refuse
         with contextlib.suppress(ValueError, TypeError):
             most = int(resolved["max_batch_size"])
             sizes = tuple(size for size in DECODER_BATCH_SIZES if size <= most)
             resolved.setdefault("decoder_batch_sizes", sizes)
+        resolved.setdefault("ahead", _may_plan_ahead(resolved))
     return parts | resolved
+
+
+def _may_plan_ahead(chosen: Mapping[str, Any]) -> bool:
+    """Return whether nothing is chosen that excludes plans ahead."""
+    without = {**AHEAD_WITHOUT, "speculate": 0}
+    return all(str(chosen.get(name, value)) == str(value) for name, value in without.items())
 
 
 def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict[str, str]:
@@ -122,7 +132,9 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
             )
     parts = {name: "plain" if reason else ours[0] for name, reason in reasons.items()}
     if gpu:
-        parts["linear"] = "plain"  # ours have not run on a GPU yet (kernels/products.py)
+        # in float32 ours are slow, and beside adapters they have not run on a GPU yet
+        if chosen["dtype"] != "bfloat16" or chosen.get("lora") or chosen.get("lora_random"):
+            parts["linear"] = "plain"
         return parts
     if head_size > LARGEST_HEAD["kernel"]:
         parts["attention"] = "plain"

@@ -90,7 +90,7 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
 
 
 def sample_on_gpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
-    """`sample` in Triton, not run on a card yet; a draw that lands within rounding of an id's edge
+    """`sample` in Triton; a draw that lands within rounding of an id's edge
     may differ.
     """
     from generate.kernels.draw import draw

@@ -1,6 +1,7 @@
 """From logits to ids on a GPU in one launch, in which a program takes a row. Written in Triton.
 
-Not run on a card yet. So it is no default: it comes with `--linear triton`.
+Run on an H200 (PyTorch 2.11, Triton 3.6, 2026-11-27): the ids of all 5,120 rows tried were those of
+`sample`, alone or together. It comes with `--linear triton`.
 
 No row is sorted. The smallest logit that top-k or top-p keeps is found bit by bit, from the highest
 bit of its key on: a bit is set if enough is kept with it. To know that, a program counts, or

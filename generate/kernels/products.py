@@ -10,9 +10,9 @@ Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Two kernels:
              weights on their way before it waits for the launch before it
     tiles    more tokens, in a pipelined loop
 
-Not run on a GPU yet. Their prototypes were (one H200, PyTorch 2.11, Triton 3.6, 2026-11-26): 36
-tiles gave the same bits, and the four products of a layer of GPT-2-medium took 13, 22, 31 and 41 µs
-at 1, 32, 128 and 256 tokens, where cuBLAS's took 29, 28, 29 and 34.
+Run on an H200 (PyTorch 2.11, Triton 3.6, 2026-11-27): each product of GPT-2-medium had the same
+bits at 1 to 2,048 tokens, and a step of 1, 32, 128 and 256 rows took 0.79, 1.29, 2.35 and 3.71 ms,
+where cuBLAS's took 1.20, 1.45, 2.18 and 3.34.
 """
 
 from __future__ import annotations

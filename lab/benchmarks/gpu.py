@@ -80,7 +80,7 @@ SAMPLED = f" --sampling {','.join(engine.SAMPLINGS)}"
 COMPARE = "compare --skip-calibration "
 # the comparison's trace would take nobatch 46 s on an H200
 ALONE = COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic "
-VARIANTS = "--variant static=static --variant windowed=windowed --variant dynamic=dynamic "
+VARIANTS = "--variant static=static --variant dynamic=dynamic "
 # a closed loop needs no server that is started to measure a rate
 PROMPTS = (
     "--numsamples {half} --arrival closed:{users} --prefixes 8:{prefix}:1 --stream "
@@ -90,20 +90,18 @@ PROMPTS = (
 # fmt: off
 PARTS = {
     "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
-        "lab.benchmarks.agreement --n {few}", 34),  # compiles what all parts need
-    "products": Part("The same for our products, with fewer tokens",
-        "lab.benchmarks.agreement --n 2 --tokens 8 --linear triton", 16, needs=GPU),
+        "lab.benchmarks.agreement --n {few}", 46),  # compiles what all parts need
     "steps": Part("Steps of decode rows, against the machine's bound",
-        STEPS + "steps" + SAMPLED, 18),
-    "triton": Part("Steps with our products, whose bits do not depend on the number of tokens",
-        STEPS + "triton --linear triton" + SAMPLED, 16, needs=GPU),
+        STEPS + "steps" + SAMPLED, 10),
+    "cublas": Part("Steps with PyTorch's products, whose bits depend on the number of tokens",
+        STEPS + "cublas --linear plain" + SAMPLED, 10, needs=GPU),
     # one round of traffic takes 25 s, and loading as long at worst
     "costs": Part("What an iteration costs, for the simulator",
         "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 49),
     "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
     "ahead": Part("A larger burst, with and without plans ahead",
         "lab.benchmarks.burst --n {many} --pairs 3 --kv-cache {both}", 16),
-    "comparison": Part("Three modes, over HTTP",
+    "comparison": Part("Two modes, over HTTP",
         COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 44),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
         "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
@@ -111,14 +109,14 @@ PARTS = {
     "fidelity": Part("Measured and simulated: no request of this trace was fitted",
         "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 4, table=1),
     "alone": Part("A burst, one request at a time and all together: are the texts the same?",
-        ALONE + "--numsamples {carried} --arrival burst --out {out}/alone", 28),
-    "identical": Part("The same with our products: are the texts the same now?",
-        ALONE + "--linear triton --trace {out}/alone/trace.jsonl --out {out}/identical", 28,
+        ALONE + "--numsamples {carried} --arrival burst --out {out}/alone", 32),
+    "apart": Part("The same with PyTorch's products: are the texts the same?",
+        ALONE + "--linear plain --trace {out}/alone/trace.jsonl --out {out}/apart", 32,
         needs=GPU),
     "price": Part("What identical texts cost a whole server",
-        "compare --runs {out}/alone {out}/identical --out {out}/price", 3, needs=GPU, table=1),
+        "compare --runs {out}/apart {out}/alone --out {out}/price", 3, needs=GPU, table=1),
     "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
-        COMPARE + PROMPTS + "--out {out}/prompts", 34),
+        COMPARE + PROMPTS + "--out {out}/prompts", 44),
     "generate": Part("The burst by Hugging Face: generate(), and continuous batching",
         "lab.benchmarks.peers.engines huggingface --n {n} --model {model} --dtype {dtype} "
         "--device {device}", 31, needs="transformers"),
@@ -130,7 +128,7 @@ BENCHMARK = Benchmark(
     {
         "--only": ([], f"repeat this part, of {', '.join(PARTS)}; again for another"),
         "--rows": ("1,8,32,128,256", "of a step"),
-        "--contexts": (f"{CONTEXT},512", "tokens of each row"),
+        "--contexts": (f"{CONTEXT}", "tokens of each row"),
         "--n": (64, "requests of the burst"),
         "--numsamples": (300, "requests of a comparison"),
         "--out": (Path, "folder for the results, results/gpu/MODEL if there is"),

@@ -104,8 +104,13 @@ def test_kernels_plain_chooses_pytorchs_operations_but_for_a_part_that_is_stated
 def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_forbid(gpu: None) -> None:
     config = parsed("dynamic")
     parts = (config.attention, config.norms, config.sampler, config.linear)
-    assert parts == ("triton", "triton", "plain", "plain") and config.captures
+    assert parts == ("triton", "triton", "triton", "triton") and config.captures and config.ahead
     assert parsed("dynamic --linear triton --lora-random 2:8").linear == "triton"
+    for what_never_ran in ("--lora-random 2:8", "--dtype float32"):
+        assert parsed(f"dynamic {what_never_ran}").linear == "plain"
+    for excluded in ("--speculate 2", "--prefill first", "--shed", "--record x", "--no-ahead"):
+        assert not parsed(f"dynamic {excluded}").ahead
+    assert not parsed("dynamic --device cpu").ahead
     assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
     small = parsed("dynamic --max-batch-size 48")
     assert small.decoder_batch_sizes == (48, 32, 16, 8, 4, 2, 1)

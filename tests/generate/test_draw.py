@@ -84,8 +84,7 @@ def test_its_numbers_have_the_bits_of_the_other_samplers() -> None:
     assert out.tolist() == [*uniforms(how)]
 
 
-def test_it_is_used_beside_our_products_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What never ran on a card is no default."""
+def test_it_is_used_beside_our_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "gpu_is_usable", lambda: True)
     settings = {"model": "gpt2", "weights": "random"}
     for linear, expected in (("triton", sample_on_gpu), ("plain", sample)):

@@ -32,11 +32,11 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     tokenizer, size, interval, order = flags
     found = {name: [word for word in words if word in flags] for name, words in commands.items()}
     assert found == {
-        "agreement": [size, order], "products": [size, order], "steps": [size], "triton": [size],
+        "agreement": [size, order], "steps": [size], "cublas": [size],
         "costs": [tokenizer, size], "burst": [size, interval, order],
         "ahead": [size, interval, order], "comparison": [*flags],
         "simulated": [size, interval, order], "fidelity": [], "alone": [*flags],
-        "identical": [*flags], "price": [], "prompts": [*flags], "generate": [],
+        "apart": [*flags], "price": [], "prompts": [*flags], "generate": [],
     }  # fmt: skip
     assert commands["ahead"][:4] == ["lab.benchmarks.burst", "--n", "12", "--pairs"]
     assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
@@ -67,17 +67,17 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ran(*words, str(out)).returncode == 1
     page = (out / "gpu.md").read_text()
     assert "```\nsteps ran\n```" in page and "Missing: burst** (exit code 1: so it said)" in page
-    assert "**Missing: triton** (not measured here: it needs a GPU)" in page
+    assert "**Missing: cublas** (not measured here: it needs a GPU)" in page
     assert sum(seconds.values()) > 2 * gpu.SECONDS and seconds["agreement"] < gpu.SECONDS / 5
     found.clear()
     seconds.clear()
     assert ran(*words, str(out), "--only", "burst", "--only", "costs").returncode == 0
     assert [*seconds] == ["costs", "burst"]
     page = (out / "gpu.md").read_text()
-    assert "steps ran" in page and page.count("Missing") == 4
+    assert "steps ran" in page and page.count("Missing") == 3
     for more, sentence in (
         (f"{out} --only burst --max-batch-size 3", "have other settings or another"),
-        (f"{out} --only triton", "--only triton: the parts here are agreement, steps"),
+        (f"{out} --only cublas", "--only cublas: the parts here are agreement, steps"),
         (str(tmp_path), "holds no earlier run of this; choose another --out"),
     ):
         with pytest.raises(ConfigError, match=sentence):
