@@ -73,8 +73,11 @@ class AddNorm(nn.LayerNorm):
     Both are one kernel on a GPU.
     """
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        x = x + y
+    def forward(  # type: ignore[override]
+        self, x: Tensor, y: Tensor, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """tokens: indices of those that are wanted, int64 [N]; None: all."""
+        x = x + y if tokens is None else x[tokens] + y[tokens]
         return x, super().forward(x)
 
 
@@ -114,7 +117,7 @@ class GPT2(Module):
         x, y = self.wte(ids), self.wpe(positions)  # 2 × [T, E]
         for block in self.h:
             x, y = block(x, y, attend)
-        _, x = self.ln_f(x[sample], y[sample])  # [N, E]
+        _, x = self.ln_f(x, y, sample)  # [N, E]
         return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)  # [N, V]
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -115,18 +116,30 @@ class OneDNNLinear(Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, *self._after)
 
 
-class TritonLinear(Module):
-    """gelu(x W + b) or x W + b by generate/kernels/products.py, on a GPU. weight: [in, out]."""
+class Sums(NamedTuple):
+    """A product whose pieces, float32 [pieces, T, out], are to be added in their order, and then
+    its bias: [out]. norms.TritonAddNorm does it as it reads them.
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
+    pieces: Tensor
+    bias: Tensor
+
+
+class TritonLinear(Module):
+    """gelu(x W + b) or x W + b by generate/kernels/products.py, on a GPU. weight: [in, out]. whole:
+    it returns no Sums.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False, whole: bool = True):
         from generate.kernels.products import product
 
         super().__init__()
-        self._product, self._bias, self._gelu = product, bias, gelu
+        self._product, self._bias, self._gelu, self._whole = product, bias, gelu, whole
         self.weight = weight.T.contiguous()  # [out, in]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._product(x.contiguous(), self.weight, self._bias, self._gelu)
+    def forward(self, x: Tensor) -> Tensor | Sums:
+        y = self._product(x.contiguous(), self.weight, self._bias, self._gelu, self._whole)
+        return y if self._bias is None or y.ndim == 2 else Sums(y, self._bias)
 
 
 KINDS: dict[str, Callable[..., Module]] = {
@@ -145,15 +158,18 @@ def pack(model: GPT2, linear: str, adapted: bool = False) -> None:
     """
     # kernels/linear.cpp adds adapters before its gelu
     kind, fused = KINDS[linear], linear in ("kernel", "int8") or not adapted
+    # before a residual addition that takes Sums, unless adapters are added first
+    before_norm = partial(kind, whole=False) if linear == "triton" and not adapted else kind
 
-    def packed(layer: Any, gelu: bool = False) -> Module:
+    def packed(layer: Any, gelu: bool = False, kind: Callable[..., Module] = kind) -> Module:
         return kind(layer.weight.detach(), layer.bias.detach(), gelu)
 
     for block in model.h:
         assert isinstance(block, Block)
         attention, mlp = block.attn, block.mlp
-        attention.c_attn, attention.c_proj = packed(attention.c_attn), packed(attention.c_proj)
-        mlp.c_fc, mlp.c_proj = packed(mlp.c_fc, gelu=fused), packed(mlp.c_proj)
+        attention.c_attn, mlp.c_fc = packed(attention.c_attn), packed(mlp.c_fc, gelu=fused)
+        attention.c_proj = packed(attention.c_proj, kind=before_norm)
+        mlp.c_proj = packed(mlp.c_proj, kind=before_norm)
         mlp.gelu = nn.Identity() if fused else mlp.gelu
     wte = model.wte.weight.detach()
     model.lm_head = kind((aligned(wte) if linear == "triton" else wte).T, None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from generate import kernels
+from generate.linear import Sums
 from model import GPT2, AddNorm, Block, Module
 
 
@@ -28,7 +29,9 @@ class KernelAddNorm(Module):
         self._weight, self._bias, self.epsilon = norm.weight, norm.bias, norm.eps
         self.addresses = norm.weight.data_ptr(), norm.bias.data_ptr()
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, y: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if tokens is not None:
+            x, y = x[tokens], y[tokens]
         x, y = x.contiguous(), y.contiguous()  # the kernel takes addresses and no strides
         total, out = torch.empty_like(x), torch.empty_like(x)
         given = x.data_ptr(), y.data_ptr(), *self.addresses, total.data_ptr(), out.data_ptr()
@@ -47,8 +50,12 @@ class TritonAddNorm(Module):
         self.weight, self.bias = norm.weight, norm.bias
         self.epsilon, self.overlaps = norm.eps, overlaps
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return self._add_norm(x, y, self.weight, self.bias, self.epsilon, self.overlaps)
+    def forward(
+        self, x: Tensor, y: Tensor | Sums, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        y, of_y = y if isinstance(y, Sums) else (y, None)
+        own = self.weight, self.bias, self.epsilon, self.overlaps
+        return self._add_norm(x, y, of_y, tokens, *own)
 
 
 NORMS: dict[str, Callable[[Any], Module]] = {"kernel": KernelAddNorm, "triton": TritonAddNorm}

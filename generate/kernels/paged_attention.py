@@ -29,9 +29,10 @@ from generate.kernels.launches import dependent, follow, multiplied_as
 
 QUERIES = 16  # in a tile at most; the least that tensor cores multiply
 KEYS = 64  # of a round
-ROUNDS = 2  # of a row that a program takes at least, but for its last one
 PROGRAMS = 256  # that share rows at most: two for each multiprocessor
-WARPS = {torch.float32: 8, torch.bfloat16: 4}  # in float32, registers of four spill
+# of a program that has rows alone, and that shares them; in float32, registers of fewer spill
+WARPS = {torch.float32: (8, 8), torch.bfloat16: (2, 8)}
+STAGES = 2, 3  # of their loops; see WARPS
 TILE = 8  # integers that describe a tile; three are spare, to keep the next aligned to 16 bytes
 
 
@@ -49,15 +50,15 @@ def attention_kernel(
     qkv, out, cache, tiles, tables, parts, arrived,
     SCALE: tl.constexpr, N_HEAD: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
-    ROUNDS: tl.constexpr, MOST: tl.constexpr, SPLIT: tl.constexpr,
+    MOST: tl.constexpr, SPLIT: tl.constexpr,
     DTYPE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    follow(DEPENDENT)
     tile, head = tiles + TILE * tl.program_id(0), tl.program_id(1)
     first, n, cached = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     position, table = tl.load(tile + 3), tl.load(tile + 4)
+    follow(DEPENDENT)  # none but the host writes tiles and tables
     rounds = tl.cdiv(position + n, KEYS)
-    each = tl.maximum(tl.cdiv(rounds, tl.num_programs(2)), ROUNDS)
+    each = tl.cdiv(rounds, tl.num_programs(2))
     begin = tl.program_id(2) * each
     if begin >= rounds:  # as in a tile with nothing to do
         return
@@ -161,12 +162,13 @@ def paged_attention(
     qkv = qkv.contiguous()  # the kernel takes an address and no strides
     out = qkv.new_empty(n_tokens, n_head, head_size)
     most = parts.shape[1]
-    n_programs = max(1, min(PROGRAMS // (n_tokens * n_head), triton.cdiv(most, ROUNDS)))
+    n_programs = max(1, min(PROGRAMS // (n_tokens * n_head), most))
     attention_kernel[(n_tiles, n_head, n_programs)](
         qkv, out, cache, tiles, tables, parts, arrived,
         SCALE=head_size**-0.5, N_HEAD=n_head, HEAD=head_size, WIDTH=_width(head_size),
         BLOCK_SIZE=cache.shape[3], QUERIES=QUERIES, KEYS=KEYS, TILE=TILE,
-        ROUNDS=ROUNDS, MOST=most, SPLIT=n_programs > 1, num_warps=WARPS[qkv.dtype],
-        DTYPE=multiplied_as(qkv.dtype), DEPENDENT=dependent(), launch_pdl=dependent(),
+        MOST=most, SPLIT=n_programs > 1, num_warps=WARPS[qkv.dtype][n_programs > 1],
+        num_stages=STAGES[n_programs > 1], DTYPE=multiplied_as(qkv.dtype), DEPENDENT=dependent(),
+        launch_pdl=dependent(),
     )  # fmt: skip
     return out

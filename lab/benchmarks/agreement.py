@@ -27,8 +27,9 @@ from compare.variants import BASIC
 from config import Config, ConfigError
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
-from generate.linear import TritonLinear, pack
+from generate.linear import Sums, TritonLinear, pack
 from generate.naive import NaiveGenerator
+from generate.norms import TritonAddNorm
 from generate.sampling import uniforms
 from lab.benchmarks.harness import NO_HTTP, Benchmark, run
 from lab.benchmarks.offline import block_tables, burst, inference, load
@@ -137,14 +138,18 @@ def other_bits(config: Config) -> dict[str, list[int]]:
     one = replace(config.shape, n_layer=1)  # layers are alike
     model = load_model(one, None, 0, torch.bfloat16, config.device)
     pack(model, "triton")
+    norm = TritonAddNorm(model.ln_f)
     generator = torch.Generator(config.device).manual_seed(0)
     found: dict[str, list[int]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, TritonLinear):
             size, weight = (COUNTS[-1], layer.weight.shape[1]), layer.weight
             x = torch.randn(size, generator=generator, device=weight.device, dtype=weight.dtype)
-            whole = layer(x)
-            found[name] = [n for n in COUNTS if not torch.equal(layer(x[-n:]), whole[-n:])]
+            each = {n: layer(x[-n:]) for n in COUNTS}
+            for n, y in each.items():
+                if isinstance(y, Sums):  # which an addition to nothing adds
+                    each[n], _ = norm(x.new_zeros(n, len(weight)), y)
+            found[name] = [n for n in COUNTS if not torch.equal(each[n], each[COUNTS[-1]][-n:])]
     return found
 
 

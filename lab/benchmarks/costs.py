@@ -254,7 +254,8 @@ def main() -> None:
     name = options.name or {"fake": "fake-server"}.get(model, model)
     if name in STATED:
         raise ConfigError(f"{name} are the costs that need no file; give another --name")
-    with server("dynamic", chosen_settings(options)) as url:
+    # the times of one that plans ahead hold two iterations; simulations add that themselves
+    with server("dynamic", chosen_settings(options) | {"ahead": False}) as url:
         traffic = TrafficServer(url)
         rounds = [*measure(traffic, options.seconds)]
     costs = fitted(name, traffic.config, rounds)

@@ -4,6 +4,8 @@
         [--sampling greedy,drawn,top] [any server setting]
 
 A step is one iteration of decode rows of one context through the engine, sampling included.
+On a GPU it is also timed in a run, in which each is launched before the ids of the one before are
+read, as a server that plans ahead does it.
 It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;
 the bound is the larger of the two, as if they overlapped wholly. A CPU's reading is measured with
 loads like the kernels' over as many bytes as the step reads, for caches hold a part of them. Steps
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from client.drawing import new_figure, plain_log, save, styled
 from client.machine import processor
-from compare.report.tables import markdown
+from compare.report.tables import NONE, markdown
 from config import ONLY_IN, Config, ConfigError
 from generate import kernels
 from generate.auto import native_bfloat16
@@ -44,6 +46,7 @@ from scheduling.sampling import Sampling
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
 PROBES = 2  # of which the faster counts
+RUN = 16  # steps of a run of them
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 SAMPLINGS = {  # by the names that --sampling takes
     "greedy": Sampling(),
@@ -152,6 +155,23 @@ def timed_steps(
         yield time.perf_counter() - start, between()
 
 
+def run_of_steps(engine: CachedGenerator, rows: list[Row]) -> float:
+    """Seconds of a step of a run of them, each launched before the ids of the one before are read.
+
+    rows: with pending tokens.
+    """
+    iteration = Iteration(rows, running=len(rows), waiting=0, blocks_used=0)
+    ids = engine.launch(iteration)
+    ids()
+    start = time.perf_counter()
+    for _ in range(RUN):
+        following = engine.launch(iteration)
+        ids()
+        ids = following
+    ids()
+    return (time.perf_counter() - start) / RUN
+
+
 def against_bound(
     engine: CachedGenerator,
     machine: Machine,
@@ -174,11 +194,16 @@ def against_bound(
         taken.append(seconds)
         bounds.append(tuple(map(min, before, after)))
         before = after
+    of_run = None
+    if config.ahead:
+        pending = decode_rows(n, context, config.block_size, SAMPLINGS[sampling], pending=True)
+        of_run = statistics.median(run_of_steps(engine, pending) for _ in range(repeats))
     reached = sorted(max(bound) / seconds for bound, seconds in zip(bounds, taken))
     memory_s, arithmetic_s = map(statistics.median, zip(*bounds))
     return {
         "rows": n, "context": context, "sampling": sampling, "bytes": n_bytes,
-        "seconds": statistics.median(taken), "memory_s": memory_s, "arithmetic_s": arithmetic_s,
+        "seconds": statistics.median(taken), "of_run_s": of_run,
+        "memory_s": memory_s, "arithmetic_s": arithmetic_s,
         "reached": statistics.median(reached), "reached_least": reached[0],
         "reached_most": reached[-1],
     }  # fmt: skip
@@ -256,7 +281,7 @@ def measure(
 def table(result: Mapping[str, Any]) -> str:
     """A line for each kind of step; the bound is the larger of its two."""
     on_gpu = any(step.get("kernels") for step in result["steps"])
-    counts = ["host, ms", "launches", "kernels"] if on_gpu else []
+    counts = ["in a run, ms", "host, ms", "launches", "kernels"] if on_gpu else []
     first = ["rows", "context", "sampling", "step, ms", "bound, ms", "reached, %", "tok/s"]
     lines = [[*first, *counts]]
     for step in result["steps"]:
@@ -268,6 +293,8 @@ def table(result: Mapping[str, Any]) -> str:
         where = str(rows), str(context), step["sampling"]
         line = [*where, *times, reached, f"{rows / seconds:,.1f}"]
         if on_gpu:
+            run_s = step["of_run_s"]
+            line += [f"{1e3 * run_s:.2f}" if run_s else NONE]
             line += [f"{1e3 * step['host_s']:.3f}", f"{step['launches']}", f"{step['kernels']}"]
         lines.append(line)
     return markdown(lines, left=0)

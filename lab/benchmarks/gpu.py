@@ -81,6 +81,7 @@ COMPARE = "compare --skip-calibration "
 # the comparison's trace would take nobatch 46 s on an H200
 ALONE = COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic "
 VARIANTS = "--variant static=static --variant dynamic=dynamic "
+SIMULATED = "--variant static='static{ahead}' --variant dynamic='dynamic{ahead}' "
 # a closed loop needs no server that is started to measure a rate
 PROMPTS = (
     "--numsamples {half} --arrival closed:{users} --prefixes 8:{prefix}:1 --stream "
@@ -105,7 +106,7 @@ PARTS = {
         COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 44),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
         "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
-        + VARIANTS + "--out {out}/simulated", 6),
+        + SIMULATED + "--out {out}/simulated", 6),
     "fidelity": Part("Measured and simulated: no request of this trace was fitted",
         "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 4, table=1),
     "alone": Part("A burst, one request at a time and all together: are the texts the same?",
@@ -147,6 +148,7 @@ def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str
         "many": min(LARGEST, 4 * options.n),
         "both": "20GB" if gpu else "1GB",  # beside each other
         "carried": max(2, options.numsamples // 8),  # of nobatch: 6 s on an H200
+        "ahead": " --ahead" if config.ahead else "",
         "half": max(2, options.numsamples // 2),
         "users": min(32, max(2, options.numsamples // 4)),
         "prefix": config.max_model_len // 2,
@@ -193,20 +195,24 @@ def found(name: str, out: Path) -> str:
 
 
 def targets(steps: Sequence[Mapping[str, Any]], aims: Mapping[int, float]) -> str:
-    """A line for each number of rows at CONTEXT: the bound, a greedy step beside its target, and
-    how many times as long a step takes that draws. aims: the targets in ms, by rows, if there are
-    any of this GPU and these settings.
+    """A line for each number of rows at CONTEXT: the bound, a greedy step alone, one of a run, as
+    the server has them, beside its target; and how many times as long one of a run takes that draws.
+    aims: the targets in ms, by rows, if there are any of this GPU and these settings.
     """
     of = {(step["rows"], step["sampling"]): step for step in steps if step["context"] == CONTEXT}
     drawn = [name for name in engine.SAMPLINGS if name != "greedy"]
     ratios = [f"{name} ÷ greedy" for name in drawn]
-    lines = [["rows", "bound, ms", "greedy, ms", "target, ms", *ratios, f"{drawn[0]}'s target"]]
+    first = ["rows", "bound, ms", "alone, ms", "in a run, ms", "target, ms"]
+    lines = [[*first, *ratios, f"{drawn[0]}'s target"]]
     for n in sorted({n for n, _ in of}):
         greedy = of[n, "greedy"]
-        bound_s, seconds = max(greedy["memory_s"], greedy["arithmetic_s"]), greedy["seconds"]
-        times = [of[n, name]["seconds"] / seconds for name in drawn]
+        how = "of_run_s" if greedy["of_run_s"] else "seconds"
+        times = [of[n, name][how] / greedy[how] for name in drawn]
         lines.append([
-            str(n), f"{1e3 * bound_s:.2f}", f"{1e3 * seconds:.2f}", met(1e3 * seconds, aims.get(n)),
+            str(n), f"{1e3 * max(greedy['memory_s'], greedy['arithmetic_s']):.2f}",
+            f"{1e3 * greedy['seconds']:.2f}",
+            f"{1e3 * greedy[how]:.2f}" if greedy["of_run_s"] else NONE,
+            met(1e3 * greedy[how], aims.get(n)),
             *(f"{each:.2f}" for each in times), met(times[0], DRAWN if aims else None),
         ])  # fmt: skip
     return markdown(lines, left=0)

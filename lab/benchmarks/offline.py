@@ -40,10 +40,16 @@ def block_tables(n: int, tokens: int, block_size: int) -> list[list[int]]:
     return [list(range(i * size, (i + 1) * size)) for i in range(n)]
 
 
-def decode_rows(n: int, context: int, block_size: int, sampling: Sampling) -> list[Row]:
-    """n rows about to compute their token number `context`, and to sample the next one."""
-    prompt = [i % 256 for i in range(context)]
+def decode_rows(
+    n: int, context: int, block_size: int, sampling: Sampling, pending: bool = False
+) -> list[Row]:
+    """n rows about to compute their token number `context`, and to sample the next one.
+
+    pending: that token is the one that the iteration before samples (scheduling/asynchronous.py).
+    """
+    prompt = [i % 256 for i in range(context - pending)]
+    inferences = (Inference(prompt, 2, sampling, tokens=[~i] if pending else []) for i in range(n))
     return [
-        Row(Inference(prompt, 1, sampling), context - 1, 1, blocks, samples=True, idle=False)
-        for blocks in block_tables(n, context, block_size)
+        Row(inference, context - 1, 1, blocks, samples=True, idle=False)
+        for inference, blocks in zip(inferences, block_tables(n, context, block_size))
     ]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from compare.report.tables import NONE
 from generate import assembly, kernels
 from generate.auto import build
 from lab.benchmarks import agreement, engine, harness, offline
@@ -67,7 +68,7 @@ def test_a_step_and_its_bound(
     line = [{"rows": n, "memory_s": 4.0, "arithmetic_s": float(n)} for n in (16, 2)]
     assert engine.turn(line) == pytest.approx(4) and engine.turn(line[:1]) is None
     counted = {"steps": [steps[0] | {"host_s": 8e-5, "launches": 3, "kernels": 122}]}  # on a GPU
-    assert engine.table(counted).endswith(" | 0.080 | 3 | 122 |")
+    assert engine.table(counted).endswith(f" | {NONE} | 0.080 | 3 | 122 |")
     page = (tmp_path / "engine.md").read_text()
     assert "| rows | context | sampling | step, ms | bound, ms | reached, % | tok/s |" in page
     assert f"| 3 | 70 | top | {1e3 * steps[7]['seconds']:.2f} |" in page

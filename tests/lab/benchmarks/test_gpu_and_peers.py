@@ -26,7 +26,7 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     chosen = {"max_batch_size": 16, "loop_interval_ms": 1, "order": "sjf"}
     options = Namespace(rows="1", contexts="9", n=3, numsamples=5, **chosen)
     model = {"model": "gpt2", "model_name": "gpt2", "max_model_len": 1024}
-    config: Any = SimpleNamespace(**model, dtype="float32", device="cuda")
+    config: Any = SimpleNamespace(**model, dtype="float32", device="cuda", ahead=True)
     flags = ("--tokenizer", "--max-batch-size", "--loop-interval-ms", "--order")
     commands = gpu.commands(options, config, Path("out"), "NVIDIA H100 80GB HBM3")
     tokenizer, size, interval, order = flags
@@ -40,6 +40,7 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
     }  # fmt: skip
     assert commands["ahead"][:4] == ["lab.benchmarks.burst", "--n", "12", "--pairs"]
     assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
+    assert "dynamic=dynamic --ahead" in commands["simulated"]
 
 
 def test_all_parts_end_within_six_minutes_at_worst() -> None:
@@ -86,17 +87,22 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_targets_are_met_or_missed() -> None:
     bound: dict[str, Any] = {"context": 256, "memory_s": 2.5e-4, "arithmetic_s": 1e-4}
+    bound["of_run_s"] = None
     steps = [
         bound | {"rows": n, "sampling": sampling, "seconds": factor * 5.25e-4}
         for n in (1, 8, 64)
         for sampling, factor in (("greedy", 1), ("drawn", 1 + 0.01 * n), ("top", 2))
     ]
     assert gpu.targets(steps, gpu.TARGETS["H200"]).splitlines()[2:] == [
-        "| 1 | 0.25 | 0.53 | 0.50 (**missed**) | 1.01 | 2.00 | 1.05 (met) |",
-        "| 8 | 0.25 | 0.53 | 0.60 (met) | 1.08 | 2.00 | 1.05 (**missed**) |",
-        "| 64 | 0.25 | 0.53 | – | 1.64 | 2.00 | 1.05 (**missed**) |",
+        "| 1 | 0.25 | 0.53 | – | 0.50 (**missed**) | 1.01 | 2.00 | 1.05 (met) |",
+        "| 8 | 0.25 | 0.53 | – | 0.60 (met) | 1.08 | 2.00 | 1.05 (**missed**) |",
+        "| 64 | 0.25 | 0.53 | – | – | 1.64 | 2.00 | 1.05 (**missed**) |",
     ]
-    assert gpu.targets(steps, {}).splitlines()[2] == "| 1 | 0.25 | 0.53 | – | 1.01 | 2.00 | – |"
+    assert gpu.targets(steps, {}).splitlines()[2].endswith("| 0.53 | – | – | 1.01 | 2.00 | – |")
+    for step, seconds in zip(steps, (4e-4, 4.4e-4, 8e-4)):  # on a GPU, of a row
+        step["of_run_s"] = seconds
+    line = "| 1 | 0.25 | 0.53 | 0.40 | 0.50 (met) | 1.10 | 2.00 | 1.05 (**missed**) |"
+    assert gpu.targets(steps, gpu.TARGETS["H200"]).splitlines()[2] == line
 
 
 @pytest.mark.nightly
