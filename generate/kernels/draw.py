@@ -1,12 +1,15 @@
 """From logits to ids on a GPU in one launch, in which a program takes a row. Written in Triton.
 
-Run on an H200 (PyTorch 2.11, Triton 3.6, 2026-11-27): the ids of all 5,120 rows tried were those of
-`sample`, alone or together. It comes with `--linear triton`.
+It comes with `--linear triton`.
 
-No row is sorted. The smallest logit that top-k or top-p keeps is found bit by bit, from the highest
-bit of its key on: a bit is set if enough is kept with it. To know that, a program counts, or
-weighs, the logits that are not smaller. All sums of a row are formed in one order, in float64, so
-an id depends on its own row alone.
+A row is read as CHUNKS parts side by side, each by one warp, so that warps wait for each other only
+at the end of a pass. No row is sorted. The smallest logit that top-k or top-p keeps is found bit by
+bit, from the highest bit of its key on: a bit is set if enough is kept with it. To know that, a
+program weighs the logits that are not smaller: those of a few fours of neighbours, which it
+collects first, or of the whole row if those are too many or may not hold enough.
+
+A four's weights are added in float32, all else in float64, and all sums of a row are formed in one
+order: so an id depends on its own row alone.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 8192  # logits that a program reads at once
-WARPS = 16
+CHUNKS = tl.constexpr(32)
+TILE = 4096  # logits that a program reads at once, of all chunks
+ROOM = 512  # fours that are collected
+WARPS = 8
 
 
 @triton.jit
@@ -37,86 +42,176 @@ def uniform(seed, index):
 
 
 @triton.jit
-def weigh(row, start, n_vocab, best, temperature, least, COUNT: tl.constexpr, TILE: tl.constexpr):
-    """Return a tile's weights, or with COUNT ones, and 0 where a key is below `least`: float64.
-
-    Keys are integers in the order of the logits, in which 0 and -0 are equal.
-    """
-    at = start + tl.arange(0, TILE)
-    x = tl.load(row + at, mask=at < n_vocab, other=float("-inf")).to(tl.float32)
-    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
-    key = bits ^ tl.where(x < 0, 0xFFFFFFFF, 0x80000000)
-    weight = 1.0 if COUNT else tl.exp((x - best) / temperature)
-    return tl.where(key >= least, weight, 0.0).to(tl.float64)
+def number(key):
+    """Return the float32 of a key, or the least finite one. Keys have the order of their floats."""
+    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
+    return tl.where(key < 0x00800000, -3.4028234663852886e38, bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
-def held(row, n_vocab, best, temperature, least, COUNT: tl.constexpr, TILE: tl.constexpr):
-    """Return the sum of `weigh` over a row."""
-    total = tl.zeros([TILE], tl.float64)
-    for start in range(0, n_vocab, TILE):
-        total += weigh(row, start, n_vocab, best, temperature, least, COUNT, TILE)
-    return tl.sum(total, 0)
+def read(row, start, N: tl.constexpr, END: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr):
+    """Return WIDTH logits of each chunk, from `start` on: float32 [CHUNKS, WIDTH / 4, 4]."""
+    lanes = start + tl.arange(0, WIDTH)[None, :]
+    at = tl.arange(0, CHUNKS)[:, None] * CHUNK + lanes
+    if start + WIDTH <= N - (CHUNKS - 1) * CHUNK:
+        x = tl.load(row + at).to(tl.float32)
+    else:
+        x = tl.load(row + at, mask=(lanes < CHUNK) & (at < END), other=float("-inf"))
+        x = tl.where(at < N, x.to(tl.float32), float("-inf"))
+    return tl.reshape(x, [CHUNKS, WIDTH // 4, 4])
 
 
 @triton.jit
-def edge(
-    row, n_vocab, best, temperature, kept, wanted,
-    COUNT: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+def held(
+    row, best, scale, least,
+    N: tl.constexpr, END: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest key from which on the keys hold `wanted`; `kept` if that is larger."""
-    least = tl.full([], 0, tl.uint32)
-    for bit in range(BITS):
-        trial = least | (1 << (31 - bit))
-        above = tl.maximum(trial, kept)
-        enough = held(row, n_vocab, best, temperature, above, COUNT, TILE) >= wanted
-        least = tl.where(enough, trial, least)
-    return tl.maximum(least, kept)
+    """Return what those of each chunk weigh that are not below `least`: float64 [CHUNKS].
+
+    Without a scale each weighs 1.
+    """
+    total = tl.zeros([CHUNKS, WIDTH // 4], tl.float64)
+    for start in range(0, CHUNK, WIDTH):
+        x = read(row, start, N, END, CHUNK, WIDTH)
+        weight = 1.0 if scale is None else tl.exp2((x - best) * scale)
+        total += tl.sum(tl.where(x >= least, weight, 0.0), 2).to(tl.float64)
+    return tl.sum(total, 1)
 
 
 @triton.jit
-def draw_kernel(logits, stride, settings, ids, n_vocab, BITS: tl.constexpr, TILE: tl.constexpr):
+def edge_of_all(
+    row, best, scale, kept, wanted, BITS: tl.constexpr,
+    N: tl.constexpr, END: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return the largest number from which on a row holds `wanted`; `kept` if that is larger."""
+    key = tl.full([], 0, tl.uint32)
+    for bit in range(BITS):
+        trial = key | (1 << (31 - bit))
+        least = tl.maximum(number(trial), kept)
+        enough = tl.sum(held(row, best, scale, least, N, END, CHUNK, WIDTH), 0) >= wanted
+        key = tl.where(enough, trial, key)
+    return tl.maximum(number(key), kept)
+
+
+@triton.jit
+def edge(x, weight, wanted, BITS: tl.constexpr):
+    """Return the largest number from which on x, in registers, holds `wanted`."""
+    key = tl.full([], 0, tl.uint32)
+    for bit in range(BITS):
+        trial = key | (1 << (31 - bit))
+        enough = tl.sum(tl.where(x >= number(trial), weight, 0)) >= wanted
+        key = tl.where(enough, trial, key)
+    return number(key)
+
+
+@triton.jit
+def lane(weight, target, SIZE: tl.constexpr):
+    """Return the lane at which the running sum of the weights passes the target: float64."""
+    lanes = tl.arange(0, SIZE)
+    # rounding may keep the whole sum below the target
+    last = tl.max(tl.where(weight > 0, lanes, 0), 0)
+    passed = (tl.cumsum(weight, 0) > target) & (weight > 0)
+    return tl.min(tl.where(passed, lanes, last), 0)
+
+
+@triton.jit
+def draw_kernel(
+    logits, settings, found, ids, STRIDE: tl.constexpr, BITS: tl.constexpr, ROOM: tl.constexpr,
+    N: tl.constexpr, END: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    SPAN: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
-    row, settings, lanes = logits + program * stride, settings + program * 5, tl.arange(0, TILE)
-    most = tl.full([TILE], float("-inf"), tl.float32)
-    where = tl.zeros([TILE], tl.int32)
-    for start in range(0, n_vocab, TILE):
-        at = start + lanes
-        x = tl.load(row + at, mask=at < n_vocab, other=float("-inf")).to(tl.float32)
-        where = tl.where(x > most, at, where)
+    row, settings, found = logits + program * STRIDE, settings + program * 5, found + program * ROOM
+    chunks = tl.arange(0, CHUNKS)
+    fours = chunks[:, None] * CHUNK + tl.arange(0, WIDTH // 4)[None, :] * 4
+    most = tl.full([CHUNKS, WIDTH // 4], float("-inf"), tl.float32)
+    where = fours
+    for start in range(0, CHUNK, WIDTH):
+        x = tl.max(read(row, start, N, END, CHUNK, WIDTH), 2)
+        where = tl.where(x > most, fours + start, where)
         most = tl.maximum(most, x)
-    best = tl.max(most, 0)
+    best = tl.max(most)
     temperature = tl.load(settings).to(tl.float64, bitcast=True).to(tl.float32)
     if temperature == 0:
-        lowest = tl.min(tl.where(most == best, where, n_vocab - 1), 0)
+        at = tl.min(tl.where(most == best, where, N - 1)) + tl.arange(0, 4)
+        x = tl.load(row + at, mask=at < N, other=float("-inf")).to(tl.float32)
+        lowest = tl.min(tl.where((x == best) & (at < N), at, N - 1), 0)
         tl.store(ids + program, lowest.to(tl.int64))
         return
     top_p = tl.load(settings + 1).to(tl.float64, bitcast=True)
     top_k = tl.load(settings + 2)
-    least = tl.full([], 0, tl.uint32)
-    if top_k < n_vocab:
+    u = uniform(tl.load(settings + 3), tl.load(settings + 4))
+    scale = 1.4426950408889634 / temperature  # of powers of 2
+    least = number(tl.full([], 0, tl.uint32))
+    if (top_k < N) | (top_p < 1):
+        # of logits that are not below the k-th of the largest ones of parts there are k or more
+        bound = edge(most, 1, tl.where(top_k < N, top_k, ROOM // 2), BITS)
+        counts = tl.zeros([CHUNKS, WIDTH // 4], tl.int32)
+        for start in range(0, CHUNK, WIDTH):
+            x = tl.max(read(row, start, N, END, CHUNK, WIDTH), 2)
+            counts += (x >= bound).to(tl.int32)
+        counts = tl.sum(counts, 1)
+        n = tl.sum(counts, 0)
+        if n <= ROOM:
+            before = tl.cumsum(counts, 0) - counts
+            for start in range(0, CHUNK, WIDTH):
+                x = tl.max(read(row, start, N, END, CHUNK, WIDTH), 2)
+                taken = (x >= bound).to(tl.int32)
+                place = before[:, None] + tl.cumsum(taken, 1) - 1
+                tl.store(found + place, fours + start, mask=x >= bound)
+                before += tl.sum(taken, 1)
+            tl.debug_barrier()
+            lanes = tl.arange(0, ROOM * 4)
+            at = tl.load(found + lanes // 4, mask=lanes // 4 < n, other=N) + lanes % 4
+            x = tl.load(row + at, mask=at < N, other=float("-inf")).to(tl.float32)
+            if top_k < N:
+                bound = edge(x, 1, top_k, BITS)
+            weight = tl.where(x >= bound, tl.exp2((x - best) * scale), 0.0).to(tl.float64)
+            total = tl.sum(weight, 0)
+            wanted = total * top_p
+            if top_k >= N:  # of the whole row's
+                wanted = tl.sum(held(row, best, scale, least, N, END, CHUNK, WIDTH), 0) * top_p
+            if total >= wanted:
+                if top_p < 1:
+                    weight = tl.where(x >= edge(x, weight, wanted, BITS), weight, 0.0)
+                place = lane(weight, u * tl.sum(weight, 0), ROOM * 4)
+                id_ = tl.load(found + place // 4, mask=place // 4 < n, other=0) + place % 4
+                tl.store(ids + program, id_.to(tl.int64))
+                return
+    if top_k < N:
         wanted = top_k.to(tl.float64)
-        least = edge(row, n_vocab, best, temperature, least, wanted, True, BITS, TILE)
+        least = edge_of_all(row, best, None, least, wanted, BITS, N, END, CHUNK, WIDTH)
     if top_p < 1:
-        wanted = held(row, n_vocab, best, temperature, least, False, TILE) * top_p
-        least = edge(row, n_vocab, best, temperature, least, wanted, False, BITS, TILE)
-    total = held(row, n_vocab, best, temperature, least, False, TILE)
-    target = uniform(tl.load(settings + 3), tl.load(settings + 4)) * total
-    # the tile in which the running sum passes the target, and the sum before it
-    chosen, base = tl.full([], 0, tl.int32), tl.full([], 0, tl.float64)
-    before = tl.full([], 0, tl.float64)
-    for start in range(0, n_vocab, TILE):
-        mass = tl.sum(weigh(row, start, n_vocab, best, temperature, least, False, TILE), 0)
-        # the last such tile: rounding may keep the whole sum below the target
-        here = (before <= target) & (mass > 0)
-        chosen = tl.where(here, start, chosen)
-        base = tl.where(here, before, base)
-        before += mass
-    weight = weigh(row, chosen, n_vocab, best, temperature, least, False, TILE)
-    last = tl.max(tl.where(weight > 0, lanes, 0), 0)
-    passed = (tl.cumsum(weight, 0) > target - base) & (weight > 0)
-    place = tl.min(tl.where(passed, lanes, last), 0)
-    tl.store(ids + program, (chosen + place).to(tl.int64))
+        wanted = tl.sum(held(row, best, scale, least, N, END, CHUNK, WIDTH), 0) * top_p
+        least = edge_of_all(row, best, scale, least, wanted, BITS, N, END, CHUNK, WIDTH)
+    masses = held(row, best, scale, least, N, END, CHUNK, WIDTH)
+    target = u * tl.sum(masses, 0)
+    # the chunk in which the running sum passes the target, and the sum before it
+    before = tl.cumsum(masses, 0) - masses
+    chosen = tl.max(tl.where((before <= target) & (masses > 0), chunks, 0), 0)
+    target -= tl.sum(tl.where(chunks == chosen, before, 0.0), 0)
+    lanes = tl.arange(0, SPAN)
+    at = chosen * CHUNK + lanes
+    x = tl.load(row + at, mask=(lanes < CHUNK) & (at < N), other=float("-inf")).to(tl.float32)
+    weight = tl.where(x >= least, tl.exp2((x - best) * scale), 0.0).to(tl.float64)
+    tl.store(ids + program, (chosen * CHUNK + lane(weight, target, SPAN)).to(tl.int64))
+
+
+def constants(logits: Tensor, n_vocab: int) -> dict[str, int]:
+    """Return what the kernel is compiled for."""
+    chunk = triton.cdiv(n_vocab, 8 * CHUNKS.value) * 8
+    return {
+        "STRIDE": logits.stride(0),
+        "BITS": 16 if logits.dtype == torch.bfloat16 else 32,  # the others are alike in each logit
+        "ROOM": ROOM,
+        "N": n_vocab,
+        "END": min(triton.cdiv(n_vocab, 8) * 8, logits.shape[1]),  # eight are read at once
+        "CHUNK": chunk,
+        "WIDTH": TILE // CHUNKS.value,
+        "SPAN": triton.next_power_of_2(chunk),
+        "num_warps": WARPS,
+        "maxnreg": 128,  # of a thread, so that two programs share a multiprocessor
+    }
 
 
 def draw(logits: Tensor, settings: Tensor, n_vocab: int) -> Tensor:
@@ -126,9 +221,6 @@ def draw(logits: Tensor, settings: Tensor, n_vocab: int) -> Tensor:
     top_k, seed and index; n_vocab for no top_k, 1 for no top_p.
     """
     ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    bits = 16 if logits.dtype == torch.bfloat16 else 32  # the others are alike in each logit
-    tile = min(TILE, triton.next_power_of_2(n_vocab))
-    draw_kernel[(len(logits),)](
-        logits, logits.stride(0), settings, ids, n_vocab, BITS=bits, TILE=tile, num_warps=WARPS
-    )
+    found = torch.empty(len(logits), ROOM, dtype=torch.int32, device=logits.device)
+    draw_kernel[(len(logits),)](logits, settings, found, ids, **constants(logits, n_vocab))
     return ids

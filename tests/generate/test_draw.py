@@ -37,11 +37,34 @@ def logits(kind: str, n: int, n_vocab: int) -> torch.Tensor:
 def test_a_launch_draws_as_sample_does(
     dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draw, "TILE", 256)  # so that a row has two
+    monkeypatch.setattr(draw, "TILE", 256)  # so that a row takes two
     rng, n = random.Random(0), 300 if ALL else 8
     choices = [*itertools.product((0.0, 0.3, 1.0, 2.5), TOP_K, TOP_P)]
     how = [(Sampling(*rng.choice(choices), seed=i), i) for i in range(n)]
     found = logits(kind, n, 320).to(dtype)
+    assert torch.equal(sample_on_gpu(found, how, 300), sample(found, how, 300))
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "tied"])
+def test_more_than_can_be_collected_are_searched_in_the_row(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TILE": 256, "ROOM": 8}.items():
+        monkeypatch.setattr(draw, name, value)
+    found = logits(kind, 8, 300).to(torch.bfloat16)
+    cuts = [(7, None), (8, 0.6), (9, None), (200, 0.9), (None, 0.05), (None, 0.4), (None, 0.95)]
+    how = [(Sampling(1.0, *cut, seed=i), i) for i, cut in enumerate([*cuts, (299, 0.3)])]
+    assert torch.equal(sample_on_gpu(found, how, 300), sample(found, how, 300))
+
+
+def test_ties_of_the_last_one_kept_are_kept_whether_or_not_they_can_be_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draw, "ROOM", 8)
+    found = torch.full((24, 300), -3.0)
+    for row in range(24):  # 7 to 9 ties, each in a four of its own
+        found[row, 1 : 30 * (7 + row % 3) : 30] = 5.0
+    how = [(Sampling(1.0, 5, (None, 0.5)[i % 2], seed=i), i) for i in range(24)]
     assert torch.equal(sample_on_gpu(found, how, 300), sample(found, how, 300))
 
 
@@ -55,6 +78,7 @@ def test_an_id_depends_on_its_own_row_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(torch.cat(alone), together)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # NumPy's, of the interpreter
 @pytest.mark.parametrize("how", [
     *(Sampling(temperature) for temperature in (0.0, 1e-46, 1e6)), Sampling(1.0, 9, 0.9),
 ], ids=str)  # fmt: skip

@@ -150,9 +150,8 @@ for (name, dtype), architecture in product(
          "num_warps": add_norm.WARPS}),
         (lora.lora_kernel, {"memory": "*fp32", "tiles": "*i32", "ranks": "*i32", "stride": "i64",
          "offset": "i32"}, {"N_IN": 1600, "WIDTH": 1600, "N_OUT": 6400, **LORA}),
-        (draw.draw_kernel, dict.fromkeys(("settings", "ids"), "*i64") | dict.fromkeys(("stride",
-         "n_vocab"), "i32"), {"BITS": 16 if name == "bf16" else 32, "TILE": draw.TILE,
-         "num_warps": draw.WARPS}),
+        (draw.draw_kernel, {"settings": "*i64", "ids": "*i64", "found": "*i32"},
+         draw.constants(torch.empty(1, 50304, dtype=getattr(torch, dtype)), 50257)),
     ]
     for n_in, n_out, n_tokens in PRODUCTS[name]:
         whole = n_out > n_in
@@ -162,7 +161,8 @@ for (name, dtype), architecture in product(
         sizes |= own | dict.fromkeys(("bias",) if n_out == 50304 or sizes["SPLIT"] > 1 else ())
         kernels.append((kernel, given, sizes))
     for kernel, pointers, constants in kernels:
-        options = {n: constants.pop(n) for n in ("num_warps", "num_stages") if n in constants}
+        options = ("num_warps", "num_stages", "maxnreg")
+        options = {n: constants.pop(n) for n in options if n in constants}
         types = {n: pointers.get(n, f"*{name}") for n in kernel.arg_names}
         types |= dict.fromkeys(constants, "constexpr")
         values = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
