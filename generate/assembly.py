@@ -106,7 +106,9 @@ def _cached(
         attention = KernelAttention(cache)
     elif config.attention == "triton":
         attention = TritonAttention(cache, config.max_tokens, config.shape.n_ctx)
-    sampled = SampledIds(config.max_tokens, config.device) if config.ahead else None
+    sampled = None
+    if config.ahead:
+        sampled = SampledIds(config.max_tokens, config.device, config.attention == "triton")
     parts = model, n_vocab, attention, _sampler(config), config.max_tokens, sampled
     generator = AdaptedGenerator(adapters, *parts) if adapters else CachedGenerator(*parts)
     generator.n_blocks = n_blocks

@@ -71,16 +71,26 @@ class SampledIds:
     there before the host knows them (scheduling/asynchronous.py).
     """
 
-    def __init__(self, size: int, device: str):
-        self._ids = torch.zeros(size, dtype=torch.int64, device=device)
+    def __init__(self, size: int, device: str | torch.device, triton: bool = False):
+        self.ids = torch.zeros(size, dtype=torch.int64, device=device)
+        self._into = _into
+        if triton:
+            from generate.kernels.known import known
+
+            self._into = known
 
     @torch.inference_mode()
     def keep(self, ids: Tensor) -> None:
-        self._ids[: len(ids)] = ids
+        if ids.data_ptr() != self.ids.data_ptr():  # else they were drawn there
+            self.ids[: len(ids)] = ids
 
     def into(self, ids: Tensor) -> Tensor:
         """Return ids, int64 [T], with the kept ones in the places of ~0, ~1, …"""
-        return torch.where(ids < 0, self._ids[(~ids).clamp(min=0)], ids)
+        return self._into(ids, self.ids)
+
+
+def _into(ids: Tensor, kept: Tensor) -> Tensor:
+    return torch.where(ids < 0, kept[(~ids).clamp(min=0)], ids)
 
 
 def reader(values: Tensor) -> Callable[[], list[Any]]:
@@ -88,7 +98,8 @@ def reader(values: Tensor) -> Callable[[], list[Any]]:
     what the device is given to do after it.
     """
     if not values.is_cuda:
-        return values.tolist
+        known = values.tolist()  # now: the next iteration's may take their place
+        return lambda: known
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()

@@ -20,7 +20,7 @@ from generate.attention import Attention
 from generate.buffers import ALIGNED, Buffer, SampledIds, reader
 from generate.memory import memory_for
 from generate.rows import flat
-from generate.sampling import Sample
+from generate.sampling import SETTINGS, Sample, Settings, by_logits_alone, draw_into, sample_on_gpu
 from generate.scoring import ids_after
 from model import GPT2
 from scheduling.inference import Generator, Inference, Iteration, Row
@@ -54,9 +54,13 @@ class CachedGenerator(Generator):
         self.attention = attention
         self.sample = sample
         # an id, a position and a sample of 8 bytes for each token, and what is left free between
-        n_bytes = (3 * 8 + attention.put_bytes) * max_tokens + 2 * ALIGNED
-        self._inputs = Buffer(n_bytes, model.wte.weight.device)
+        n_bytes = (3 * 8 + SETTINGS.size + attention.put_bytes) * max_tokens + 3 * ALIGNED
+        self._inputs = Buffer(n_bytes, device := model.wte.weight.device)
         self._sampled = sampled
+        # a sampler of one launch is a part of the pass, and what it is told is sent with the tokens
+        self._settings: Settings | None = None
+        if sample is sample_on_gpu:
+            self._settings = Settings(n_vocab, (sampled or SampledIds(max_tokens, device)).ids)
         self._captured: dict[int, Pass] = {}
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
@@ -78,6 +82,8 @@ class CachedGenerator(Generator):
         """Return the ids of rows that sample, on the device: int64 [N]. Raises OutOfMemory."""
         rows, padding = iteration.rows, iteration.padding
         with memory_for(f"an iteration of {len(rows)} rows"):
+            if self._settings and by_logits_alone(rows):
+                return self._settings.ids[: len(self.logits(rows, padding))]
             return ids_after(
                 rows,
                 lambda part, every: self.logits(part, 0 if every else padding, every),
@@ -111,13 +117,17 @@ class CachedGenerator(Generator):
         rest = array("q", bytes(8 * (n - n_wanted)))  # a captured pass samples every token
         with self._inputs as put:
             inputs = put(tokens.ids + tokens.positions + tokens.samples + rest)
+            how = put(self._settings.of(tokens.sampled, n)) if self._settings else None
             attend = self.attention.prepare(rows, tokens, put)
 
         def forward() -> Tensor:
             ids, places, sampled = inputs[:n], inputs[n : 2 * n], inputs[2 * n : 2 * n + n_wanted]
             if self._sampled is not None:
                 ids = self._sampled.into(ids)
-            return self.model(ids, places, attend, sampled)
+            logits = self.model(ids, places, attend, sampled)
+            if how is not None and self._settings is not None:
+                draw_into(self._settings.ids, logits, how, self._n_vocab)
+            return logits
 
         return forward, n_wanted
 

@@ -17,7 +17,7 @@ from scheduling.inference import Inference, Row
 
 class Tokens(NamedTuple):
     """All tokens of the rows. samples: indices of those whose logits are wanted. counts, blocks: of
-    each row.
+    each row. sampled: the inferences of rows that sample.
     """
 
     ids: array[int]
@@ -25,6 +25,7 @@ class Tokens(NamedTuple):
     samples: array[int]
     counts: tuple[int, ...]
     blocks: tuple[list[int], ...]
+    sampled: Sequence[Inference]
 
 
 def flat(rows: Sequence[Row], every: bool = False) -> Tokens:
@@ -45,14 +46,15 @@ def flat(rows: Sequence[Row], every: bool = False) -> Tokens:
             start, end = starts[i] + 1, starts[i] + counts[i]
             positions[i + 1 : i + 1] = range(start, end)
             ids[i + 1 : i + 1] = [*_known(inferences[i], start, end - len(drafts[i])), *drafts[i]]
-    if every or (all(sampling) and len(ids) == len(rows)):
+    sampled = inferences if (whole := all(sampling)) else [*compress(inferences, sampling)]
+    if every or (whole and len(ids) == len(rows)):
         samples = array("q", range(len(ids)))
     elif any(drafts):
         each = zip(lasts, drafts, sampling)
         samples = array("q", [i for at, d, s in each for i in range(at - len(d), at + s)])
     else:
         samples = array("q", compress(lasts, sampling))
-    return Tokens(array("q", ids), array("q", positions), samples, counts, blocks)
+    return Tokens(array("q", ids), array("q", positions), samples, counts, blocks, sampled)
 
 
 def _known(inference: Inference, start: int, end: int) -> list[int]:

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from generate import kernels
 from generate.buffers import to_device
-from scheduling.inference import Inference
+from scheduling.inference import Inference, Row
 from scheduling.sampling import Sampling
 
 Draws = Sequence[tuple[Sampling, int]]  # for each row, with its token's index in the completion
@@ -90,13 +90,19 @@ def sample_on_cpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
 
 
 def sample_on_gpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
-    """`sample` in Triton; a draw that lands within rounding of an id's edge
-    may differ.
-    """
+    """`sample` in Triton; a draw that lands within rounding of an id's edge may differ."""
+    ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    settings = to_device(array("q", _packed(draws, n_vocab)), logits.device)
+    draw_into(ids, logits, settings, n_vocab)
+    return ids
+
+
+def draw_into(ids: Tensor, logits: Tensor, settings: Tensor, n_vocab: int) -> None:
+    """Put an id for each row of logits at the beginning of ids: int64. settings: SETTINGS."""
     from generate.kernels.draw import draw
 
-    settings = to_device(array("q", _packed(draws, n_vocab)), logits.device)
-    return draw(logits, settings, n_vocab)
+    if len(logits):
+        draw(logits, settings, n_vocab, ids)
 
 
 def _packed(draws: Draws, n_vocab: int) -> bytes:
@@ -111,6 +117,37 @@ def _packed(draws: Draws, n_vocab: int) -> bytes:
         for s, index in draws
     ]
     return b"".join([SETTINGS.pack(*row) for row in rows])
+
+
+class Settings:
+    """SETTINGS of iterations' rows, of which most change in the index alone. ids: int64, where a
+    pass that draws puts its ids.
+    """
+
+    def __init__(self, n_vocab: int, ids: Tensor):
+        self.ids, self._n_vocab = ids, n_vocab
+        self._samplings = list[Sampling]()  # of the last rows
+        self._packed = np.zeros((0, 5), np.int64)
+
+    def of(self, inferences: Sequence[Inference], n: int) -> NDArray[np.int64]:
+        """Return those of inferences, as if none had drafts, and zeros up to n rows: [5 n]."""
+        samplings = [each.sampling for each in inferences]
+        if samplings != self._samplings:
+            packed = _packed([(sampling, 0) for sampling in samplings], self._n_vocab)
+            self._packed = np.frombuffer(packed, np.int64).reshape(-1, 5)
+            self._samplings = samplings
+        settings = np.zeros((n, 5), np.int64)
+        settings[: len(samplings)] = self._packed
+        settings[: len(samplings), 4] = [len(each.tokens) for each in inferences]
+        return settings.reshape(-1)
+
+
+def by_logits_alone(rows: Sequence[Row]) -> bool:
+    """Return whether nothing but its logits chooses the id of a row, as a pass that draws does."""
+    return not any(
+        row.drafts or (own := row.inference).scores is not None or own.sampling.penalizes
+        for row in rows
+    )
 
 
 def penalized(logits: Tensor, places: Sequence[tuple[Inference, Sequence[int]]]) -> Tensor:

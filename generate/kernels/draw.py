@@ -214,13 +214,11 @@ def constants(logits: Tensor, n_vocab: int) -> dict[str, int]:
     }
 
 
-def draw(logits: Tensor, settings: Tensor, n_vocab: int) -> Tensor:
-    """Return an id below n_vocab for each row of logits: [N, V] -> int64 [N].
+def draw(logits: Tensor, settings: Tensor, n_vocab: int, ids: Tensor) -> None:
+    """Put an id below n_vocab for each row of logits, [N, V], at the beginning of ids: int64.
 
     settings: int64 [N × 5], of each row temperature and top_p, which are float64 by their bits,
     top_k, seed and index; n_vocab for no top_k, 1 for no top_p.
     """
-    ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     found = torch.empty(len(logits), ROOM, dtype=torch.int32, device=logits.device)
     draw_kernel[(len(logits),)](logits, settings, found, ids, **constants(logits, n_vocab))
-    return ids

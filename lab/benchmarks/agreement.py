@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ def other_bits(config: Config) -> dict[str, list[int]]:
     one = replace(config.shape, n_layer=1)  # layers are alike
     model = load_model(one, None, 0, torch.bfloat16, config.device)
     pack(model, "triton")
-    norm = TritonAddNorm(model.ln_f)
+    norm = TritonAddNorm(cast(Any, model.ln_f))
     generator = torch.Generator(config.device).manual_seed(0)
     found: dict[str, list[int]] = {}
     for name, layer in model.named_modules():

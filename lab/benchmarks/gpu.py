@@ -78,8 +78,6 @@ class Part(NamedTuple):
 STEPS = "lab.benchmarks.engine --rows {rows} --contexts {contexts} --out {out}/"
 SAMPLED = f" --sampling {','.join(engine.SAMPLINGS)}"
 COMPARE = "compare --skip-calibration "
-# the comparison's trace would take nobatch 46 s on an H200
-ALONE = COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic "
 VARIANTS = "--variant static=static --variant dynamic=dynamic "
 SIMULATED = "--variant static='static{ahead}' --variant dynamic='dynamic{ahead}' "
 # a closed loop needs no server that is started to measure a rate
@@ -93,34 +91,30 @@ PARTS = {
     "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
         "lab.benchmarks.agreement --n {few}", 46),  # compiles what all parts need
     "steps": Part("Steps of decode rows, against the machine's bound",
-        STEPS + "steps" + SAMPLED, 10),
+        STEPS + "steps" + SAMPLED, 20),
     "cublas": Part("Steps with PyTorch's products, whose bits depend on the number of tokens",
-        STEPS + "cublas --linear plain" + SAMPLED, 10, needs=GPU),
+        STEPS + "cublas --linear plain" + SAMPLED, 17, needs=GPU),
     # one round of traffic takes 25 s, and loading as long at worst
     "costs": Part("What an iteration costs, for the simulator",
-        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 49),
+        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 48),
     "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
     "ahead": Part("A larger burst, with and without plans ahead",
-        "lab.benchmarks.burst --n {many} --pairs 3 --kv-cache {both}", 16),
+        "lab.benchmarks.burst --n {many} --pairs 3 --kv-cache {both}", 15),
     "comparison": Part("Two modes, over HTTP",
         COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 44),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
         "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
-        + SIMULATED + "--out {out}/simulated", 6),
+        + SIMULATED + "--out {out}/simulated", 8),
     "fidelity": Part("Measured and simulated: no request of this trace was fitted",
         "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 4, table=1),
     "alone": Part("A burst, one request at a time and all together: are the texts the same?",
-        ALONE + "--numsamples {carried} --arrival burst --out {out}/alone", 32),
-    "apart": Part("The same with PyTorch's products: are the texts the same?",
-        ALONE + "--linear plain --trace {out}/alone/trace.jsonl --out {out}/apart", 32,
-        needs=GPU),
-    "price": Part("What identical texts cost a whole server",
-        "compare --runs {out}/apart {out}/alone --out {out}/price", 3, needs=GPU, table=1),
+        COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic --numsamples {carried} "
+        "--arrival burst --out {out}/alone", 34),
     "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
-        COMPARE + PROMPTS + "--out {out}/prompts", 44),
+        COMPARE + PROMPTS + "--out {out}/prompts", 52),
     "generate": Part("The burst by Hugging Face: generate(), and continuous batching",
         "lab.benchmarks.peers.engines huggingface --n {n} --model {model} --dtype {dtype} "
-        "--device {device}", 31, needs="transformers"),
+        "--device {device}", 38, needs="transformers"),
 }
 # fmt: on
 BENCHMARK = Benchmark(
@@ -196,7 +190,8 @@ def found(name: str, out: Path) -> str:
 
 def targets(steps: Sequence[Mapping[str, Any]], aims: Mapping[int, float]) -> str:
     """A line for each number of rows at CONTEXT: the bound, a greedy step alone, one of a run, as
-    the server has them, beside its target; and how many times as long one of a run takes that draws.
+    the server has them, beside its target; and how many times as long one of a run takes that
+    draws.
     aims: the targets in ms, by rows, if there are any of this GPU and these settings.
     """
     of = {(step["rows"], step["sampling"]): step for step in steps if step["context"] == CONTEXT}

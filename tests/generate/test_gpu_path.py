@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from batching import BatchingManager
 from config import Config
 from config.shapes import Shape
 from generate import assembly, auto
@@ -29,7 +30,7 @@ from generate.checkpoint import load_model
 from generate.loading import load_generator
 from generate.memory import OutOfMemory, memory_for
 from generate.norms import TritonAddNorm
-from generate.sampling import sample
+from generate.sampling import Draws, sample, sample_on_gpu
 from model import GPT2, AddNorm, KVCache
 from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Static
@@ -212,12 +213,13 @@ def tiny() -> GPT2:
     return enliven(load_model(TINY, None, seed=3, dtype=torch.float32, device="cpu"))
 
 
-def requests() -> list[Inference]:
+def requests(penalty: float = 0.0) -> list[Inference]:
     rng = random.Random(1)
     inferences = []
     for i, (n_prompt, n_tokens) in enumerate([(3, 4), (21, 2), (1, 6)]):
         prompt = [rng.randrange(N_VOCAB) for _ in range(n_prompt)]
-        inferences.append(Inference(prompt, n_tokens, Sampling(temperature=i / 2, seed=i)))
+        how = Sampling(temperature=i / 2, seed=i, presence_penalty=penalty * (i > 0))
+        inferences.append(Inference(prompt, n_tokens, how))
     return inferences
 
 
@@ -244,15 +246,31 @@ class Replaying:
         return replay
 
 
-def test_a_captured_pass_takes_sampled_ids(tiny: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ours", [False, True], ids=["sampler after it", "sampler in it"])
+@pytest.mark.parametrize("kind", [AsynchronousManager, BatchingManager])
+def test_a_captured_pass_takes_sampled_ids(
+    kind: type[BatchingManager], ours: bool, tiny: GPT2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that penalties change are drawn after it."""
     monkeypatch.setattr(paged_attention, "KEYS", 8)  # so that rows get long enough to be shared
-    sampled, replaying = SampledIds(16, "cpu"), Replaying()
+    sampled = SampledIds(16, "cpu", triton=ours) if kind is AsynchronousManager else None
     attention = TritonAttention(KVCache(TINY, 15, 4, torch.float32, "cpu"), 16, 32)
-    engine = CachedGenerator(tiny, N_VOCAB, attention, sample, 16, sampled)
+    sampler, drawn, replaying = sample_on_gpu if ours else sample, list[int](), Replaying()
+    engine = CachedGenerator(tiny, N_VOCAB, attention, sampler, 16, sampled)
+
+    def after(logits: torch.Tensor, draws: Draws, n_vocab: int) -> torch.Tensor:
+        drawn.append(len(draws))
+        return sampler(logits, draws, n_vocab)
+
+    engine.sample = after
     engine.capture([3, 1], replaying)
     limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
-    texts, _ = served(AsynchronousManager, Dynamic(), requests(), engine, **limits)
-    assert texts == serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
+    for penalty in (0.0, 1.5):
+        drawn.clear()
+        given, expected = requests(penalty), requests(penalty)
+        texts, _ = served(kind, Dynamic(), given, engine, **limits)
+        assert texts == serve(NoBatching(), Oracle(tiny, N_VOCAB), expected)
+        assert bool(drawn) == (not ours or penalty > 0)
     assert {*replaying.replayed} == {1, 3}
 
 

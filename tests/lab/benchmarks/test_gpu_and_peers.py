@@ -36,7 +36,7 @@ def test_every_part_gets_the_settings_that_it_knows() -> None:
         "costs": [tokenizer, size], "burst": [size, interval, order],
         "ahead": [size, interval, order], "comparison": [*flags],
         "simulated": [size, interval, order], "fidelity": [], "alone": [*flags],
-        "apart": [*flags], "price": [], "prompts": [*flags], "generate": [],
+        "prompts": [*flags], "generate": [],
     }  # fmt: skip
     assert commands["ahead"][:4] == ["lab.benchmarks.burst", "--n", "12", "--pairs"]
     assert str(ROOT / "results/costs/h100-gpt2.json") in commands["simulated"]
@@ -75,7 +75,7 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ran(*words, str(out), "--only", "burst", "--only", "costs").returncode == 0
     assert [*seconds] == ["costs", "burst"]
     page = (out / "gpu.md").read_text()
-    assert "steps ran" in page and page.count("Missing") == 3
+    assert "steps ran" in page and page.count("Missing") == 1
     for more, sentence in (
         (f"{out} --only burst --max-batch-size 3", "have other settings or another"),
         (f"{out} --only cublas", "--only cublas: the parts here are agreement, steps"),
