@@ -25,6 +25,7 @@ from torch import Tensor
 
 from compare.variants import BASIC
 from config import Config, ConfigError
+from generate.attention import TritonAttention
 from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.linear import Sums, TritonLinear, pack
@@ -32,7 +33,8 @@ from generate.naive import NaiveGenerator
 from generate.norms import TritonAddNorm
 from generate.sampling import uniforms
 from lab.benchmarks.harness import NO_HTTP, Benchmark, run
-from lab.benchmarks.offline import block_tables, burst, inference, load
+from lab.benchmarks.offline import block_tables, burst, decode_rows, inference, load
+from model import KVCache
 from scheduling.building import build_scheduler
 from scheduling.inference import Generator, Inference, Row
 from scheduling.sampling import Sampling
@@ -44,8 +46,9 @@ LOGIT_MARGIN, DRAW_MARGIN = 1e-3, 1e-5
 LONG = (300, 700)
 # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
 BFLOAT16_TOLERANCE = 0.05
-# tokens of which a product has the same bits, around the limits of its tiles
+# tokens of which a product has the same bits, around the limits of its tiles; those of rows
 COUNTS = (1, 5, 16, 17, 32, 33, 64, 128, 256, 512, 2048)
+MOST_ROWS, BLOCK_SIZE = 256, 16
 PLAIN = {
     "generator": "naive", "linear": "plain", "decoder_batch_sizes": (), "prefix_caching": False,
     "order": "fcfs",
@@ -134,7 +137,9 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
 
 @torch.inference_mode()
 def other_bits(config: Config) -> dict[str, list[int]]:
-    """Bfloat16: of each product of `--linear triton` the COUNTS with other bits than the last."""
+    """Bfloat16: of each product of `--linear triton`, and of attention, the COUNTS with other bits
+    than the most.
+    """
     one = replace(config.shape, n_layer=1)  # layers are alike
     model = load_model(one, None, 0, torch.bfloat16, config.device)
     pack(model, "triton")
@@ -150,6 +155,17 @@ def other_bits(config: Config) -> dict[str, list[int]]:
                 if isinstance(y, Sums):  # which an addition to nothing adds
                     each[n], _ = norm(x.new_zeros(n, len(weight)), y)
             found[name] = [n for n in COUNTS if not torch.equal(each[n], each[COUNTS[-1]][-n:])]
+    # of rows in half their context, of which few are shared by several programs
+    *_, most = counts = [n for n in COUNTS if n <= MOST_ROWS]
+    rows = decode_rows(most, one.n_ctx // 2, BLOCK_SIZE, Sampling())
+    n_blocks = most * len(rows[0].blocks)
+    cache = KVCache(one, n_blocks, BLOCK_SIZE, torch.bfloat16, config.device)
+    cache.layers[0].normal_(generator=generator)
+    qkv = torch.randn(most, 3 * one.n_embd, generator=generator, device=config.device).bfloat16()
+    qkv = qkv.view(most, 3, one.n_head, one.head_size)
+    attention = TritonAttention(cache, most, one.n_ctx)
+    y = {n: attention.prepare(rows[:n])(0, qkv[:n]) for n in counts}
+    found["attention"] = [n for n in counts if not torch.equal(y[n], y[most][:n])]
     return found
 
 
@@ -178,7 +194,7 @@ def main() -> None:
     others = other_bits(configs[0]) if configs[0].linear == "triton" else {}
     if others:
         differing = ", ".join(f"{name} at {counts}" for name, counts in others.items() if counts)
-        print(f"bits of products at {COUNTS} tokens: {differing or 'the same'}")
+        print(f"bits of products and attention at {COUNTS} tokens: {differing or 'the same'}")
     agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
     agrees = agrees and not any(others.values())
     result = {"agrees": agrees, "float32": ids, "bfloat16": logits, "other_bits": others}

@@ -120,14 +120,16 @@ def test_an_addition_and_its_norm_in_one_launch_give_the_same(dtype: torch.dtype
 COMPILE = r"""
 import re, subprocess, sys, torch
 from itertools import product
+from zlib import crc32
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import triton.language as tl
 from generate.kernels import add_norm, draw, lora, products
 from generate.kernels.add_norm import add_norm_kernel
-from generate.kernels.paged_attention import KEYS, QUERIES, STAGES, TILE, WARPS, attention_kernel
+from generate.kernels.paged_attention import KEYS, QUERIES, TILE, attention_kernel, tuned
 
+REDUCED = r"\}\) : \(tensor<[^,>]+, (#\w+)>"
 LORA = {n: getattr(lora, n) for n in ("TOKENS", "TILE", "RANKS", "INPUTS", "OUTPUTS")}
 LORA["num_stages"] = lora.STAGES
 # inputs, outputs and tokens, of gpt2-medium and gpt2-xl: each kernel and tile, whole and in parts
@@ -141,14 +143,14 @@ for (name, dtype), architecture in product(
     own = {"DTYPE": getattr(tl, dtype), "DEPENDENT": architecture >= 90}
     sizes = {"N_HEAD": 16, "HEAD": 64, "WIDTH": 64, "BLOCK_SIZE": 16, "SCALE": 0.125}
     sizes |= {"QUERIES": QUERIES, "KEYS": KEYS, "TILE": TILE, "MOST": 16, **own}
-    warps = WARPS[getattr(torch, dtype)]
     given = dict.fromkeys(("tiles", "tables", "arrived"), "*i32") | {"parts": "*fp32"}
     kernels = [
-        *((attention_kernel, given, sizes | {"SPLIT": split, "num_warps": warps[split],
-           "num_stages": STAGES[split]}) for split in (False, True)),
-        (add_norm_kernel, {"rows": "*i64", "n_rows": "i32", "y": "*fp32"}, {"WIDTH": 1600,
-         "POWER": 2048, "EPSILON": 1e-5, "PIECES": 13, "DEPENDENT": architecture >= 90,
-         "num_warps": add_norm.WARPS}),
+        *((attention_kernel, given, sizes | {"SPLIT": split} | tuned(getattr(torch, dtype), split))
+           for split in (False, True)),
+        *((add_norm_kernel, {"rows": "*i64", "n_rows": "i32"} | ({"y": "*fp32"} if pieces else {}),
+           {"WIDTH": 1600, "POWER": 2048, "EPSILON": 1e-5, "PIECES": pieces or 1,
+            "DEPENDENT": architecture >= 90, "num_warps": add_norm.WARPS}
+           | ({} if pieces else {"of_y": None})) for pieces in (0, 13)),
         (lora.lora_kernel, {"memory": "*fp32", "tiles": "*i32", "ranks": "*i32", "stride": "i64",
          "offset": "i32"}, {"N_IN": 1600, "WIDTH": 1600, "N_OUT": 6400, **LORA}),
         (draw.draw_kernel, {"settings": "*i64", "ids": "*i64", "found": "*i32"},
@@ -174,12 +176,15 @@ for (name, dtype), architecture in product(
         [cubin] = [path for n, path in made.metadata_group.items() if n.endswith(".cubin")]
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", cubin]
         text = subprocess.check_output(command, text=True)
+        layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir := made.asm["ttgir"], re.M))
         print(name, kernel.__name__, architecture, made.metadata.shared,
               *[re.search(f"{n}:([0-9]+)", text)[1] for n in ("REG", "STACK", "LOCAL")],
               *[len(re.findall(n, made.asm["ptx"])) for n in ("mma(?:.sync|_async)", "cp.async.c",
                                                              "griddep")],
               len({*re.findall("tt.dot [^,]+, [^,]+, (%[^ ,]+)", ttir := made.asm["ttir"])}
-                  - {*re.findall(r"(%\S+) = arith.constant dense<0.0", ttir)}))
+                  - {*re.findall(r"(%\S+) = arith.constant dense<0.0", ttir)}),
+              # the order of sums over a tile
+              crc32(repr(sorted({layouts[n] for n in re.findall(REDUCED, ttgir)})).encode()))
 """
 
 
@@ -191,9 +196,12 @@ def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 2 * (2 * 5 + 11 + 3)
-    for dtype, kernel, architecture, *numbers in made:
+    assert len(made) == 2 * (2 * 6 + 11 + 3)
+    orders: dict[tuple[str, ...], set[str]] = {}
+    for dtype, kernel, architecture, *numbers, order in made:
         shared, registers, stack, local, multiplied, copied, dependent, begun = map(int, numbers)
+        if kernel in ("attention_kernel", "add_norm_kernel"):
+            orders.setdefault((kernel, dtype, architecture), set()).add(order)
         most = 255 if kernel == "tiles_kernel" else 180
         assert registers <= most and shared <= 99 * 1024, "what a program may use on an L4"
         assert local == stack == 0, "spills"
@@ -203,6 +211,8 @@ def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
         overlaps = {"attention_kernel": 2, "few_kernel": 2, "add_norm_kernel": 2, "tiles_kernel": 1}
         assert dependent == (overlaps.get(kernel, 0) if architecture == "90" else 0)
         assert begun == 0 or kernel != "few_kernel", "a piece is added and not begun with"
+    alike = [len(each) for each in orders.values()]
+    assert alike == [1] * 8, "alone and shared, whole and in pieces: the same bits"
 
 
 TINY = Shape(n_layer=1, n_head=1, n_embd=16, n_ctx=32, vocab_size=300)

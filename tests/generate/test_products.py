@@ -171,7 +171,7 @@ def test_other_bits_are_found(in_order: None, monkeypatch: pytest.MonkeyPatch) -
     config: Any = SimpleNamespace(shape=replace(SHAPE, n_layer=2), device="cpu")
     assert agreement.other_bits(config) == {
         "h.0.attn.c_attn": [], "h.0.attn.c_proj": [], "h.0.mlp.c_fc": [], "h.0.mlp.c_proj": [],
-        "lm_head": [],
+        "lm_head": [], "attention": [],
     }  # fmt: skip
     right = products.product
 
