@@ -10,9 +10,10 @@ Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Two kernels:
              weights on their way before it waits for the launch before it
     tiles    more tokens, in a pipelined loop
 
-The launch after one comes up at once, and waits until its own input is complete. The residual
-addition after a product may take the sums of the pieces as they are (generate/linear.py: Sums), so
-that no program of the product waits for another.
+Run on an H200 (PyTorch 2.11, Triton 3.6, 2026-11-27): each product of GPT-2-medium had the same
+bits at 1 to 2,048 tokens. The launch after one comes up at once, and waits until its own input is
+complete. The residual addition after a product may take the sums of the pieces as they are
+(generate/linear.py: Sums), so that no program of the product waits for another.
 """
 
 from __future__ import annotations
