@@ -128,7 +128,7 @@ EXTRAS = {
     "server.replicas.ray_serve": "fastapi",
     "lab.vllm_recorder": "msgspec",
 }
-for kernel in ("add_norm", "draw", "launches", "lora", "paged_attention", "products"):
+for kernel in ("add_norm", "draw", "known", "launches", "lora", "paged_attention", "products"):
     EXTRAS[f"generate.kernels.{kernel}"] = "triton"
 # imports each of the modules where others, installed by hand or for the tests, cannot be found
 IMPORTING = """
