@@ -3,7 +3,7 @@
     python -m lab.benchmarks.gpu [--only PART] [--out FOLDER] [any server setting]
 
 The default is gpt2-medium with random weights, without a download. Each part is a command of its
-own, an entry of PARTS, with its worst case in seconds on an H200, by what a first run there took
+own, an entry of PARTS, with its worst case in seconds on an H200, by what they took there
 (results/gpu/h200.md). One that fails or runs out of time leaves the others theirs. What they print
 and write is kept in FOLDER, whose page is written anew after each. Ends with exit code 1 unless all
 of them ran. `--device cpu` runs the same on a CPU, which is how it is tested. Needs `timeout`, of
@@ -37,8 +37,8 @@ from lab.benchmarks.workload import LARGEST
 from simulate.costs import FOLDER
 from simulate.simulation import ENGINE
 
-SECONDS = 335  # of all parts
-STOP_S = 20  # for the last part to stop in
+SECONDS = 350  # of all parts
+STOP_S = 10  # for the last part to stop in
 OUT_OF_TIME = (124, -9, 137)  # exit codes of `timeout`, if the part ended by SIGTERM, or did not
 DEFAULTS: dict[str, Any] = {
     "model": "gpt2-medium",
@@ -89,32 +89,32 @@ PROMPTS = (
 # fmt: off
 PARTS = {
     "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
-        "lab.benchmarks.agreement --n {few}", 46),  # compiles what all parts need
+        "lab.benchmarks.agreement --n {few}", 42),  # compiles what all parts need
     "steps": Part("Steps of decode rows, against the machine's bound",
         STEPS + "steps" + SAMPLED, 20),
     "cublas": Part("Steps with PyTorch's products, whose bits depend on the number of tokens",
-        STEPS + "cublas --linear plain" + SAMPLED, 17, needs=GPU),
+        STEPS + "cublas --linear plain" + SAMPLED, 16, needs=GPU),
     # one round of traffic takes 25 s, and loading as long at worst
     "costs": Part("What an iteration costs, for the simulator",
-        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 48),
+        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 47),
     "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
     "ahead": Part("A larger burst, with and without plans ahead",
         "lab.benchmarks.burst --n {many} --pairs 3 --kv-cache {both}", 15),
     "comparison": Part("Two modes, over HTTP",
-        COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 44),
+        COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 56),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
         "simulate --costs {costs} --trace {out}/comparison/trace.jsonl "
-        + SIMULATED + "--out {out}/simulated", 8),
+        + SIMULATED + "--out {out}/simulated", 10),
     "fidelity": Part("Measured and simulated: no request of this trace was fitted",
-        "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 4, table=1),
+        "compare --runs {out}/comparison {out}/simulated --out {out}/fidelity", 3, table=1),
     "alone": Part("A burst, one request at a time and all together: are the texts the same?",
         COMPARE + "--variant nobatch=nobatch --variant dynamic=dynamic --numsamples {carried} "
-        "--arrival burst --out {out}/alone", 34),
+        "--arrival burst --out {out}/alone", 33),
     "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
-        COMPARE + PROMPTS + "--out {out}/prompts", 52),
+        COMPARE + PROMPTS + "--out {out}/prompts", 49),
     "generate": Part("The burst by Hugging Face: generate(), and continuous batching",
         "lab.benchmarks.peers.engines huggingface --n {n} --model {model} --dtype {dtype} "
-        "--device {device}", 38, needs="transformers"),
+        "--device {device}", 50, needs="transformers"),
 }
 # fmt: on
 BENCHMARK = Benchmark(
