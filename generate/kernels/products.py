@@ -135,8 +135,9 @@ def tile(
     pieces = triton.cdiv(n_in, PIECE)
     short = pieces <= 2
     if dtype == torch.bfloat16 and n_tokens <= FEW and n_out <= HEAD and (short or not whole):
-        # 64 KB of weights a program, which are in its registers before x comes
-        split, outputs = (1, 32) if short else (pieces, 64)
+        # 64 KB of weights a program, which are on their way before x comes; half beside others
+        split = 1 if whole or (short and n_tokens <= 4) else pieces
+        outputs = 32 if short or n_tokens > 16 else 64
         return few_kernel, {"SPLIT": split, "ROWS": 16, "OUTPUTS": outputs, "num_warps": 4}
     split = 1 if whole or n_tokens > MANY else pieces
     if dtype == torch.float32:  # without tensor cores; it is there for comparisons with the oracle

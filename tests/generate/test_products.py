@@ -98,7 +98,7 @@ def test_a_token_has_the_same_bits_beside_any_number(
     x, weight, bias = operands(COUNTS[-1], n_in, n_out, dtype)
     layer = TritonLinear(weight.T, bias, name == "c_fc", whole="c_proj" not in name)
     tiles = [products.tile(n, n_in, n_out, dtype, layer._whole)[1] for n in COUNTS]
-    n_kinds = {"mlp.c_proj": 4, "lm_head": 2}.get(name, 3)
+    n_kinds = {"c_proj": 4, "mlp.c_proj": 5, "lm_head": 2}.get(name, 3)
     assert len({tuple(each.items()) for each in tiles}) == (2 if dtype == FLOAT32 else n_kinds)
     expected = whole(layer(x))
     assert torch.equal(expected, products.product(x, weight, bias, name == "c_fc"))
@@ -137,7 +137,7 @@ def test_few_tokens_have_their_weights_on_the_way(monkeypatch: pytest.MonkeyPatc
                 fits = pieces <= 2 or n_out == width
                 few = n <= 32 and n_out < 30_000 and fits
                 assert few == (kernel is products.few_kernel), (name, n_in, n_out, n)
-                whole = n_out != width or n > 512 or (few and pieces <= 2)
+                whole = n_out != width or n > 512 or (n <= 4 and pieces <= 2)
                 assert split == (1 if whole else pieces)
 
 
