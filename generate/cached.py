@@ -53,7 +53,7 @@ class CachedGenerator(Generator):
         self._n_vocab = n_vocab
         self.attention = attention
         self.sample = sample
-        # an id, a position and a sample of 8 bytes for each token, and what is left free between
+        # for each token an id, a position and a sample of 8 bytes, and what the sampler is told
         n_bytes = (3 * 8 + SETTINGS.size + attention.put_bytes) * max_tokens + 3 * ALIGNED
         self._inputs = Buffer(n_bytes, device := model.wte.weight.device)
         self._sampled = sampled

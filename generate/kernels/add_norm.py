@@ -2,7 +2,7 @@
 sum again in between. Written in Triton; a program takes a row.
 
 With `overlaps` its launch comes up early and reads its weights before it waits, as the launch after
-it does (on an H200 28 µs of a step of 575, 2026-11-27).
+it does (on an H200 33 µs of a step of 575, with eight warps, 2026-11-27).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Two kernels:
     tiles    more tokens, in a pipelined loop
 
 Run on an H200 (PyTorch 2.11, Triton 3.6, 2026-11-27): each product of GPT-2-medium had the same
-bits at 1 to 2,048 tokens. The launch after one comes up at once, and waits until its own input is
+bits at 1 to 2,048 tokens (commit d27e0135; attn.c_proj has two programs for an output from 5 to 32
+tokens since, and mlp.c_proj narrower ones from 17 to 32). The launch after one comes up at once, and waits until its own input is
 complete. The residual addition after a product may take the sums of the pieces as they are
 (generate/linear.py: Sums), so that no program of the product waits for another.
 """
@@ -135,7 +136,7 @@ def tile(
     pieces = triton.cdiv(n_in, PIECE)
     short = pieces <= 2
     if dtype == torch.bfloat16 and n_tokens <= FEW and n_out <= HEAD and (short or not whole):
-        # 64 KB of weights a program, which are on their way before x comes; half beside others
+        # at most 64 KB of weights a program, which are on their way before x comes
         split = 1 if whole or (short and n_tokens <= 4) else pieces
         outputs = 32 if short or n_tokens > 16 else 64
         return few_kernel, {"SPLIT": split, "ROWS": 16, "OUTPUTS": outputs, "num_warps": 4}

@@ -201,12 +201,12 @@ def targets(steps: Sequence[Mapping[str, Any]], aims: Mapping[int, float]) -> st
     lines = [[*first, *ratios, f"{drawn[0]}'s target"]]
     for n in sorted({n for n, _ in of}):
         greedy = of[n, "greedy"]
-        how = "of_run_s" if greedy["of_run_s"] else "seconds"
+        how = "of_run_s" if greedy.get("of_run_s") else "seconds"
         times = [of[n, name][how] / greedy[how] for name in drawn]
         lines.append([
             str(n), f"{1e3 * max(greedy['memory_s'], greedy['arithmetic_s']):.2f}",
             f"{1e3 * greedy['seconds']:.2f}",
-            f"{1e3 * greedy[how]:.2f}" if greedy["of_run_s"] else NONE,
+            f"{1e3 * greedy[how]:.2f}" if how == "of_run_s" else NONE,
             met(1e3 * greedy[how], aims.get(n)),
             *(f"{each:.2f}" for each in times), met(times[0], DRAWN if aims else None),
         ])  # fmt: skip

@@ -87,7 +87,6 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_targets_are_met_or_missed() -> None:
     bound: dict[str, Any] = {"context": 256, "memory_s": 2.5e-4, "arithmetic_s": 1e-4}
-    bound["of_run_s"] = None
     steps = [
         bound | {"rows": n, "sampling": sampling, "seconds": factor * 5.25e-4}
         for n in (1, 8, 64)
