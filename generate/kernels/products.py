@@ -12,9 +12,9 @@ Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Two kernels:
 
 Run on an H200 (PyTorch 2.11, Triton 3.6, 2026-11-27): each product of GPT-2-medium had the same
 bits at 1 to 2,048 tokens (commit d27e0135; attn.c_proj has two programs for an output from 5 to 32
-tokens since, and mlp.c_proj narrower ones from 17 to 32). The launch after one comes up at once, and waits until its own input is
-complete. The residual addition after a product may take the sums of the pieces as they are
-(generate/linear.py: Sums), so that no program of the product waits for another.
+tokens since, and mlp.c_proj narrower ones from 17 to 32). The launch after one comes up at once,
+and waits until its own input is complete. The residual addition after a product may take the sums
+of the pieces as they are (generate/linear.py: Sums), so that no program waits for another.
 """
 
 from __future__ import annotations
