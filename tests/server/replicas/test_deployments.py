@@ -59,7 +59,7 @@ def test_a_comparison_on_ray_serve_adds_up(tmp_path: Path, monkeypatch: pytest.M
     page = (tmp_path / "report.md").read_text()
     assert "each on 2 replicas on Ray Serve, router least_tokens" in page
     for name in result["server"]["by_replica"]:
-        assert f" | {name} |" in page.replace("dynamic (overloaded)", "dynamic")
+        assert f"| dynamic | {name} |" in page.replace("dynamic (overloaded)", "dynamic")
 
 
 def of_serve(words: list[str]) -> Any:
