@@ -20,7 +20,7 @@ from generate.attention import Attention
 from generate.buffers import ALIGNED, Buffer, SampledIds, reader
 from generate.memory import memory_for
 from generate.rows import flat
-from generate.sampling import SETTINGS, Sample, Settings, by_logits_alone, draw_into, sample_on_gpu
+from generate.sampling import SETTINGS, PassSampler, Sample, by_logits_alone, sample_on_gpu
 from generate.scoring import ids_after
 from model import GPT2
 from scheduling.inference import Generator, Inference, Iteration, Row
@@ -57,10 +57,9 @@ class CachedGenerator(Generator):
         n_bytes = (3 * 8 + SETTINGS.size + attention.put_bytes) * max_tokens + 3 * ALIGNED
         self._inputs = Buffer(n_bytes, device := model.wte.weight.device)
         self._sampled = sampled
-        # a sampler of one launch is a part of the pass, and what it is told is sent with the tokens
-        self._settings: Settings | None = None
+        self._in_pass: PassSampler | None = None
         if sample is sample_on_gpu:
-            self._settings = Settings(n_vocab, (sampled or SampledIds(max_tokens, device)).ids)
+            self._in_pass = PassSampler(n_vocab, (sampled or SampledIds(max_tokens, device)).ids)
         self._captured: dict[int, Pass] = {}
         self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
 
@@ -82,8 +81,8 @@ class CachedGenerator(Generator):
         """Return the ids of rows that sample, on the device: int64 [N]. Raises OutOfMemory."""
         rows, padding = iteration.rows, iteration.padding
         with memory_for(f"an iteration of {len(rows)} rows"):
-            if self._settings and by_logits_alone(rows):
-                return self._settings.ids[: len(self.logits(rows, padding))]
+            if self._in_pass and by_logits_alone(rows):
+                return self._in_pass.ids[: len(self.logits(rows, padding))]
             return ids_after(
                 rows,
                 lambda part, every: self.logits(part, 0 if every else padding, every),
@@ -117,7 +116,7 @@ class CachedGenerator(Generator):
         rest = array("q", bytes(8 * (n - n_wanted)))  # a captured pass samples every token
         with self._inputs as put:
             inputs = put(tokens.ids + tokens.positions + tokens.samples + rest)
-            how = put(self._settings.of(tokens.sampled, n)) if self._settings else None
+            how = put(self._in_pass.settings(tokens.sampled, n)) if self._in_pass else None
             attend = self.attention.prepare(rows, tokens, put)
 
         def forward() -> Tensor:
@@ -125,8 +124,8 @@ class CachedGenerator(Generator):
             if self._sampled is not None:
                 ids = self._sampled.into(ids)
             logits = self.model(ids, places, attend, sampled)
-            if how is not None and self._settings is not None:
-                draw_into(self._settings.ids, logits, how, self._n_vocab)
+            if self._in_pass and how is not None:
+                self._in_pass.draw(logits, how)
             return logits
 
         return forward, n_wanted

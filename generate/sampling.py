@@ -93,11 +93,11 @@ def sample_on_gpu(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
     """`sample` in Triton; a draw that lands within rounding of an id's edge may differ."""
     ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     settings = to_device(array("q", _packed(draws, n_vocab)), logits.device)
-    draw_into(ids, logits, settings, n_vocab)
+    _draw_into(ids, logits, settings, n_vocab)
     return ids
 
 
-def draw_into(ids: Tensor, logits: Tensor, settings: Tensor, n_vocab: int) -> None:
+def _draw_into(ids: Tensor, logits: Tensor, settings: Tensor, n_vocab: int) -> None:
     """Put an id for each row of logits at the beginning of ids: int64. settings: SETTINGS."""
     from generate.kernels.draw import draw
 
@@ -119,9 +119,9 @@ def _packed(draws: Draws, n_vocab: int) -> bytes:
     return b"".join([SETTINGS.pack(*row) for row in rows])
 
 
-class Settings:
-    """SETTINGS of iterations' rows, of which most change in the index alone. ids: int64, where a
-    pass that draws puts its ids.
+class PassSampler:
+    """`sample_on_gpu` as a part of the pass: what it is told of each row is sent with the tokens.
+    Between iterations most of that changes in the index alone. ids: int64, where it puts the ids.
     """
 
     def __init__(self, n_vocab: int, ids: Tensor):
@@ -129,8 +129,8 @@ class Settings:
         self._samplings = list[Sampling]()  # of the last rows
         self._packed = np.zeros((0, 5), np.int64)
 
-    def of(self, inferences: Sequence[Inference], n: int) -> NDArray[np.int64]:
-        """Return those of inferences, as if none had drafts, and zeros up to n rows: [5 n]."""
+    def settings(self, inferences: Sequence[Inference], n: int) -> NDArray[np.int64]:
+        """Return SETTINGS of inferences, as if none had drafts, and zeros up to n rows: [5 n]."""
         samplings = [each.sampling for each in inferences]
         if samplings != self._samplings:
             packed = _packed([(sampling, 0) for sampling in samplings], self._n_vocab)
@@ -140,6 +140,9 @@ class Settings:
         settings[: len(samplings)] = self._packed
         settings[: len(samplings), 4] = [len(each.tokens) for each in inferences]
         return settings.reshape(-1)
+
+    def draw(self, logits: Tensor, settings: Tensor) -> None:
+        _draw_into(self.ids, logits, settings, self._n_vocab)
 
 
 def by_logits_alone(rows: Sequence[Row]) -> bool:
