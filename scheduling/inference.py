@@ -170,9 +170,12 @@ class Inference:
         return "stop" if self.stopped else "length"
 
     def notify(self) -> None:
-        """Call the listener, if there is one, with the progress so far."""
+        """Call the listener, if there is one, with the progress so far; the last call ends it."""
         if self.listener is not None:
-            self.listener(TokenEvent(self, len(self.tokens), self.is_over))
+            event = TokenEvent(self, len(self.tokens), self.is_over)
+            self.listener(event)
+            if event.is_over:  # it refers to the answer, and that to this inference
+                self.listener = None
 
     def token(self, position: int) -> int:
         """Return the id at `position` of prompt + completion."""
