@@ -172,6 +172,31 @@ def test_the_handler_sleeps_between_iterations_for_the_loop_interval(manager_of:
     assert min(b - a for a, b in zip(inference.token_times, inference.token_times[1:])) >= 0.02
 
 
+def test_threads_that_come_together_do_not_keep_the_handler_waiting(manager_of: ManagerOf) -> None:
+    gate, turns = Spelling(gated=True), list[int]()
+    manager = manager_of(Dynamic(), gate)
+    manager.observe(recorder := Recorder())
+    manager.enqueue([inference := Inference([0], 1)])
+    assert gate.started.acquire(timeout=PATIENCE_S)
+
+    def take_turn() -> None:
+        manager.inspect(lambda _: turns.append(len(recorder.live_rows)))
+
+    threads = [threading.Thread(target=take_turn) for _ in range(40)]
+
+    def hold(_: object) -> None:
+        for thread in threads:
+            thread.start()
+        gate.go.release()
+        time.sleep(0.1)  # until the handler thread waits, as the last one
+
+    manager.inspect(hold)
+    wait(inference)
+    for thread in threads:
+        thread.join()
+    assert turns.count(0) < 10, "most had their turns before the iteration"
+
+
 def test_a_stream_learns_of_its_end_last(manager_of: ManagerOf) -> None:
     # A cancellation that came while the handler thread told a stream of its token overtook it, and
     # the stream, told that more would come, waited for good.
