@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, compress
@@ -48,13 +49,19 @@ def flat(rows: Sequence[Row], every: bool = False) -> Tokens:
             ids[i + 1 : i + 1] = [*_known(inferences[i], start, end - len(drafts[i])), *drafts[i]]
     sampled = inferences if (whole := all(sampling)) else [*compress(inferences, sampling)]
     if every or (whole and len(ids) == len(rows)):
-        samples = array("q", range(len(ids)))
+        samples = _numbers(len(ids))
     elif any(drafts):
         each = zip(lasts, drafts, sampling)
         samples = array("q", [i for at, d, s in each for i in range(at - len(d), at + s)])
     else:
         samples = array("q", compress(lasts, sampling))
     return Tokens(array("q", ids), array("q", positions), samples, counts, blocks, sampled)
+
+
+@functools.lru_cache(16)
+def _numbers(n: int) -> array[int]:
+    """0 … n − 1, which nothing changes: most iterations have as many tokens as the one before."""
+    return array("q", range(n))
 
 
 def _known(inference: Inference, start: int, end: int) -> list[int]:
