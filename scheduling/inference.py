@@ -170,12 +170,10 @@ class Inference:
         return "stop" if self.stopped else "length"
 
     def notify(self) -> None:
-        """Call the listener, if there is one, with the progress so far; the last call ends it."""
-        if self.listener is not None:
-            event = TokenEvent(self, len(self.tokens), self.is_over)
-            self.listener(event)
-            if event.is_over:  # it refers to the answer, and that to this inference
-                self.listener = None
+        """Call the listener, if there is one, with the progress so far."""
+        if (listener := self.listener) is not None:
+            self.listener = None if self.is_over else listener  # its answer refers to it
+            listener(TokenEvent(self, len(self.tokens), self.is_over))
 
     def token(self, position: int) -> int:
         """Return the id at `position` of prompt + completion."""

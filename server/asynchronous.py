@@ -43,7 +43,7 @@ class AsynchronousManager(BatchingManager):
         super().__init__(*args, **settings)  # type: ignore[arg-type]
 
     def _end(self, ended: Callable[[], list[Inference]]) -> None:
-        with self._lock():
+        with self._changed:
             if self._launched is not None:
                 self._ends.append(ended)
             else:

@@ -176,24 +176,27 @@ def test_threads_that_come_together_do_not_keep_the_handler_waiting(manager_of: 
     gate, turns = Spelling(gated=True), list[int]()
     manager = manager_of(Dynamic(), gate)
     manager.observe(recorder := Recorder())
-    manager.enqueue([inference := Inference([0], 1)])
+    inferences = [Inference([0], 1) for _ in range(41)]
+    manager.enqueue(inferences[:1])
     assert gate.started.acquire(timeout=PATIENCE_S)
 
-    def take_turn() -> None:
-        manager.inspect(lambda _: turns.append(len(recorder.live_rows)))
+    def take_turn(inference: Inference) -> None:
+        manager.enqueue([inference])
+        turns.append(len(recorder.live_rows))
 
-    threads = [threading.Thread(target=take_turn) for _ in range(40)]
+    threads = [threading.Thread(target=take_turn, args=[each]) for each in inferences[1:]]
 
     def hold(_: object) -> None:
         for thread in threads:
             thread.start()
+        gate.gated = False
         gate.go.release()
         time.sleep(0.1)  # until the handler thread waits, as the last one
 
     manager.inspect(hold)
-    wait(inference)
     for thread in threads:
         thread.join()
+    wait(*inferences)
     assert turns.count(0) < 10, "most had their turns before the iteration"
 
 
