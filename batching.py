@@ -69,7 +69,7 @@ class BatchingManager:
         )
         self._changed = threading.Condition()
         # threads of requests wait in line for the lock, so that the handler thread waits for one of
-        # them: where 768 came at once, it waited 0.1 to 0.2 s, again and again
+        # them at most: when 768 came at once, it waited for 0.1 to 0.2 s, again and again
         self._line = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="handler", daemon=True)
         self._thread.start()

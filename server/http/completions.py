@@ -13,7 +13,7 @@ from itertools import chain
 
 from flask import Response, request
 
-from scheduling.errors import Overloaded
+from scheduling.errors import Overloaded, ServingError
 from scheduling.inference import Inference
 from server.api.messages import STREAM, STREAM_HEADERS, Answer, answer
 from server.api.pending import PendingAnswer
@@ -62,8 +62,11 @@ class Completions:
             if stream is not None:
                 self._streamer.follow(stream, group)
             self.server.manager.enqueue(group)
-        except Overloaded:
-            self.server.refused(group)
+        except ServingError as error:
+            for member in group:
+                member.listener = None  # it holds the answer, and that the member
+            if isinstance(error, Overloaded):
+                self.server.refused(group)
             raise
 
     def _wait(self, event: threading.Event, deadline: float | None) -> None:

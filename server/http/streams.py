@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
+from typing import NoReturn
 
 from batching import BatchingManager
 from scheduling.errors import Overloaded
@@ -127,7 +128,7 @@ class Stream:
             with self._lock:
                 self._turn.clear()
                 if self._failed:
-                    raise self._failed
+                    self._fail()
                 unsent, self._unsent = self._unsent, b""
                 data = self._render()
             if unsent and self._connection:
@@ -138,6 +139,14 @@ class Stream:
                 self._direct = (
                     self._events.begun and self._connection is not None and not self._updates
                 )
+
+    def _fail(self) -> NoReturn:
+        failed, self._failed = self._failed, None
+        assert failed is not None
+        try:
+            raise failed
+        finally:
+            del failed  # its frames refer to this stream: no cycle
 
     def _render(self) -> bytes:
         """Return the events for all updates."""

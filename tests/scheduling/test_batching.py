@@ -172,32 +172,51 @@ def test_the_handler_sleeps_between_iterations_for_the_loop_interval(manager_of:
     assert min(b - a for a, b in zip(inference.token_times, inference.token_times[1:])) >= 0.02
 
 
-def test_threads_that_come_together_do_not_keep_the_handler_waiting(manager_of: ManagerOf) -> None:
-    gate, turns = Spelling(gated=True), list[int]()
+class Waited:
+    """A lock that counts the threads which wait for it."""
+
+    def __init__(self, lock: threading.Condition) -> None:
+        self.lock, self.waiting, self.most = lock, 0, 0
+
+    def __enter__(self) -> None:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        self.lock.acquire()
+        self.waiting -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lock, name)
+
+
+@pytest.mark.parametrize("call", ["enqueue", "cancel", "expire"])
+def test_of_threads_that_come_together_one_waits_for_the_handlers_lock(
+    call: str, manager_of: ManagerOf
+) -> None:
+    gate = Spelling(gated=True)
     manager = manager_of(Dynamic(), gate)
-    manager.observe(recorder := Recorder())
-    inferences = [Inference([0], 1) for _ in range(41)]
-    manager.enqueue(inferences[:1])
-    assert gate.started.acquire(timeout=PATIENCE_S)
-
-    def take_turn(inference: Inference) -> None:
-        manager.enqueue([inference])
-        turns.append(len(recorder.live_rows))
-
-    threads = [threading.Thread(target=take_turn, args=[each]) for each in inferences[1:]]
-
-    def hold(_: object) -> None:
+    manager.enqueue([inference := Inference([0], 1)])
+    assert gate.started.acquire(timeout=PATIENCE_S), "the handler thread waits for the engine"
+    lock = manager._changed = Waited(manager._changed)  # type: ignore[assignment]
+    inferences = [Inference([0], 1) for _ in range(20)]
+    calls = {
+        "enqueue": lambda each: manager.enqueue([each]),
+        "cancel": lambda _: manager.cancel([inference]),
+        "expire": lambda _: manager.expire(),
+    }
+    threads = [threading.Thread(target=calls[call], args=[each]) for each in inferences]
+    with lock.lock:
         for thread in threads:
             thread.start()
-        gate.gated = False
-        gate.go.release()
-        time.sleep(0.1)  # until the handler thread waits, as the last one
-
-    manager.inspect(hold)
+        time.sleep(0.1)
     for thread in threads:
         thread.join()
-    wait(*inferences)
-    assert turns.count(0) < 10, "most had their turns before the iteration"
+    assert lock.most == 1
+    gate.gated = False
+    gate.go.release()
+    wait(inference, *(inferences if call == "enqueue" else []))
 
 
 def test_a_stream_learns_of_its_end_last(manager_of: ManagerOf) -> None:

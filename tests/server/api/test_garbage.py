@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import gc
 import json
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +17,12 @@ from flask.testing import FlaskClient
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from generate.fake import FakeGenerator
-from scheduling.inference import Iteration
+from generate.tokenizer import Detokenizer, load_tokenizer
+from scheduling.inference import Inference, Iteration, TokenEvent
+from server.api.pending import Events, Part
+from server.api.replies import InferenceReply
+from server.http.streams import Stream
+from server.request import Request
 from tests.servers import ClientOf, wait_until
 
 ASK = {"prompt": "hi", "num_tokens": 4}
@@ -39,6 +46,8 @@ REFUSED = {
     "a prompt that is too long": ("/inference", ASK | {"num_tokens": 10_000}),
     "no route": ("/nothing", ASK),
     "a method that the route lacks": ("/stats", ASK),
+    "a user's limit": ("/inference", ASK | {"user": "eve"}),
+    "a user's limit, for a stream": ("/inference", ASK | {"user": "eve", "stream": True}),
     "no time": ("/inference", ASK | {"num_tokens": 500, "timeout_s": 1e-6}),
     "no time for a stream": (
         "/inference",
@@ -100,7 +109,8 @@ def test_an_answer_leaves_no_cycle(
 def test_an_error_leaves_no_cycle(
     client_of: ClientOf, garbage_of: Any, path: str, body: Any
 ) -> None:
-    client = client_of()
+    client = client_of(user_requests_per_minute=1 if "user" in body else None)
+    post(client, path, body)
     assert post(client, path, body)[0] in "45"
     assert not garbage_of(lambda: post(client, path, body))
 
@@ -108,6 +118,27 @@ def test_an_error_leaves_no_cycle(
 def test_a_broken_engine_leaves_no_cycle(client_of: ClientOf, garbage_of: Any) -> None:
     client = client_of(engine=Broken)
     assert not garbage_of(lambda: post(client, "/inference", ASK))
+
+
+def test_a_stream_whose_client_left_leaves_no_cycle(garbage_of: Any) -> None:
+    def cut() -> None:
+        inference = Inference([1], 3, tokens=list(b"abc"))
+        part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
+        reply = InferenceReply(Request([[1]], 3), [inference], "model", 0.0)
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        stream, tokens = Stream(Events({id(inference): part}, reply), ours), count(1)
+
+        def turn(_: object) -> None:
+            stream.advance({id(inference): TokenEvent(inference, next(tokens), False)})
+
+        body = stream.body(turn)
+        next(body)
+        with pytest.raises(BrokenPipeError):
+            next(body)
+        ours.close()
+
+    assert not garbage_of(cut)
 
 
 @pytest.mark.parametrize("path", READ)
