@@ -139,7 +139,7 @@ def serve(load: Load = load_generator) -> Flask:
         log.error("the server ends: %s", server.manager.not_ready_because(), exc_info=trace)
 
     server.manager.on_failure(say_why)  # server/gunicorn_conf.py then ends it
-    for task in (_announce, end_hanging):
+    for task in (_once_loaded, end_hanging):
         threading.Thread(target=task, args=[server], daemon=True).start()
     return create_app(config, server)
 
@@ -156,7 +156,8 @@ def end_hanging(server: Server) -> None:
     os._exit(BOOT_ERROR)
 
 
-def _announce(server: Server) -> None:
+def _once_loaded(server: Server) -> None:
+    """Say that the server is ready, and spare it the long pauses of the garbage collector."""
     if server.manager.wait_until_loaded():
         # A full collection halts all threads, the engine's too: for 0.1 to 0.2 s, once in some 800
         # requests. So what is loaded is left out of it, and it comes a tenth as often: a request

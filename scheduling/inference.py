@@ -172,7 +172,7 @@ class Inference:
     def notify(self) -> None:
         """Call the listener, if there is one, with the progress so far."""
         if (listener := self.listener) is not None:
-            self.listener = None if self.is_over else listener  # it holds the answer
+            self.listener = None if self.is_over else listener  # the listener refers to the answer
             listener(TokenEvent(self, len(self.tokens), self.is_over))
 
     def token(self, position: int) -> int:

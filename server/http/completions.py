@@ -64,7 +64,7 @@ class Completions:
             self.server.manager.enqueue(group)
         except ServingError as error:
             for member in group:
-                member.listener = None  # it holds the answer, and that the member
+                member.listener = None  # else a cycle: it refers to the answer
             if isinstance(error, Overloaded):
                 self.server.refused(group)
             raise

@@ -141,12 +141,13 @@ class Stream:
                 )
 
     def _fail(self) -> NoReturn:
+        """Raise the error that ends the stream, which is kept nowhere."""
         failed, self._failed = self._failed, None
         assert failed is not None
         try:
             raise failed
         finally:
-            del failed  # its frames refer to this stream: no cycle
+            del failed  # else a cycle: its traceback refers to this frame
 
     def _render(self) -> bytes:
         """Return the events for all updates."""
