@@ -126,7 +126,7 @@ class BatchingManager:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache: nothing computed so far is found any more."""
-        self.inspect(Scheduler.forget_prefixes)
+        self.inspect(lambda scheduler: scheduler.forget_prefixes())
 
     def drain(self) -> None:
         """Refuse new requests from now on. Takes no lock, so a signal handler may call it."""
@@ -141,7 +141,7 @@ class BatchingManager:
 
     def snapshot(self) -> Snapshot:
         """Return how full the server is now."""
-        return self.inspect(Scheduler.snapshot)
+        return self.inspect(lambda scheduler: scheduler.snapshot())
 
     def inspect(self, look: Callable[[Scheduler], T]) -> T:
         """Return `look(scheduler)`, called while no other thread changes anything there."""
