@@ -126,19 +126,20 @@ class PassSampler:
 
     def __init__(self, n_vocab: int, ids: Tensor):
         self.ids, self._n_vocab = ids, n_vocab
-        self._samplings = list[Sampling]()  # of the last rows
+        self._inferences: Sequence[Inference] = ()  # of the last rows
+        self._rows = dict[Inference, bytes]()  # what was sent of each
         self._packed = np.zeros((0, 5), np.int64)
 
     def settings(self, inferences: Sequence[Inference], n: int) -> NDArray[np.int64]:
         """Return SETTINGS of inferences, as if none had drafts, and zeros up to n rows: [5 n]."""
-        samplings = [each.sampling for each in inferences]
-        if samplings != self._samplings:
-            packed = _packed([(sampling, 0) for sampling in samplings], self._n_vocab)
-            self._packed = np.frombuffer(packed, np.int64).reshape(-1, 5)
-            self._samplings = samplings
+        if inferences != self._inferences:
+            rows, n_vocab = self._rows, self._n_vocab
+            packed = [rows.get(i) or _packed([(i.sampling, 0)], n_vocab) for i in inferences]
+            self._packed = np.frombuffer(b"".join(packed), np.int64).reshape(-1, 5)
+            self._rows, self._inferences = dict(zip(inferences, packed)), inferences
         settings = np.zeros((n, 5), np.int64)
-        settings[: len(samplings)] = self._packed
-        settings[: len(samplings), 4] = [len(each.tokens) for each in inferences]
+        settings[: len(inferences)] = self._packed
+        settings[: len(inferences), 4] = [len(each.tokens) for each in inferences]
         return settings.reshape(-1)
 
     def draw(self, logits: Tensor, settings: Tensor) -> None:

@@ -157,8 +157,8 @@ class Worker(base.Worker):
         timeout = struct.pack("ll", STILL_S, 0)
         for listener in self.sockets:  # connections inherit it
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        # no self.notify(): with gunicorn's timeout of 0 nothing reads the time it would leave
         while self.alive or self._connections.open:
-            self.notify()
             if self.alive:
                 # while no connection can give way, new ones wait in the system's backlog
                 has_room = self._connections.has_room

@@ -23,10 +23,11 @@ from generate.buffers import ALIGNED, Buffer
 from generate.cached import PADDING, CachedGenerator
 from generate.forced import ForcedAcceptance
 from generate.rows import Tables
-from generate.sampling import sample
+from generate.sampling import SETTINGS, PassSampler, sample
 from model import KVCache
-from scheduling.inference import Iteration, Row
+from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import Dynamic, Order, Policy
+from scheduling.sampling import Sampling
 from tests.counts import examples
 from tests.oracle import row as row_of
 from tests.virtual import Ask, any_asks, any_order, any_policy, run
@@ -220,6 +221,28 @@ def test_what_could_not_be_sent_is_sent_by_the_next_iteration() -> None:
         read(tables, *rows)
     rows[0][0], rows[1][0], rows[2][0] = 10, 3, 40
     assert read(tables, *rows) == rows, "one is again what was sent before the error"
+
+
+# ---- what the sampler is told
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 5)), st.integers(0, 3)), max_size=8))
+def test_the_sampler_is_told_of_the_rows_of_each_iteration(
+    iterations: list[tuple[list[int], int]],
+) -> None:
+    """Whichever of six requests have rows, in whichever order; padding has the same one often."""
+    sampler = PassSampler(300, torch.zeros(9, dtype=torch.int64))
+    ways = [Sampling(i / 4, top_k=i or None, top_p=0.5 + i / 10, seed=2**63 - i) for i in range(6)]
+    pool = [Inference([1], 9, how) for how in ways]
+    for places, spare in iterations:
+        rows = [pool[i] for i in places]
+        told = sampler.settings(rows, len(rows) + spare).tobytes()
+        plain = [
+            (i / 4, 0.5 + i / 10, i or 300, 2**63 - i, len(pool[i].tokens)) for i in places
+        ] + spare * [(0.0, 0.0, 0, 0, 0)]
+        assert told == b"".join([SETTINGS.pack(*each) for each in plain])
+        for each in rows:
+            each.tokens.append(7)
 
 
 # ---- the buffer
