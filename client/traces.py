@@ -182,11 +182,13 @@ def lines_of(path: Path) -> list[str]:
         lines = read_lines(path)
     except (OSError, ValueError) as error:
         hint = ""
-        if isinstance(error, FileNotFoundError) and (path.parent / "summary.json").exists():
-            hint = (
-                f"; a trace of more than {MOST_SAVED:,} requests is not saved: give the workload's "
-                f"own options, which report.md names, and the same seed"
-            )
+        if isinstance(error, FileNotFoundError):
+            hint = "; check the path"
+            if (path.parent / "summary.json").exists():
+                hint = (
+                    f"; a trace of more than {MOST_SAVED:,} requests is not saved: give the "
+                    "workload's own options, which report.md names, and the same seed"
+                )
         raise WorkloadError(f"cannot read the trace {path}: {error}{hint}") from None
     if not any(map(str.strip, lines)):
         raise WorkloadError(f"{path} holds no requests")

@@ -286,7 +286,7 @@ REFUSED = [
     (FIND, "--arrival poisson:200"),
     (f"{FIND} --arrival poisson:x", "unknown arrival 'poisson:x'"),
     (f"{FIND} --trace nowhere --arrival burst", "needs the rate"),
-    (f"{FIND} --trace nowhere", "cannot read the trace nowhere"),
+    (f"{FIND} --trace nowhere", "cannot read the trace nowhere.*check the path"),
     (f"{WITH_RATE} --replicas 3", "leave out --replicas, or write --find replicas=N"),
     (f"{WITH_RATE} --attainment 99", "1 at most"),
     (f"{WITH_RATE} --slo tokens:9", "--slo 'tokens:9': give ttft:MS"),
