@@ -45,8 +45,8 @@ LEFT = {
     ),
     "prefix_window": "--order prefix sorts the 128 oldest requests, as SGLang does; leave it out",
     "ray": "--jobs N shares simulations among N processes of this machine",
-    "sampler": "tokens are drawn by our kernel where attention or linear layers are ours; use "
-    "--kernels plain for PyTorch's operations",
+    "sampler": "tokens are drawn by our kernel where attention or linear layers are ours, on a GPU "
+    "where linear layers are; use --kernels plain for PyTorch's operations",
     "scale": "--scale-tokens 0.125 multiplies all lengths of a --trace, as --scale 64 of 512 did",
     "selection": "lengths are in the order in which they are drawn; leave it out",
     "sampling_seed": "every request has a seed of its own, the field `seed`; leave it out",

@@ -183,7 +183,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     loop_interval_ms: NotNegative = 0.0
     """sleep between iterations; 10 reproduces the original experiment's loop"""
 
-    ahead: bool = setting(False, "no on a CPU, where both share the cores; yes on a GPU")
+    ahead: bool = setting(
+        False, "no on a CPU, where both share the cores; yes on a GPU, unless a setting excludes it"
+    )
     """plan an iteration while the engine computes the one before"""
     speculate: Annotated[int, BeforeValidator(_draft_tokens)] = 0
     """draft tokens that a row verifies in an iteration; 0: none"""
@@ -267,7 +269,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting(
         "plain",
         "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; triton "
-        "on a GPU",
+        "on a GPU in bfloat16 without adapters",
     )
     """linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits),
     onednn (weights packed once), triton (ours for GPUs: a request's text does not depend on what is

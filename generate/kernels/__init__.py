@@ -1,5 +1,5 @@
 """Operations that PyTorch does too slowly: in C++ for CPUs, and in Triton for GPUs
-(paged_attention.py, products.py, add_norm.py, lora.py, draw.py).
+(paged_attention.py, products.py, add_norm.py, lora.py, draw.py, known.py).
 
 The C++ is built once, kept in the user's cache folder, and called by ctypes. Neither this module
 nor the sources know torch, so that a build takes seconds; a call passes addresses, and other

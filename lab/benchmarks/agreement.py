@@ -7,8 +7,8 @@ In float32 the engine serves requests in the four modes, greedy and drawn, with 
 chunks and decode rows padded as the settings say, and every id must be the oracle's
 (generate/naive.py, no cache, a request at a time), unless the oracle itself was undecided by less
 than rounding. In bfloat16, where ties are common, it compares logits. With `--linear
-triton`, on a GPU, each product must have the same bits at all COUNTS of tokens, too. Ends with exit
-code 1 where they differ.
+triton`, on a GPU, each product must have the same bits at all COUNTS of tokens, too, and attention
+at those of up to 256 rows. Ends with exit code 1 where they differ.
 """
 
 from __future__ import annotations

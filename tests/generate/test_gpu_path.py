@@ -125,7 +125,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import triton.language as tl
-from generate.kernels import add_norm, draw, lora, products
+from generate.kernels import add_norm, draw, known, lora, products
 from generate.kernels.add_norm import add_norm_kernel
 from generate.kernels.paged_attention import KEYS, QUERIES, TILE, attention_kernel, tuned
 
@@ -156,6 +156,8 @@ for (name, dtype), architecture in product(
          "offset": "i32"}, {"N_IN": 1600, "WIDTH": 1600, "N_OUT": 6400, **LORA}),
         (draw.draw_kernel, {"settings": "*i64", "ids": "*i64", "found": "*i32"},
          draw.constants(torch.empty(1, 50304, dtype=getattr(torch, dtype)), 50257)),
+        (known.known_kernel, {"ids": "*i64", "kept": "*i64", "out": "*i64", "n_tokens": "i32"},
+         {"TOKENS": known.TOKENS}),
     ]
     for n_in, n_out, n_tokens in PRODUCTS[name]:
         whole = n_out > n_in
@@ -197,7 +199,7 @@ def test_the_kernels_compile_for_the_gpus_that_have_bfloat16() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 2 * (2 * 6 + 14 + 3)
+    assert len(made) == 2 * (2 * 7 + 14 + 3)
     orders: dict[tuple[str, ...], set[str]] = {}
     for dtype, kernel, architecture, *numbers, order in made:
         shared, registers, stack, local, multiplied, copied, dependent, begun = map(int, numbers)
