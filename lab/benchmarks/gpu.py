@@ -23,6 +23,7 @@ import time
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,17 +127,23 @@ BENCHMARK = Benchmark(
         "--contexts": (f"{CONTEXT}", "tokens of each row"),
         "--n": (64, "requests of the burst"),
         "--numsamples": (300, "requests of a comparison"),
-        "--out": (Path, "folder for the results, results/gpu/MODEL if there is"),
+        "--out": (Path, "folder for the results, runs/gpu/MODEL if there is"),
     },
     ONLY_OVER_HTTP,
     of_engine=True,
 )
 
 
+def fitted(config: Config, out: Path, by: str) -> Path:
+    """The file of the costs of this processor: of a GPU where `--costs NAME` finds it."""
+    gpu = config.device == "cuda"
+    [called, *_] = [*re.findall(r"[A-Z]+\d+", by if gpu else ""), config.device]
+    return (FOLDER if gpu else out / "costs") / f"{called.lower()}-{config.model_name}.json"
+
+
 def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str, list[str]]:
     """The words after `python -m` of each part. by: the processor, whose name a GPU's costs get."""
     gpu = config.device == "cuda"
-    [called, *_] = [*re.findall(r"[A-Z]+\d+", by if gpu else ""), config.device]
     values = vars(options) | {
         "few": min(8, options.n),
         "many": min(LARGEST, 4 * options.n),
@@ -147,7 +154,7 @@ def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str
         "users": min(32, max(2, options.numsamples // 4)),
         "prefix": config.max_model_len // 2,
         "out": out,
-        "costs": (FOLDER if gpu else out / "costs") / f"{called.lower()}-{config.model_name}.json",
+        "costs": fitted(config, out, by),
         **{each: getattr(config, each) for each in ("model", "dtype", "device")},
     }
     parts = {}
@@ -168,12 +175,24 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
     # after SIGTERM a comparison stops its servers and keeps what it has
     limit = ["timeout", f"--kill-after={STOP_S}", f"{seconds:.3f}"]
     with log.open("w") as file:
-        words = [*limit, sys.executable, "-m", *command]
-        code = subprocess.run(words, stdout=file, stderr=file).returncode
-    if code in OUT_OF_TIME:
+        words = [*limit, sys.executable, "-u", "-m", *command]  # what was printed stays
+        start = time.monotonic()
+        with subprocess.Popen(words, stdout=file, stderr=file) as process:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                process.terminate()  # `timeout` hands it on: its group is another than ours
+                process.wait()
+                raise
+    if code in OUT_OF_TIME and time.monotonic() - start >= seconds:
         return f"its {seconds:.0f} s were not enough"
-    [*_, said] = ["", *log.read_text().splitlines()]
+    [*_, said] = ["", *said_in(log)]
     return f"exit code {code}: {said}" if code else None
+
+
+def said_in(log: Path) -> list[str]:
+    """The lines for people of what a part printed."""
+    return [line for line in log.read_text().splitlines() if not line.startswith("{")]
 
 
 def found(name: str, out: Path) -> str:
@@ -182,10 +201,11 @@ def found(name: str, out: Path) -> str:
         blocks = written.read_text().split("\n\n")
         tables = [i for i, block in enumerate(blocks) if block.startswith("|")]
         for at in tables[PARTS[name].table :]:
-            shown = "\n\n".join(blocks[at : at + 2]).strip().replace("](", f"]({name}/")
+            # and those that follow at once
+            n = len([*takewhile(lambda block: block.startswith("|"), blocks[at:])])
+            shown = "\n\n".join(blocks[at : at + n + 1]).strip().replace("](", f"]({name}/")
             return f"[All of it]({name}/{written.name}):\n\n{shown}"
-    lines = (out / f"{name}.txt").read_text().splitlines()
-    return "\n".join(["```", *(line for line in lines if not line.startswith("{")), "```"])
+    return "\n".join(["```", *said_in(out / f"{name}.txt"), "```"])
 
 
 def targets(steps: Sequence[Mapping[str, Any]], aims: Mapping[int, float]) -> str:
@@ -218,11 +238,11 @@ def met(found: float, most: float | None) -> str:
     return f"{most:.2f} ({'met' if found <= most else '**missed**'})" if most else NONE
 
 
-def section(name: str, ran: Mapping[str, Any] | None, out: Path) -> str:
-    """A part on the page: what it found, how, and what is missing."""
+def section(name: str, ran: Mapping[str, Any] | None, out: Path, here: bool = True) -> str:
+    """A part on the page: what it found, how, and what is missing. here: it can be measured."""
     if ran is None:
-        needs = f": it needs {PARTS[name].needs}" if PARTS[name].needs else ""
-        return f"**Missing: {name}** (not measured here{needs})"
+        why = "not in this run" if here else f"not measured here: it needs {PARTS[name].needs}"
+        return f"**Missing: {name}** ({why})"
     took = f"{ran['seconds']:.0f} s of {PARTS[name].seconds}"
     how = f"`python -m {ran['command']}`: {took}, commit {ran['commit']}"
     blocks = [f"## {PARTS[name].heading}", f"{how}, {ran['date']}.", found(name, out)]
@@ -262,7 +282,7 @@ def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[st
 def main() -> None:
     deadline = time.monotonic() + SECONDS
     options, [config] = BENCHMARK.configs(**DEFAULTS)
-    out = options.out or Path("results/gpu") / config.model_name
+    out = options.out or Path("runs/gpu") / config.model_name
     result = BENCHMARK.record([config])
     hardware, by = result["hardware"], processor(result["hardware"], config.model_dump())
     parts = commands(options, config, out, by)
@@ -280,7 +300,9 @@ def main() -> None:
         setup += f"; servers sample from {VOCABULARIES['bytes']} ids"
 
     def write() -> None:
-        page = "\n\n".join(section(name, result["parts"].get(name), out) for name in PARTS)
+        page = "\n\n".join(
+            section(name, result["parts"].get(name), out, name in parts) for name in PARTS
+        )
         with contextlib.redirect_stdout(None):
             BENCHMARK.write(out, title, setup, page, result)
 
@@ -289,6 +311,8 @@ def main() -> None:
         command = shlex.join(parts[name])
         print(f"\n$ python -m {command}", flush=True)
         shutil.rmtree(out / name, ignore_errors=True)
+        if name == "costs":  # else `simulated` would take old ones where this part is cut
+            fitted(config, out, by).unlink(missing_ok=True)
         start = time.monotonic()
         # what a part leaves of its seconds goes to those after it
         left = sum(PARTS[each].seconds for each in todo[k:])

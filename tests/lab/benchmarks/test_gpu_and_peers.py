@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,10 +75,16 @@ def test_one_part_is_repeated(small: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert sum(seconds.values()) > 2 * gpu.SECONDS and seconds["agreement"] < gpu.SECONDS / 5
     found.clear()
     seconds.clear()
+    (old := tmp_path / "old.json").touch()  # a GPU's costs do not lie in `out`
+    monkeypatch.setattr(gpu, "fitted", lambda *_: old)
     assert ran(*words, str(out), "--only", "burst", "--only", "costs").returncode == 0
+    assert not old.exists(), "`simulated` takes none where `costs` is cut"
     assert [*seconds] == ["costs", "burst"]
     page = (out / "gpu.md").read_text()
     assert "steps ran" in page and page.count("Missing") == 1
+    assert ran(*words, str(tmp_path / "new"), "--only", "ahead").returncode == 0
+    page = (tmp_path / "new" / "gpu.md").read_text()
+    assert "**Missing: costs** (not in this run)" in page and "cublas** (not measured here" in page
     for more, sentence in (
         (f"{out} --only burst --max-batch-size 3", "have other settings or another"),
         (f"{out} --only cublas", "--only cublas: the parts here are agreement, steps"),
@@ -102,6 +111,52 @@ def test_targets_are_met_or_missed() -> None:
         step["of_run_s"] = seconds
     line = "| 1 | 0.25 | 0.53 | 0.40 | 0.50 (met) | 1.10 | 2.00 | 1.05 (**missed**) |"
     assert gpu.targets(steps, gpu.TARGETS["H200"]).splitlines()[2] == line
+
+
+def test_the_page_shows_tables_that_follow_each_other_and_what_is_said_of_them(
+    tmp_path: Path,
+) -> None:
+    """Of a comparison: what it measured, how full the servers were, and whether texts differ."""
+    (folder := tmp_path / "alone").mkdir()
+    blocks = ["# Title", "| a |", "| b |", "All 3 [texts](x.json) are the same.", "Not this."]
+    (folder / "report.md").write_text("\n\n".join(blocks))
+    shown = "[All of it](alone/report.md):\n\n| a |\n\n| b |\n\nAll 3 [texts](alone/x.json) are"
+    assert gpu.found("alone", tmp_path) == f"{shown} the same."
+
+
+DIES = "import os\nprint('so far')\nprint('{}')\nos.kill(os.getpid(), 9)"
+
+
+@pytest.mark.nightly
+def test_a_part_that_is_killed_leaves_what_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not said to have had too little time. Python buffers what it prints to a file."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("dies.py").write_text(DIES)
+    problem = gpu.call(["dies"], tmp_path / "log", 100)
+    assert problem and re.fullmatch("exit code (-9|137): so far", problem)
+
+
+@pytest.mark.nightly
+def test_ctrl_c_ends_the_part_that_runs(tmp_path: Path) -> None:
+    code = "import sys, pathlib as p; from lab.benchmarks import gpu; "
+    code += "gpu.call(['http.server', '0'], p.Path(sys.argv[1]), 100)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "log")], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (tmp_path / "log").exists() or "Serving" not in (tmp_path / "log").read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        parts = psutil.Process(process.pid).children(recursive=True)
+        assert len(parts) == 2, "timeout, and the part"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) != 0
+        assert psutil.wait_procs(parts, timeout=5)[1] == []
+    finally:
+        process.kill()
 
 
 @pytest.mark.nightly
