@@ -24,7 +24,7 @@ def rows_of(
         return ValueError(f"the plan of {policy} is impossible: {rule}")
 
     limits, account, preemptive = view.limits, view.account(), view.order.preemptive
-    preempted: set[int] = set()
+    preempted, reserved = set[int](), Reservations()
     for inference in plan.preempt:
         if policy.request_level:
             raise impossible("a row cannot leave a batch that is answered as a whole")
@@ -32,7 +32,6 @@ def rows_of(
             raise impossible("only a running inference can be preempted, and only once")
         preempted.add(inference.id)
         account.release(inference)
-    reserved: Reservations = {}
     for inference, tokens in plan.admit:
         if inference.id not in waiting or inference.id in reserved:
             raise impossible("only a waiting inference can be admitted, and only once")
@@ -49,13 +48,14 @@ def rows_of(
         raise impossible("only a running inference can be computed")
     if len(computed) < len(plan.run):
         raise impossible("no inference has two rows")
-    rows: list[Row] = []
-    size = limits.block_size
-    charged, counts_decoded = 0, policy.counts_decoded
+    rows, charged = list[Row](), 0
+    size, counts_decoded = limits.block_size, policy.counts_decoded
     row = tuple.__new__  # much faster than Row(…), and there are many
     for inference, n in plan.run:
         start, blocks = inference.computed, inference.blocks
         if inference.is_over:  # its last token once more: no block is added or shared
+            if inference.prompt_only:  # that one has no slot: its prompt's last token, alone
+                start, blocks = min(start, len(inference.prompt_ids) - 1), []
             rows.append(row(Row, (inference, start, 1, blocks, True, True, 0, ())))
             continue
         uncomputed, cached, recomputed = 1, 0, 0

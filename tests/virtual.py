@@ -92,6 +92,7 @@ class Ask:
     queue_timeout_s: float | None = None
     deadline: float | None = None
     streamed: bool = False
+    scored: bool = False  # its prompt alone: the one token is not shown, and has no KV slot
     slo: Slo = Slo()  # noqa: RUF009  (it is frozen)
 
     def group(self, block_size: int) -> list[Inference]:
@@ -104,10 +105,11 @@ class Ask:
             leader = None
             for _ in range(self.n):
                 member = Inference(
-                    ids, self.tokens, Sampling(seed=self.seed), self.deadline,
+                    ids, 1 if self.scored else self.tokens, Sampling(seed=self.seed), self.deadline,
                     streamed=self.streamed, user=self.user, adapter=self.adapter,
                     priority=self.priority, queue_timeout_s=self.queue_timeout_s,
                     slo=self.slo, prefix=CachedPrefix([*keys]) if keys else None, leader=leader,
+                    prompt_only=self.scored,
                 )  # fmt: skip
                 leader = leader or member
                 group.append(member)
@@ -127,6 +129,7 @@ def any_asks(most: int, least: int = 0, **fields: Any) -> st.SearchStrategy[list
         "adapter": st.sampled_from(["", "a", "b", "c", "d"]),
         "priority": st.integers(0, 3),
         "seed": st.integers(0, 9),
+        "scored": st.sampled_from([False, False, False, True]),
     }
     asks = st.lists(st.builds(Ask, **usual | fields), min_size=least, max_size=most)
     return asks.map(lambda asks: sorted(asks, key=lambda ask: ask.at))
@@ -205,8 +208,8 @@ def run(
     generate: Callable[[Iteration], Iterable[int]] = any_ids, drafter: Drafter | None = None,
     **limits: Any,
 ) -> Run:  # fmt: skip
-    """Serve `asks` (in order of arrival) to the end. Fails if there is no progress, or if KV blocks
-    are lost. seconds: of an iteration.
+    """Serve `asks` (in order of arrival) to the end. Fails if there is no progress, if KV blocks
+    are lost, or if a row has a token without a KV slot. seconds: of an iteration.
     """
     scheduler = make_scheduler(policy, **limits)
     groups = [ask.group(scheduler.limits.block_size) for ask in asks]
@@ -220,6 +223,12 @@ def run(
         most -= 1
         assert most > 0, "the scheduler makes no progress"
         check(scheduler, iteration)
+        for row in iteration.rows:
+            each, end = row.inference, row.start + row.n_tokens
+            alone = row.idle and not row.blocks  # without keys and values
+            assert alone or end <= len(row.blocks) * scheduler.limits.block_size
+            shown = 0 if each.prompt_only else len(each.tokens)
+            assert end - len(row.drafts) <= len(each.prompt_ids) + shown, "a token without a place"
         if iteration.rows:
             result.iterations.append((now, iteration))
 

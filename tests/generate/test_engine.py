@@ -21,7 +21,7 @@ from generate.sampling import sample
 from model import GPT2
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration
-from scheduling.policies import Dynamic, Fcfs, NoBatching, Policy, Srpt, Static
+from scheduling.policies import Dynamic, Fcfs, NoBatching, Policy, Srpt, Static, Windowed
 from scheduling.sampling import Sampling
 from tests.counts import nightly_but
 from tests.oracle import N_VOCAB, PATHS, POLICIES, SHAPE, Oracle, engine, row, serve, workload
@@ -72,6 +72,28 @@ def test_neither_modes_nor_blocks_nor_chunks_change_a_token(
     for policy in POLICIES if n_blocks == 17 else [Dynamic()]:
         cached = engine(model, n_blocks, block_size, path)
         assert serve(policy, cached, asked(), **limits) == expected, policy
+
+
+def test_a_scored_prompt_that_fills_its_blocks_leaves_its_batch_alone(
+    model: GPT2, path: str
+) -> None:
+    """Its row stays until its batch ends, and it has no KV slot for another token: it wrote into
+    blocks of others, and past the context nothing has a position.
+    """
+
+    def asked() -> list[Inference]:
+        made = workload(6, Sampling())
+        for each, n in zip(made[::2], (16, 1024, 32)):
+            each.prompt_ids, each.num_tokens = [i % 250 for i in range(n)], 1
+            each.prompt_only = True
+        for each in made[1::2]:
+            each.num_tokens = 20
+        return made
+
+    pool = {"n_blocks": 100, "block_size": 16, "token_budget": 1100}
+    expected = serve(NoBatching(), NaiveGenerator(model, N_VOCAB), asked(), **pool)
+    for policy in (Static(), Windowed()):
+        assert serve(policy, engine(model, 100, 16, path), asked(), **pool) == expected, policy
 
 
 def test_the_whole_context_of_1024_tokens_is_usable(model: GPT2, path: str) -> None:
