@@ -112,8 +112,10 @@ class Tables:
             self._forget_all_but({*keys})
         free, begins, written = self._free.copy(), dict.fromkeys(changed, -1), list[int]()
         for key, each in changed.items():
+            begin = self._begins.get(key, -1)
+            if not each and begin >= 0:  # it was emptied, or has the id of one that is gone
+                free.append(begin // longest)
             if each:
-                begin = self._begins.get(key, -1)
                 place = free.pop() if begin < 0 else begin // longest
                 self._host[place, : len(each)] = each
                 begins[key] = place * longest

@@ -209,6 +209,17 @@ def test_rows_that_are_gone_leave_their_places(sent: list[int]) -> None:
     assert read(tables, *rows[:4]) == rows[:4]
 
 
+def test_a_list_that_is_emptied_gives_its_place_back() -> None:
+    """It was lost until many lists had gone, and with none left every later iteration failed."""
+    tables, rows, one = Tables(8, 4, torch.device("cpu")), [[i] for i in range(4)], [1]
+    assert read(tables, *rows) == rows
+    for i in range(30):
+        one.clear()
+        assert read(tables, one) == []
+        one.append(i)
+        assert read(tables, one) == [[i]]
+
+
 def test_what_could_not_be_sent_is_sent_by_the_next_iteration() -> None:
     tables, rows = Tables(3, 2, torch.device("cpu")), [[1, 2], [3], [4]]
     failing = mock.patch.object(under_test, "pinned", side_effect=MemoryError)
