@@ -121,8 +121,7 @@ def _packed(draws: Draws, n_vocab: int) -> bytes:
 
 class PassSampler:
     """`sample_on_gpu` as a part of the pass: what it is told of each row is sent with the tokens.
-    A request's row changes in the index alone, so the rest is packed once. ids: int64, where it puts
-    the ids.
+    A request's part of it changes in the index alone. ids: int64, where it puts the ids.
     """
 
     def __init__(self, n_vocab: int, ids: Tensor):
