@@ -190,6 +190,13 @@ def file(text: str) -> Path:
     raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder with write access")
 
 
+def drawn_file(text: str) -> Path:
+    """Return the path of a figure that can be written. Raises ArgumentTypeError."""
+    if (path := file(text)).suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png, .svg or .pdf")
+    return path
+
+
 def check_numbers(known: argparse.Namespace) -> None:
     """Raise ConfigError for a number out of its range; one that is None, or missing, is fine."""
     for names, least, most, words in RANGES:

@@ -35,7 +35,10 @@ class Bounds:
 
     def warming_up(self, trace: Trace) -> np.ndarray:
         """Return the numbers of the requests of the warm-up."""
-        return np.argsort(trace.at, kind="stable")[: self.warm_up]
+        due = trace.at.copy()
+        for i in np.flatnonzero(trace.after >= 0):  # at the earliest
+            due[i] = due[trace.after[i]] + trace.think_s[i]
+        return np.argsort(due, kind="stable")[: self.warm_up]
 
 
 UNBOUNDED = Bounds()

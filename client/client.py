@@ -74,7 +74,7 @@ LOAD: arguments.Flags = {
     "--goodput": {"nargs": "+", "default": [], "metavar": "NAME:MS", "help":
         f"limits on {', '.join(LIMITED)}"},
     "--out": {"type": arguments.folder, "help": "save the run with its report in this folder"},
-    "--figure": {"type": arguments.file, "help":
+    "--figure": {"type": arguments.drawn_file, "help":
         f"file of the figure (default: {FIGURE}, each time anew)"},
     "--overwrite": {"action": "store_true", "help":
         "replace an earlier run in --out, and the file of --figure (else refused)"},
@@ -108,6 +108,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("numsamples", "trace", "users"):
         if known.prompt is not None and getattr(known, name) is not None:
             parser.error(f"--prompt and --{name} contradict each other; leave one out")
+    of_other, flags = ("--prompt", ONE) if known.prompt is None else ("a load", load)
+    if foreign := [name for name in flags if _is_given(known, name, flags[name])]:
+        parser.error(f"{foreign[0]} belongs to {of_other}; leave it out")
+    if known.model and known.api == "inference":
+        parser.error("--model is for --api openai and chat; leave it out")
+    if known.svg and not known.out:
+        parser.error("--svg is of a report's figures; add --out FOLDER")
     arguments.check_numbers(known)
     arguments.asked_of(known)
     if wrong := arguments.contradiction(known):
@@ -120,6 +127,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
             "--prompt asks a server of ours; leave out --api and --model, or send it with --trace"
         )
     return known
+
+
+def _is_given(known: argparse.Namespace, name: str, options: dict[str, Any]) -> bool:
+    value = getattr(known, name.removeprefix("--").replace("-", "_"))
+    return value not in (None, False, [], options.get("default"))
 
 
 def one_prompt(url: str, known: argparse.Namespace) -> None:

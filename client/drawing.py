@@ -113,6 +113,7 @@ def latency_vs_tokens(
     """
     figure = new_figure((12, 4.8), caption)
     many = sum(len(tokens) for tokens, _, _ in runs.values()) > MANY
+    some = any(len(tokens) for tokens, _, _ in runs.values())  # else a log scale has no range
     for axis, scale in zip(axes := figure.subplots(1, 2), ("linear", "log")):
         for name, (colour, dashes, marker) in styles(runs).items():
             tokens, seconds, line = runs[name]
@@ -124,9 +125,10 @@ def latency_vs_tokens(
                 y = line["intercept_s"] + line["slope_s_per_token"] * x
                 axis.plot(x[y > 0], y[y > 0], color=colour, ls=dashes, lw=2)
         axis.set(xlabel="completion tokens", ylabel=f"end-to-end latency, s ({scale} scale)")
-        axis.set(yscale=scale, xlim=(0, None))
+        axis.set(yscale=scale if some else "linear", xlim=(0, None))
         axis.grid(alpha=0.25)
-    plain_log(axes[1].yaxis)
+    if some:
+        plain_log(axes[1].yaxis)
     axes[0].set(ylim=(0, None), title="Latency by completion tokens")
     handles, labels = axes[1].get_legend_handles_labels()
     legend_below(figure, handles, labels, 2, markerscale=2, fontsize=11)

@@ -77,7 +77,7 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
     groups = groups_of(trace)
     at = np.sort(trace.at[trace.firsts])
     span = float(at[-1] - at[0])
-    rate = (len(at) - 1) / span if span else None
+    rate = (len(at) - 1) / span if span and not trace.users else None
     pauses = trace.think_s[trace.after >= 0]
     mean_think_s = float(np.mean(pauses)) if len(pauses) else None
     talks = {"number": len(at), "rate": rate, "mean_think_s": mean_think_s}

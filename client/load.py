@@ -114,7 +114,7 @@ class _Replay:
             ticking.cancel()
 
     async def _closed_loop(self, users: int) -> None:
-        waiting = iter(self._requests)
+        waiting = iter(sorted(self._requests, key=lambda request: request.at))
         await self._until(0.0)
 
         async def user() -> None:

@@ -151,7 +151,8 @@ class Outcomes:
     def __init__(self, n: int, whole: bool = False):
         """whole: keep all, however many."""
         self.rows = np.zeros(n, ROW)
-        self.errors: Counter[str] = Counter()
+        self._sentences: dict[str, int] = {}  # of errors, numbered from 1
+        self._error = np.zeros(n, np.int32)  # of each request, kept or not: such a number
         self._sampled = n > traces.MOST_SAVED and not whole
         self._kept: dict[int, Outcome] = {}
         self._keep = np.full(n, not self._sampled)
@@ -173,8 +174,10 @@ class Outcomes:
         others = copy.copy(self)
         others.rows, others._kept = self.rows.copy(), self._kept.copy()
         others.rows[numbers] = 0
-        left_out = [each for i in numbers.tolist() if (each := others._kept.pop(i, None))]
-        others.errors = self.errors - Counter(each.error for each in left_out if each.error)
+        others._error = self._error.copy()
+        others._error[numbers] = 0
+        for i in numbers.tolist():
+            others._kept.pop(i, None)
         return others
 
     def keeps(self, i: int) -> bool:
@@ -184,13 +187,19 @@ class Outcomes:
     def add(self, i: int, outcome: Outcome) -> None:
         self.rows[i] = outcome.row
         if outcome.error:
-            self.errors[outcome.error] += 1
+            self._error[i] = self._sentences.setdefault(outcome.error, len(self._sentences) + 1)
         if self._keep[i]:
             self._kept[i] = outcome
 
     def __iter__(self) -> Iterator[Outcome]:
         """Return the kept outcomes, in the order of the trace."""
         return (self._kept[i] for i in sorted(self._kept))
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Number of failures by their sentences."""
+        counts = np.bincount(self._error, minlength=len(self._sentences) + 1).tolist()
+        return +Counter({sentence: counts[k] for sentence, k in self._sentences.items()})
 
     @property
     def sample(self) -> int | None:

@@ -67,7 +67,7 @@ class TraceFile:
                 raise self._error("it holds no requests")
             fix = "add --scale-tokens 0.1, or a larger --max-model-len"
             if left["without tokens"] == len(recorded):
-                fix = "add --lengths, such as fixed:100"
+                fix = "give requests with a token or more of prompt and completion"
             raise self._error(f"it holds no requests that can be served: {why}; {fix}")
         return self._sent(_trace(served, self.scale)), words
 

@@ -45,7 +45,9 @@ class Request(BaseModel):
     prompt: str | None = Field(default=None, description="text; of a turn, its own words alone")
     prompt_ids: list[Wide] | None = Field(default=None, description="or ids; of a turn, all of it")
     num_tokens: Count = Field(description="completion tokens")
-    temperature: float = Field(default=0.0, ge=0, description="0: greedy, the likeliest token")
+    temperature: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="0: greedy, the likeliest token"
+    )
     top_k: Wide | None = Field(default=None, description="sampling")
     top_p: float | None = Field(default=None, description="sampling")
     seed: Wide | None = Field(default=None, description="sampling")

@@ -71,7 +71,7 @@ class Comparison:
         self.kept: dict[tuple[int, str], Measured] = {}  # of it, by seed and server
         if options.resume:
             self.earlier = runs.load(options.resume, requests=False).first
-            kept = resume.kept(options, self.machine)
+            kept = resume.kept(options, self.facts())
             self.kept = {task: Measured(*each) for task, each in kept.items()}
 
     def first_of_workload(self, arrival: str | None) -> Request:

@@ -80,7 +80,7 @@ def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
 
 def kept(options: Options, facts: Mapping[str, Any]) -> dict[tuple[int, str], Any]:
     """Return, by seed and server, NAME.json of what was measured to its end, the points of its
-    sweep, and whether it was swept. facts: of machine and code now.
+    sweep, and whether it was swept. facts: of this comparison, as a summary has them.
 
     Raises ConfigError where these, or settings that come from variables, differ.
     """
@@ -88,7 +88,9 @@ def kept(options: Options, facts: Mapping[str, Any]) -> dict[tuple[int, str], An
     whole = {}
     for folder, summary in runs.summaries(options.resume).items():
         _check("the run", summary, facts, ["commit"])
-        if not summary.get("simulated"):
+        if simulated := summary.get("simulated"):
+            _check("the run", simulated, facts["simulated"], ["costs_sha256"])
+        else:
             _check("the run", summary["hardware"], facts["hardware"], ["cpu", "gpu", "cores"])
         for name, headlines in summary["variants"].items():
             if headlines["partial"] or (options.sweep and name not in summary["swept"]):
@@ -98,6 +100,8 @@ def kept(options: Options, facts: Mapping[str, Any]) -> dict[tuple[int, str], An
             except (OSError, ValueError):  # it was being written when a machine failed
                 continue
             if name in options.variants:
+                if "config" not in result:  # its server had ended before it was asked
+                    continue
                 then, now = result["config"], options.config(name).model_dump(mode="json")
                 _check(name, then, now, then.keys() & now.keys() - {*runs.NOT_SHOWN, "api_key"})
             points = (summary["sweep"] or {}).get(name, [])

@@ -53,8 +53,8 @@ def show(run: Run, n: int, console: Console) -> None:
     legend = [Text(f"{how[0]} {how[2]}", how[1]) for part, how in SHOWN.items() if part in seen]
     console.print(Text("   ").join(legend))
     for name, found in of_servers.items():
-        sent = sum(len(result[name]["requests"]) for result in run.results if name in result)
-        failed = sent - len(run.answered(name))
+        records = [each for r in run.results if name in r for each in _counted(r[name])]
+        sent, failed = len(records), sum("text" not in each for each in records)
         more = f" ({failed:,} failed, and are not among them)" if failed else ""
         console.print(f"\n{name}: the {len(found):,} slowest of {sent:,} requests{more}")
         for each in found:
@@ -69,11 +69,16 @@ def slowest(run: Run, name: str, n: int) -> list[Slow]:
     records = [
         (record["answered_at"] - record["sent_at"], i, record)
         for i, result in enumerate(run.results)
-        for record in result.get(name, {}).get("requests", ())
+        for record in _counted(result.get(name, {}))
         if "text" in record
     ]
     records.sort(key=lambda each: each[0], reverse=True)
     return [_slow(run, i, name, record, latency_s) for latency_s, i, record in records[:n]]
+
+
+def _counted(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the requests of a server that its measures count: those after its warm-up."""
+    return [each for each in result.get("requests", ()) if not each.get("warm_up")]
 
 
 def _slow(run: Run, i: int, name: str, record: Mapping[str, Any], latency_s: float) -> Slow:

@@ -9,6 +9,7 @@ torch nor numpy.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
@@ -150,6 +151,11 @@ class Costs:
         """Return the costs of a server so many times as slow, with the same HTTP outside it."""
         gaps = {name: round(factor * getattr(self, name)) for name in _TIMES if "gap" in name}
         return replace(self.slower(factor), **gaps)
+
+    @property
+    def sha256(self) -> str:
+        """Return a hash of all that they say, whose change a name would hide."""
+        return hashlib.sha256(repr(sorted(asdict(self).items())).encode()).hexdigest()
 
     @property
     def uncertainty(self) -> float:

@@ -147,7 +147,7 @@ class Fleet:
             for change, end in zip(self.changes, ends)
         )
         facts = {"requests": self.sent, "changes": self.changes, "missed": self.missed}
-        return facts | {"replica_s": replica_s}
+        return facts | {"replica_s": replica_s, "end_s": end_s}
 
     def _begin(self, number: int) -> None:
         """Let a replica take requests from now on."""

@@ -53,9 +53,13 @@ def layout_of(known: argparse.Namespace) -> Layout:
         raise ConfigError("--router and --stale-s apply to several replicas; add --replicas N")
     if known.counts_own is not None and not known.stale_s:
         raise ConfigError("--counts-own has no meaning without old reports; add --stale-s")
+    if known.start_s and not known.fail:
+        raise ConfigError("--start-s has no meaning without a failure; add --fail K:AT")
     names = ("replicas", "router", "stale_s", "counts_own", "start_s")
     given = {name: value for name in names if (value := getattr(known, name)) is not None}
     slow = dict(_pairs("--slow", known.slow, "2:1.5"))
+    if known.find is not None:  # which tries numbers of its own
+        given["replicas"] = 1 + max(slow, default=0)
     failures = [Failure(*pair) for pair in _pairs("--fail", known.fail, "0:30")]
     try:
         return Layout(**given | disaggregated, slow=slow, failures=failures, seed=known.seed)

@@ -92,7 +92,7 @@ class SimulatedServer:
         """
         replay = _Replay(self, Trace.of(requests), watch or Watch())
         try:
-            self.replicas = replay.serve()
+            replay.serve()
         except KeyboardInterrupt:
             raise Interrupted(replay.outcomes) from None
         except Exception as error:
@@ -101,6 +101,8 @@ class SimulatedServer:
             if why := reason(error, *kinds):
                 raise ServerError(why) from error
             raise
+        finally:
+            self.replicas = replay.facts()
         return replay.outcomes
 
     def report(self) -> ServerReport:
@@ -153,11 +155,14 @@ class _Replay:
         fleet = fleet_of(config, server.layout)
         self._fleet = fleet(self._loop, server.layout, self._build, costs, **of_replicas)
 
-    def serve(self) -> dict[str, Any]:
-        """Serve the trace; return facts of the replicas."""
+    def serve(self) -> None:
+        """Serve the trace."""
         first = 0.0 if self._trace.users else float(self._trace.at.min())
         self._loop.at(instant(first), OBSERVE, self._tick, first, random.Random(0))
         self._loop.serve(self._firsts(), self)
+
+    def facts(self) -> dict[str, Any]:
+        """Return facts of the replicas, up to the last ending."""
         return self._fleet.facts(float(self.outcomes.ended["ended_at"].max(initial=0.0)))
 
     # ---- requests

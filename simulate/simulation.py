@@ -151,8 +151,8 @@ class Simulating(Comparison):
         known = ("hardware", "commit", "date", "estimate", "fidelity", "recording")
         fitted = {key: costs.source.get(key) for key in known}
         engine = {"engine": costs.source.get("config")}
-        simulated = {"costs": costs.name, "layout": layout} | fitted | engine
-        return super().facts() | {"simulated": simulated}
+        simulated = {"costs": costs.name, "costs_sha256": costs.sha256, "layout": layout}
+        return super().facts() | {"simulated": simulated | fitted | engine}
 
 
 def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, Sequence[str]]:

@@ -212,7 +212,8 @@ class Trial(NamedTuple):
             shares[without] = float(within.sum()) / len(trace)
             measures["goodput"] = shares[without] * len(trace) / (wall_s or math.inf)
             value = measures[question.measure]
-            values[without] = float(value or (0.0 if question.sign > 0 else WORST))
+            none = 0.0 if question.sign > 0 else WORST
+            values[without] = none if value is None else float(value)
         of_traces = {name: name.split(":") for name in question.slo if ":" in name}
         found = {
             k: measures["{1}_{0}_ms".format(*names)] or WORST for k, names in of_traces.items()

@@ -89,4 +89,4 @@ def held(search: Search, one: Candidate, results: list[dict[str, Any]]) -> str:
         text += f" ({said(mean - half)} to {said(mean + half)})"
         if abs(live - mean) <= half:
             return f"{text}: held"
-    return f"{text}: {100 * (live / mean - 1):+.1f}%"
+    return f"{text}: {100 * (live / mean - 1):+.1f}%" if mean else text

@@ -188,7 +188,9 @@ def rates(run: Run, figure: Sequence[str]) -> list[str]:
 
 
 def limits_of(run: Run) -> str:
-    return ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items())
+    limits = [f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items()]
+    limits += ["its own limits"] * bool(run.first["workload"].get("slo_mix"))
+    return ", ".join(limits)
 
 
 # ---- replicas: number and requests of simulated ones over time; measures of real ones
@@ -227,7 +229,7 @@ def changes(run: Run) -> dict[str, Changes]:
 
 def number_of_replicas(result: Mapping[str, Any]) -> int:
     """Return the number of replicas: of simulated ones the most at once, of real ones all."""
-    server = result["server"]
+    server = result.get("server", {})  # none of a server that ended before it was asked
     at_once = [up + others for _, up, others in server.get("replicas", {}).get("changes", ())]
     return len(server.get("by_replica", {})) or max(at_once, default=1)
 
@@ -298,7 +300,7 @@ def foreseen(run: Run) -> list[str]:
         known = result.get("costs_changed", {}) | {"1": result}
         for factor in sorted(known, key=float):
             values = [known[factor][key] for key in NEAR_KEYS]
-            changed.append([labels[name], f"× {factor}", *(f"{value:,.0f}" for value in values)])
+            changed.append([labels[name], f"× {factor}", *map(number, values)])
     most, of_first = recorded["rows"], run.results[0].items()
     beyond = [escape(name) for name, r in of_first if (r.get("largest_batch") or 0) > most]
     near = (

@@ -144,11 +144,20 @@ def compare_runs(runs: Sequence[Run], out: Path) -> str:
 def _traces(run: Run) -> list[Any]:
     """The trace of each seed, or of one that was not saved what it is drawn from."""
     return [
-        (folder / "trace.jsonl").read_text()
+        _text(folder / "trace.jsonl")
         if summary["workload"].get("saved", True)
         else (summary["seed"], summary["workload"])
         for folder, summary in zip(run.folders, run.summaries)
     ]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"cannot read {path}: {error}; copy the whole folder, or measure again"
+        ) from None
 
 
 def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
@@ -317,6 +326,8 @@ def _ratios(columns: Mapping[str, Columns], values: Mapping[str, Columns]) -> li
     for measure in LIMITED.values():
         known = by_instant[~np.isnan(values[first][measure.name][by_instant])]
         blocks = np.array_split(known, min(BLOCKS, len(known) or 1))
+        if not len(known):
+            continue
         logs = {
             name: [math.log(values[name][measure.name][block].mean() + TICK_S) for block in blocks]
             for name in (first, *same)
@@ -328,6 +339,10 @@ def _ratios(columns: Mapping[str, Columns], values: Mapping[str, Columns]) -> li
 def _ratio(first: Sequence[float], second: Sequence[float]) -> str:
     """The ratio of two runs with its interval, from logarithms of each stretch of the trace."""
     by = difference(first, second)
+    if math.isnan(by.mean):
+        return tables.NONE
+    if by.half is None:  # of one stretch
+        return f"× {math.exp(by.mean):.2f}"
     ratio, low, high = (math.exp(by.mean + sign * (by.half or 0.0)) for sign in (0, -1, 1))
     text = f"× {ratio:.2f} ({low:.2f} to {high:.2f})"
     return text if by.shown else f"no difference shown ({text})"

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from client import traces
 from client.bounds import Bounds
 from client.load import Watch
 from client.measure import Target, measure, with_requests
 from client.outcomes import Outcome
-from client.traces import Request
+from client.traces import Request, Trace
 from client.wire import wire
 from client.workloads import Workload
 from generate.auto import build
@@ -59,6 +60,28 @@ def test_no_measure_counts_the_warm_up() -> None:
     assert result["littles_law"] is None
     without, _ = served(requests, Bounds())
     assert without["failed"] > 0 and without["p99_e2el_ms"] > 50
+
+
+def test_the_warm_up_is_what_is_due_first() -> None:
+    """A later turn is due after those before it and their thinking times, at the earliest."""
+    first, *turns = (r.model_copy(update={"at": 0.0}) for r in asks(3, 0.0))
+    talk = [first] + [
+        turn.model_copy(update={"prompt_ids": [1] * (20 + 10 * i), "after": i, "think_s": 2.0})
+        for i, turn in enumerate(turns)
+    ]
+    others = [r.model_copy(update={"id": r.id + 3, "at": 1.0 + r.at}) for r in asks(3, 2.0)]
+    numbers = Bounds(warm_up=4).warming_up(Trace.of([*talk, *others]))
+    assert sorted(numbers.tolist()) == [0, 1, 3, 4]
+
+
+def test_failures_of_the_warm_up_are_not_counted_by_their_sentences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor are those of which no outcome is kept, where requests are many."""
+    monkeypatch.setattr(traces, "MOST_SAVED", 20)
+    monkeypatch.setattr("client.outcomes.SAMPLE", 2)
+    result, _ = served(asks(30, 0.0), Bounds(warm_up=20))
+    assert sum(result["errors"].values()) == result["failed"] > 0
 
 
 @pytest.mark.parametrize(("bounds", "at"), [

@@ -215,7 +215,7 @@ def test_texts_cannot_be_counted_without_the_tokenizer(monkeypatch: pytest.Monke
     ('[{"conversations": 5}]', {}, "it is not .*conversations"),
     (OURS, {"scale": Fraction(2)}, "leave out --scale-tokens"),
     (f"{AZURE}\n", {}, "holds no requests$"),
-    (f"{AZURE}\n0,9,0", {}, r"can be served: 1 without tokens; add --lengths"),
+    (f"{AZURE}\n0,9,0", {}, r"can be served: 1 without tokens; give requests with a token"),
     (f"{AZURE}\n16 May,9,4", {}, "line 2: TIMESTAMP: '16 May' is not a time"),
     (f"{AZURE}\n1,9,4.5", {}, "line 2: GeneratedTokens: '4.5' is not a whole number"),
     (f"{VIDUR}\n0,9,4\n1700000000000,9,4", {}, "name their unit, --time-unit ms or us"),

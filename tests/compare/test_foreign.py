@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,23 @@ def test_other_requests_and_files_without_them_are_not_paired(tmp_path: Path) ->
     assert text.startswith("# 1: vllm bench serve against 2: vllm bench serve against nobatch ")
     assert side_by_side.UNPAIRED in text and "server's machine" in text
     assert re.search(r"`p99_ttft_ms` \|.* \| [\d.,]+ ± [\d.,]+ \|", text), "seeds have an interval"
+
+
+def test_a_ratio_has_an_interval_only_of_several_stretches() -> None:
+    """And what the first run does not have, has none."""
+    nan = math.nan
+    assert side_by_side._ratio([nan, nan], [1.0, 2.0]) == "–"
+    assert side_by_side._ratio([0.0], [math.log(2)]) == "× 2.00"
+    assert "× 2.0" in side_by_side._ratio([0.0, 0.1], [0.7, 0.8])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_without_its_trace_is_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        output("simulate", f"--modes dynamic --numsamples 5 --out {tmp_path / name}")
+    (tmp_path / "b" / "trace.jsonl").unlink()
+    done = ran("compare", "--runs", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert done.returncode == 2 and "copy the whole folder" in done.stderr
 
 
 @pytest.mark.parametrize(

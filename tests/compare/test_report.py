@@ -176,6 +176,7 @@ def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: 
     equal = {"ttft": [1.0], "tpot": [1.0, 1.0 + 2e-16, 1.0 - 2e-16], "e2el": [3.0, 3.0]}
     for figure in (
         drawing.latency_vs_tokens({"static": ([], [], None)}, ""),
+        drawing.latency_vs_tokens(dict.fromkeys(("static", "dynamic"), ([], [], None)), ""),
         figures.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
         figures.distributions({"static": equal}, ""),
         figures.latency_vs_throughput({"static": [[]]}, ""),

@@ -15,6 +15,7 @@ from client.load import Interrupted
 from compare.comparison import Comparison, Measured
 from simulate.server import SimulatedServer
 from tests.programs import output, ran
+from tests.servers import ROOT
 
 WORDS = "--modes static,dynamic --numsamples 30 --lengths choice:3,9 --repeats 2 --jobs 1"
 ALL = [(0, "static"), (0, "dynamic"), (1, "dynamic"), (1, "static")]
@@ -107,6 +108,30 @@ def test_a_run_does_not_go_on_with_other_settings(
         edit(run)
     done = ran("simulate", *words.split(), "--resume", str(run))
     assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_costs_of_one_name_must_be_the_same(tmp_path: Path) -> None:
+    """A file of one's own may be measured again between the two."""
+    (costs := tmp_path / "own.json").write_bytes((ROOT / "results/costs/demo.json").read_bytes())
+    stopped(2, f"{WORDS} --costs {costs} --out {tmp_path / 'run'}")
+    file = json.loads(costs.read_text())
+    costs.write_text(json.dumps(file | {"gap": 2 * file["gap"]}))
+    done = ran("simulate", "--resume", str(tmp_path / "run"))
+    assert done.returncode == 2 and "costs-sha256" in done.stderr
+    costs.write_text(json.dumps(file))
+    output("simulate", f"--resume {tmp_path / 'run'}")
+
+
+def test_a_server_that_ended_before_it_was_asked_is_measured_again(
+    half: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(half, run := tmp_path / "run")
+    [path] = [*(run / "seed-0").glob("static.json")]
+    result = json.loads(path.read_text())
+    del result["server"], result["config"]
+    path.write_text(json.dumps(result))
+    output("simulate", f"--resume {run}")
+    assert json.loads(path.read_text())["config"]
 
 
 def test_variables_count_as_settings(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,25 @@ def test_requests_of_another_server_have_what_the_client_saw(tmp_path: Path) -> 
     assert "1 failed" in shown and "first token" in shown and "beside" not in shown
 
 
+def test_a_warm_up_is_not_among_them(tmp_path: Path) -> None:
+    words = "--modes dynamic --numsamples 40 --arrival poisson:20 --warm-up 20"
+    output("simulate", f"{words} --out {tmp_path}")
+    shown = output("compare", f"--slowest 2 {tmp_path}")
+    assert "2 slowest of 20 requests\n" in shown
+    warm = {r["id"] for r in load(tmp_path).results[0]["dynamic"]["requests"] if r.get("warm_up")}
+    assert len(warm) == 20
+    assert not warm & {each.record["id"] for each in slowest(load(tmp_path), "dynamic", 99)}
+
+
+def test_a_server_that_ended_before_it_was_asked_has_what_the_client_saw(tmp_path: Path) -> None:
+    output("simulate", f"--modes dynamic --numsamples 20 --out {tmp_path}")
+    path = tmp_path / "dynamic.json"
+    result = json.loads(path.read_text())
+    del result["server"], result["config"]
+    path.write_text(json.dumps(result))
+    assert "1 slowest of 20" in output("compare", f"--slowest 1 {tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

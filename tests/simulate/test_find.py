@@ -187,6 +187,21 @@ def test_a_price_adds_what_each_setting_costs(tmp_path: Path) -> None:
     assert "| cost per million tokens |" in (tmp_path / "find.md").read_text()
 
 
+def test_a_measure_of_0_is_0(tmp_path: Path) -> None:
+    """It was taken for one that is missing, the worst."""
+    words = "max_batch_size=16,32 --slo e2el:60000 --for p50_queue_time_ms --numsamples 100"
+    answer = found(tmp_path, f"{words} --arrival poisson:1 --repeats 1")
+    values = [each["values"][""] for tried in answer["tried"] for each in tried["traces"]]
+    assert (
+        values and max(values) < 1000 and "1,000,000,000" not in (tmp_path / "find.md").read_text()
+    )
+
+
+def test_a_slow_replica_is_one_of_those_that_are_tried(tmp_path: Path) -> None:
+    answer = found(tmp_path, f"replicas=1,2 {ASKED} {LAX} --numsamples 60 --slow 1:2")
+    assert {each["settings"]["replicas"] for each in answer["tried"]} <= {1, 2}
+
+
 def test_what_is_asked_of_a_run_is_refused(tmp_path: Path) -> None:
     made = f"--modes dynamic --numsamples 4 --arrival burst --repeats 2 --jobs 1 --out {tmp_path}"
     assert ran("simulate", *made.split()).returncode == 0

@@ -271,6 +271,7 @@ REFUSED = [
     ("--replicas 0", "at least 1"),
     ("--replicas 2 --router best", "best"),
     ("--start-s -1", "--start-s must be a number of seconds from 0 on"),
+    ("--start-s 5 --replicas 2", "--start-s has no meaning without a failure; add --fail K:AT"),
     ("--counts-own", "add --stale-s"),
     ("--router prefix --replicas 2", "prefix.*add --prefix-caching"),
     ("--router random", "add --replicas"),
@@ -300,6 +301,7 @@ REFUSED = [
     (f"{WITH_RATE} --find prefill", "say which values to try, as in --find prefill=A,B"),
     ("--step", "--step is no longer a flag: a simulation jumps over equal iterations, with"),
     ("--jobs 0", "--jobs must be at least 1"),
+    ("--vllm tests/simulate/own_vllm.jsonl.gz --warm-up 1000000", "--warm-up 1000000 leaves none"),
 ]
 
 
