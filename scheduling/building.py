@@ -80,7 +80,6 @@ def features(
     every = (
         SloClasses(slo_classes),
         QueuePolicies(order),
-        user_limits,
         LengthPrediction(predictor(length_predictor), policy.n_bins),
         Ledger(order.weights) if order.by_user else None,
         *memories.values(),
@@ -88,5 +87,6 @@ def features(
         ResponseOrder() if preserve_ordering else None,
         Speculation(speculate) if speculate else None,
         adapters,
+        user_limits,  # last: it counts what nothing else refuses
     )
     return [extension for extension in every if extension is not None]

@@ -147,7 +147,7 @@ class Inference:
     def awaits_leader(self, block_size: int, joining: Iterable[Inference] = ()) -> bool:
         """Return whether its leader, if it runs or is `joining`, will compute blocks for it."""
         leader = self.leader
-        if leader is None or leader.answered_at is not None:
+        if leader is None or self.prefix is None or leader.answered_at is not None:
             return False
         if leader.interruptions.preempted_at is not None:
             return False

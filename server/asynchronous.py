@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from batching import BatchingManager
 from scheduling.asynchronous import fill, forget_pending, pending, reads_ids, without_ended
-from scheduling.errors import GenerationFailed
 from scheduling.inference import Generator, Inference, Iteration, State
 from scheduling.records import IterationRecord
 
@@ -64,6 +63,8 @@ class AsynchronousManager(BatchingManager):
         if self._launched is not None and reads_ids(iteration):
             self._land(iteration)
             iteration = without_ended(iteration)
+            if all(row.idle for row in iteration.rows) and not iteration.loads:
+                return  # no request waits for it, and it would fail once more
         at = self.clock()
         if self._launched is None:
             self._iteration_started_at = at
@@ -120,11 +121,18 @@ class AsynchronousManager(BatchingManager):
         with self._changed:
             launched, self._launched = self._launched, None
             forget_pending(rows)
-            failed = self._fail(rows, error)
-            if launched is not None:
-                for inference in launched.answered:
-                    inference.state = State.FAILED
-                    inference.error = GenerationFailed(f"Generation failed: {self._failures[-1]}")
-                failed += launched.answered
-                self._scheduler.forget_prefixes()  # which may not have been computed
+            if launched is None:
+                return self._fail(rows, error)
+            # the last token of these will not come: they end once more, with an error
+            for each in (ended := {*launched.answered} & {*rows}):
+                each.state = State.RUNNING
+            # others have all their tokens, and only now their turn to be answered
+            held = [each for each in launched.answered if each not in ended]
+            for each in held:
+                each.answered_at = self.clock()
+            # blocks that were not computed may have been found by a plan since, and are forgotten
+            running = self._scheduler.running.values()
+            rows += [i for i in running if i.prefix is not None and i.prefix.n_blocks]
+            failed = self._fail(rows, error) + held
+            self._scheduler.forget_prefixes()
             return failed

@@ -214,6 +214,94 @@ def test_a_failed_iteration_ends_what_was_launched_and_nothing_else() -> None:
     manager.close()
 
 
+def once(begin: threading.Event, late: Late) -> Callable[[], Generator]:
+    """Return a load of this generator, which waits."""
+
+    def load() -> Generator:
+        assert begin.wait(PATIENCE_S)
+        return late
+
+    return load
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_a_failed_iteration_counts_once(penalty: float) -> None:
+    """The one that was planned after it has no row that anybody waits for: it failed as well where
+    it waits for ids, and two failures ended the server.
+    """
+    late = Late()
+    manager = AsynchronousManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
+    numbers = [1, 0]  # of the iterations of the first and the second request
+    for i in range(3):
+        begin = next(late._numbers) + 1
+        late.fails = {begin + numbers[i]} if i < 2 else set()
+        one = Inference([1, 2], 6, Sampling(frequency_penalty=penalty))
+        manager.enqueue([one])
+        assert one.done.wait(PATIENCE_S)
+        assert (one.error is None) == (i == 2), one.error
+    assert manager.failure is None and manager._failures == []
+    manager.close()
+
+
+@pytest.mark.parametrize("kind", [BatchingManager, AsynchronousManager])
+@pytest.mark.parametrize(
+    ("policy", "more", "streamed"),
+    [(Dynamic(), {"preserve_ordering": True}, False), (Static(compact_batches=True), {}, False),
+     (Static(), {}, True)],
+)  # fmt: skip
+def test_an_answer_that_is_complete_does_not_fail_with_others(
+    kind: type[BatchingManager], policy: Policy, more: dict[str, bool], streamed: bool
+) -> None:
+    """It waits for its turn, or for the end of its batch, or its row is idle until then."""
+    late, begin = Late(), threading.Event()
+    late.fails = {4}
+    manager = kind(make_scheduler(policy, max_batch_size=4, **more), once(begin, late))
+    first, second = Inference([1, 2], 5), Inference([3, 4], 2, streamed=streamed)
+    for each in (first, second):
+        manager.enqueue([each])
+    begin.set()
+    for each in (first, second):
+        assert each.done.wait(PATIENCE_S)
+    manager.close()
+    assert first.state is State.FAILED and len(first.tokens) == 4
+    assert second.state is State.FINISHED and len(second.tokens) == 2 and second.error is None
+    assert second.answered_at is not None and second.answered_at >= second.token_times[-1]
+
+
+def test_a_stream_whose_last_token_is_lost_leaves_its_batch() -> None:
+    """Its row had no token to compute, and failed those that had lost nothing."""
+    late, begin = Late(), threading.Event()
+    late.fails = {0}
+    scheduler = make_scheduler(Static(), max_batch_size=4, token_budget=2)
+    manager = AsynchronousManager(scheduler, once(begin, late))
+    asked = [Inference([97], 1, streamed=True), Inference([98] * 9, 2), Inference([99] * 5, 2)]
+    manager.enqueue(asked)
+    begin.set()
+    for each in asked:
+        assert each.done.wait(PATIENCE_S)
+    manager.close()
+    states = [each.state for each in asked]
+    assert states == [State.FAILED, State.FAILED, State.FINISHED], "the last had no row yet"
+
+
+def test_a_request_that_found_blocks_of_a_failed_iteration_fails_with_it() -> None:
+    """It joined without a row, so it was in no iteration: their keys may not have been computed."""
+    late, begin = Late(), threading.Event()
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    keys = block_keys(prompt, 4)
+    first, second = (Inference([*prompt], 6, prefix=CachedPrefix([*keys])) for _ in range(2))
+    scheduler = make_scheduler(Dynamic(), max_batch_size=4, token_budget=4)
+    manager = AsynchronousManager(scheduler, once(begin, late))
+    late.fails = {0}
+    late.launching = lambda number: None if number else manager.enqueue([second])
+    manager.enqueue([first])
+    begin.set()
+    for each in (first, second):
+        assert each.done.wait(PATIENCE_S)
+    manager.close()
+    assert second.error is not None or second.cached_tokens == 0
+
+
 def paused() -> tuple[Late, threading.Event, threading.Event]:
     """A generator that waits in its third iteration, when it is there, and what lets it go on."""
     late, reached, go = Late(), threading.Event(), threading.Event()

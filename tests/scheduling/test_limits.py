@@ -245,3 +245,19 @@ def test_the_windows_of_idle_users_are_dropped_and_those_of_others_are_not() -> 
         most = max(most, len(gate.limits._windows))
     assert most <= 2 * (IDLE_USERS + 1) + 1
     assert len(gate.limits._windows) <= IDLE_USERS
+
+
+def test_what_shedding_refuses_does_not_count_against_its_user() -> None:
+    limited = {"shed": True, "user_limits": UserLimits(3, None), "max_batch_size": 1}
+    scheduler = make_scheduler(Dynamic(), **limited)
+    scheduler.enqueue([Inference([1], 60, user="busy")], 0.0)
+    for now in range(4):
+        step(scheduler, float(now))
+    for _ in range(5):
+        with pytest.raises(Overloaded) as refused:
+            scheduler.enqueue([Inference([1], 3, user="u", slo=Slo(ttft_ms=5.0))], 4.0)
+        assert not isinstance(refused.value, RateLimited)
+    for _ in range(3):
+        scheduler.enqueue([Inference([1], 3, user="u")], 4.1)
+    with pytest.raises(RateLimited):
+        scheduler.enqueue([Inference([1], 3, user="u")], 4.1)

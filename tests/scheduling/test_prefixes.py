@@ -315,3 +315,11 @@ def test_none_waits_for_ever_for_completions(
     named: dict[str, Any] = dict(zip(names, limits))
     served = run(policy, asks, order=order, **named)
     assert all(member.state is State.FINISHED for member in served.inferences)
+
+
+def test_a_completion_that_shares_nothing_does_not_wait_for_its_leader() -> None:
+    """As where a prompt is scored: each computes it whole."""
+    leader = Inference([1] * 9, 2)
+    scheduler = begun(Dynamic(), leader, Inference([1] * 9, 2, leader=leader), steps=0)
+    iteration, _ = scheduler.schedule(0.0)
+    assert [row.n_tokens for row in iteration.rows] == [9, 9]
