@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from client.groups import describe
 from client.load import Interrupted, Watch, replay
 from client.measure import Target, measure, with_requests
 from client.summary import summarise
@@ -55,6 +56,19 @@ def test_a_closed_loop_never_has_more_in_flight_than_users_and_keeps_them_busy()
     for outcome in outcomes[4:]:
         last = max(instant for instant in answered if instant <= outcome.sent_at)
         assert outcome.sent_at - last < 0.3, "each is sent when an answer comes"
+
+
+def test_a_closed_loop_sends_in_the_order_of_times_and_has_no_rate() -> None:
+    """As in virtual time; a trace of one's own may have any."""
+    requests = [
+        each.model_copy(update={"at": float(9 - each.id)})
+        for each in Workload("fixed:2").requests(6, "closed:1")
+    ]
+    assert describe(requests)["requested_rate"] is None
+    with stub() as server:
+        outcomes = replay(server.url, requests, STUB)
+    sent = sorted(outcomes, key=lambda outcome: outcome.sent_at)
+    assert [outcome.request.id for outcome in sent] == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_closed_loop_has_no_more_users_than_requests() -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,7 @@ from client import drawing, runs
 from client.machine import send_limit
 from client.progress import Progress
 from compare import calibrate
-from compare.report import figures, report, side_by_side, tables
+from compare.report import figures, report, sections, side_by_side, tables
 from stats import ROW_KINDS
 from tests.compare.test_pages import Page
 from tests.conftest import undraw
@@ -186,6 +187,14 @@ def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: 
     ):
         drawing.save(figure, tmp_path / "a.png", tmp_path / "b.svg")
         ET.parse(tmp_path / "b.svg")
+
+
+@pytest.mark.parametrize(("mix", "said"), [
+    (None, "ttft ≤ 9 ms"), ("0.3:a=ttft:200", "ttft ≤ 9 ms, its own limits"),
+])  # fmt: skip
+def test_a_sweep_names_the_limits_that_requests_have(mix: str | None, said: str) -> None:
+    run: Any = SimpleNamespace(first={"goodput": {"ttft": 9.0}, "workload": {"slo_mix": mix}})
+    assert sections.limits_of(run) == said
 
 
 def test_a_name_that_is_wider_than_the_terminal_is_folded() -> None:
