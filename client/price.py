@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -14,7 +14,11 @@ def costs(result: Mapping[str, Any], price: float) -> dict[str, float | None]:
     """
     seconds = result["wall_clock_s"]
     replicas = result.get("server", {}).get("replicas", {})
-    paid = price / 3600 * (_up_s(replicas, seconds) if "changes" in replicas else seconds)
+    if "changes" in replicas:
+        end_s = replicas["end_s"]
+        paid = price / 3600 * replica_seconds(replicas["changes"], end_s - seconds, end_s)
+    else:
+        paid = price / 3600 * seconds
     bought = {
         "cost_per_million_tokens": result["total_output_tokens"] / 1e6,
         "cost_per_thousand_within": (result["goodput"] or 0.0) * seconds / 1e3,
@@ -22,9 +26,12 @@ def costs(result: Mapping[str, Any], price: float) -> dict[str, float | None]:
     return {name: paid / amount if amount else None for name, amount in bought.items()}
 
 
-def _up_s(replicas: Mapping[str, Any], seconds: float) -> float:
-    """Return the seconds of all simulated replicas in the last ones of a run, those it counts."""
-    end = replicas["end_s"]
-    changes = [(max(at_s, end - seconds), up + others) for at_s, up, others in replicas["changes"]]
-    ends = [at_s for at_s, _ in changes[1:]] + [end]
-    return sum(n * max(0.0, min(to, end) - at_s) for (at_s, n), to in zip(changes, ends))
+def replica_seconds(changes: Sequence[Sequence[Any]], since: float, until: float) -> float:
+    """Return the seconds of all replicas together between two times, those in which they start
+    included. changes: of their number, each (at_s, up, others), in order.
+    """
+    ends = [at_s for at_s, *_ in changes[1:]] + [until]
+    return sum(
+        (up + others) * max(0.0, min(end, until) - max(at_s, since))
+        for (at_s, up, others), end in zip(changes, ends)
+    )

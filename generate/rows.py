@@ -113,13 +113,13 @@ class Tables:
         free, begins, written = self._free.copy(), dict.fromkeys(changed, -1), list[int]()
         for key, each in changed.items():
             begin = self._begins.get(key, -1)
-            if not each and begin >= 0:  # it was emptied, or has the id of one that is gone
-                free.append(begin // longest)
             if each:
                 place = free.pop() if begin < 0 else begin // longest
                 self._host[place, : len(each)] = each
                 begins[key] = place * longest
                 written.append(place)
+            elif begin >= 0:  # it was emptied, or has the id of one that is gone
+                free.append(begin // longest)
         if written:
             first, end = min(written), max(written) + 1
             part = torch.from_numpy(self._host[first:end].reshape(-1))

@@ -101,11 +101,8 @@ class Disaggregated:
         """Return facts of all replicas, until a time."""
         sent = self._prefill.sent | self._decode.sent
         changes = [Change(0.0, self._replicas, 0)]
-        seconds_of_all = self._replicas * end_s
-        return {"requests": sent, "changes": changes, "missed": []} | {
-            "replica_s": seconds_of_all,
-            "end_s": end_s,
-        }
+        facts = {"requests": sent, "changes": changes, "missed": []}
+        return facts | {"replica_s": self._replicas * end_s, "end_s": end_s}
 
     def _prefilled(self, number: int, now: float, first: Inference) -> Iterable[Arrival]:
         """Send a request on, whose first token a prefill replica has computed, or end it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from client.price import replica_seconds
 from scheduling import routers
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference
@@ -141,11 +142,7 @@ class Fleet:
         """Return the requests of each replica, and how many replicas there were until a time.
         replica_s: seconds of all of them together, those in which they start included.
         """
-        ends = [change.at_s for change in self.changes[1:]] + [end_s]
-        replica_s = sum(
-            (change.up + change.others) * max(0.0, min(end, end_s) - change.at_s)
-            for change, end in zip(self.changes, ends)
-        )
+        replica_s = replica_seconds(self.changes, 0.0, end_s)
         facts = {"requests": self.sent, "changes": self.changes, "missed": self.missed}
         return facts | {"replica_s": replica_s, "end_s": end_s}
 

@@ -186,6 +186,11 @@ def _loaded(file: TraceFile, context: Context | None) -> Trace:
     return file.requests(context)[0]
 
 
+def _known(value: float | None, worst: float = WORST) -> float:
+    """Return a measure, or the worst where no answer has it. 0 is one."""
+    return worst if value is None else float(value)
+
+
 class Trial(NamedTuple):
     """A trace and the servers that serve it; picklable, since processes share the trials."""
 
@@ -211,20 +216,18 @@ class Trial(NamedTuple):
             within = meet(outcomes.answers, trace.limits_ms(answered, limits))
             shares[without] = float(within.sum()) / len(trace)
             measures["goodput"] = shares[without] * len(trace) / (wall_s or math.inf)
-            value = measures[question.measure]
-            none = 0.0 if question.sign > 0 else WORST
-            values[without] = none if value is None else float(value)
+            values[without] = _known(
+                measures[question.measure], 0.0 if question.sign > 0 else WORST
+            )
         of_traces = {name: name.split(":") for name in question.slo if ":" in name}
-        found = {
-            k: measures["{1}_{0}_ms".format(*names)] or WORST for k, names in of_traces.items()
-        }
+        found = {k: _known(measures["{1}_{0}_ms".format(*n)]) for k, n in of_traces.items()}
         return TrialResult(
             values,
             shares,
             [name for name, ms in found.items() if ms > question.slo[name]],
             queue_grows(measures),
-            measures["p99_ttft_ms"] or WORST,
-            measures["p99_e2el_ms"] or WORST,
+            _known(measures["p99_ttft_ms"]),
+            _known(measures["p99_e2el_ms"]),
             {} if question.price is None else cost_of(measures, question.price),
         )
 

@@ -92,7 +92,7 @@ class Ask:
     queue_timeout_s: float | None = None
     deadline: float | None = None
     streamed: bool = False
-    scored: bool = False  # its prompt alone: the one token is not shown, and has no KV slot
+    prompt_only: bool = False  # its prompt alone: the one token is not shown, and has no KV slot
     slo: Slo = Slo()  # noqa: RUF009  (it is frozen)
 
     def group(self, block_size: int) -> list[Inference]:
@@ -105,11 +105,11 @@ class Ask:
             leader = None
             for _ in range(self.n):
                 member = Inference(
-                    ids, 1 if self.scored else self.tokens, Sampling(seed=self.seed), self.deadline,
-                    streamed=self.streamed, user=self.user, adapter=self.adapter,
+                    ids, 1 if self.prompt_only else self.tokens, Sampling(seed=self.seed),
+                    self.deadline, streamed=self.streamed, user=self.user, adapter=self.adapter,
                     priority=self.priority, queue_timeout_s=self.queue_timeout_s,
                     slo=self.slo, prefix=CachedPrefix([*keys]) if keys else None, leader=leader,
-                    prompt_only=self.scored,
+                    prompt_only=self.prompt_only,
                 )  # fmt: skip
                 leader = leader or member
                 group.append(member)
@@ -129,7 +129,7 @@ def any_asks(most: int, least: int = 0, **fields: Any) -> st.SearchStrategy[list
         "adapter": st.sampled_from(["", "a", "b", "c", "d"]),
         "priority": st.integers(0, 3),
         "seed": st.integers(0, 9),
-        "scored": st.sampled_from([False, False, False, True]),
+        "prompt_only": st.sampled_from([False, False, False, True]),
     }
     asks = st.lists(st.builds(Ask, **usual | fields), min_size=least, max_size=most)
     return asks.map(lambda asks: sorted(asks, key=lambda ask: ask.at))

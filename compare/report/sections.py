@@ -189,7 +189,7 @@ def rates(run: Run, figure: Sequence[str]) -> list[str]:
 
 def limits_of(run: Run) -> str:
     limits = [f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items()]
-    limits += ["its own limits"] * bool(run.first["workload"].get("slo_mix"))
+    limits += ["their own limits"] * bool(run.first["workload"].get("slo_mix"))
     return ", ".join(limits)
 
 

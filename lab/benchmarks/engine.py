@@ -4,8 +4,8 @@
         [--sampling greedy,drawn,top] [any server setting]
 
 A step is one iteration of decode rows of one context through the engine, sampling included.
-On a GPU it is also timed in a run, in which each is launched before the ids of the one before are
-read, as a server that plans ahead does it.
+On a GPU it is also timed in a sequence, in which each step is launched before the host has read the
+ids of the previous one, as in a server that plans ahead.
 It cannot be shorter than reading every weight and live key and value once, nor than its arithmetic;
 the bound is the larger of the two, as if they overlapped wholly. A CPU's reading is measured with
 loads like the kernels' over as many bytes as the step reads, for caches hold a part of them. Steps
@@ -46,7 +46,7 @@ from scheduling.sampling import Sampling
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
 PROBES = 2  # of which the faster counts
-RUN = 16  # steps of a run of them
+SEQUENCE = 16  # steps of one
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 SAMPLINGS = {  # by the names that --sampling takes
     "greedy": Sampling(),
@@ -155,8 +155,8 @@ def timed_steps(
         yield time.perf_counter() - start, between()
 
 
-def run_of_steps(engine: CachedGenerator, rows: list[Row]) -> float:
-    """Seconds of a step of a run of them, each launched before the ids of the one before are read.
+def in_sequence(engine: CachedGenerator, rows: list[Row]) -> float:
+    """Seconds per step of a sequence, each launched before the ids of the previous one are read.
 
     rows: with pending tokens.
     """
@@ -164,12 +164,12 @@ def run_of_steps(engine: CachedGenerator, rows: list[Row]) -> float:
     ids = engine.launch(iteration)
     ids()
     start = time.perf_counter()
-    for _ in range(RUN):
+    for _ in range(SEQUENCE):
         following = engine.launch(iteration)
         ids()
         ids = following
     ids()
-    return (time.perf_counter() - start) / RUN
+    return (time.perf_counter() - start) / SEQUENCE
 
 
 def against_bound(
@@ -194,15 +194,15 @@ def against_bound(
         taken.append(seconds)
         bounds.append(tuple(map(min, before, after)))
         before = after
-    of_run = None
+    of_sequence = None
     if config.ahead:
         pending = decode_rows(n, context, config.block_size, SAMPLINGS[sampling], pending=True)
-        of_run = statistics.median(run_of_steps(engine, pending) for _ in range(repeats))
+        of_sequence = statistics.median(in_sequence(engine, pending) for _ in range(repeats))
     reached = sorted(max(bound) / seconds for bound, seconds in zip(bounds, taken))
     memory_s, arithmetic_s = map(statistics.median, zip(*bounds))
     return {
         "rows": n, "context": context, "sampling": sampling, "bytes": n_bytes,
-        "seconds": statistics.median(taken), "of_run_s": of_run,
+        "seconds": statistics.median(taken), "of_sequence_s": of_sequence,
         "memory_s": memory_s, "arithmetic_s": arithmetic_s,
         "reached": statistics.median(reached), "reached_least": reached[0],
         "reached_most": reached[-1],
@@ -281,7 +281,7 @@ def measure(
 def table(result: Mapping[str, Any]) -> str:
     """A line for each kind of step; the bound is the larger of its two."""
     on_gpu = any(step.get("kernels") for step in result["steps"])
-    counts = ["in a run, ms", "host, ms", "launches", "kernels"] if on_gpu else []
+    counts = ["in a sequence, ms", "host, ms", "launches", "kernels"] if on_gpu else []
     first = ["rows", "context", "sampling", "step, ms", "bound, ms", "reached, %", "tok/s"]
     lines = [[*first, *counts]]
     for step in result["steps"]:
@@ -293,8 +293,8 @@ def table(result: Mapping[str, Any]) -> str:
         where = str(rows), str(context), step["sampling"]
         line = [*where, *times, reached, f"{rows / seconds:,.1f}"]
         if on_gpu:
-            run_s = step["of_run_s"]
-            line += [f"{1e3 * run_s:.2f}" if run_s else NONE]
+            sequence_s = step["of_sequence_s"]
+            line += [f"{1e3 * sequence_s:.2f}" if sequence_s else NONE]
             line += [f"{1e3 * step['host_s']:.3f}", f"{step['launches']}", f"{step['kernels']}"]
         lines.append(line)
     return markdown(lines, left=0)

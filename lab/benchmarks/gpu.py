@@ -209,24 +209,23 @@ def found(name: str, out: Path) -> str:
 
 
 def targets(steps: Sequence[Mapping[str, Any]], aims: Mapping[int, float]) -> str:
-    """A line for each number of rows at CONTEXT: the bound, a greedy step alone, one of a run, as
-    the server has them, beside its target; and how many times as long one of a run takes that
-    draws.
+    """A line for each number of rows at CONTEXT: the bound, a greedy step alone, one in a sequence,
+    as the server has them, beside its target; and how many times as long one takes that draws.
     aims: the targets in ms, by rows, if there are any of this GPU and these settings.
     """
     of = {(step["rows"], step["sampling"]): step for step in steps if step["context"] == CONTEXT}
     drawn = [name for name in engine.SAMPLINGS if name != "greedy"]
     ratios = [f"{name} ÷ greedy" for name in drawn]
-    first = ["rows", "bound, ms", "alone, ms", "in a run, ms", "target, ms"]
+    first = ["rows", "bound, ms", "alone, ms", "in a sequence, ms", "target, ms"]
     lines = [[*first, *ratios, f"{drawn[0]}'s target"]]
     for n in sorted({n for n, _ in of}):
         greedy = of[n, "greedy"]
-        how = "of_run_s" if greedy.get("of_run_s") else "seconds"
+        how = "of_sequence_s" if greedy.get("of_sequence_s") else "seconds"
         times = [of[n, name][how] / greedy[how] for name in drawn]
         lines.append([
             str(n), f"{1e3 * max(greedy['memory_s'], greedy['arithmetic_s']):.2f}",
             f"{1e3 * greedy['seconds']:.2f}",
-            f"{1e3 * greedy[how]:.2f}" if how == "of_run_s" else NONE,
+            f"{1e3 * greedy[how]:.2f}" if how == "of_sequence_s" else NONE,
             met(1e3 * greedy[how], aims.get(n)),
             *(f"{each:.2f}" for each in times), met(times[0], DRAWN if aims else None),
         ])  # fmt: skip

@@ -42,10 +42,10 @@ class ComparingOwn(Simulating):
         where = f"as in {self._own.recording.path}"
         self.workload = {"lengths": where, "arrival": arrival or where}
         self.arrival = arrival or where
-        for seed in self.seeds:
+        for seed in reversed(self.seeds):
             _, requests = self.traffic(seed)
             self.options.bounds.check(len(requests))
-        first: Request = self.traffic(self._seed)[1][0]
+        first: Request = requests[0]
         return first
 
     @property

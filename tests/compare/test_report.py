@@ -190,7 +190,7 @@ def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: 
 
 
 @pytest.mark.parametrize(("mix", "said"), [
-    (None, "ttft ≤ 9 ms"), ("0.3:a=ttft:200", "ttft ≤ 9 ms, its own limits"),
+    (None, "ttft ≤ 9 ms"), ("0.3:a=ttft:200", "ttft ≤ 9 ms, their own limits"),
 ])  # fmt: skip
 def test_a_sweep_names_the_limits_that_requests_have(mix: str | None, said: str) -> None:
     run: Any = SimpleNamespace(first={"goodput": {"ttft": 9.0}, "workload": {"slo_mix": mix}})

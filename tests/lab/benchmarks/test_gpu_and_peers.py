@@ -108,7 +108,7 @@ def test_targets_are_met_or_missed() -> None:
     ]
     assert gpu.targets(steps, {}).splitlines()[2].endswith("| 0.53 | – | – | 1.01 | 2.00 | – |")
     for step, seconds in zip(steps, (4e-4, 4.4e-4, 8e-4)):  # on a GPU, of a row
-        step["of_run_s"] = seconds
+        step["of_sequence_s"] = seconds
     line = "| 1 | 0.25 | 0.53 | 0.40 | 0.50 (met) | 1.10 | 2.00 | 1.05 (**missed**) |"
     assert gpu.targets(steps, gpu.TARGETS["H200"]).splitlines()[2] == line
 
