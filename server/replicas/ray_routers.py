@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
-from ray.serve.request_router import (
-    PendingRequest,
-    ReplicaID,
-    ReplicaResult,
-    RequestRouter,
-    RunningReplica,
-)
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from scheduling import routers
 from scheduling.prefix_cache import block_keys
@@ -22,11 +16,11 @@ from server.request import Request
 Ranks = list[list[RunningReplica]]  # the replicas that are preferred first
 
 
-def meant(replicas: list[RunningReplica], pending: PendingRequest | None) -> Ranks:
+def meant(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
     """Return the replica that a request names, if it is up. If it is not, any replica may take the
     request: it answers that there is none of this name.
     """
-    to = pending.kwargs.get("to") if pending else None
+    to = pending.kwargs.get("to")
     named = [replica for replica in replicas if replica.replica_id.unique_id == to]
     return [named] if named else []
 
@@ -41,15 +35,16 @@ def offered(replicas: list[RunningReplica], pending: PendingRequest) -> Ranks:
 class OurRouter(RequestRouter):
     """A router of scheduling.routers, behind Ray's interface.
 
-    A replica's requests are those that this handle sent and that are not answered. Its tokens are
+    A replica's requests are those that this handle sent and that are not answered, counted as they
+    are sent: Ray may say that a short one ended before it says that it was routed. Its tokens are
     those of its last report (`Replica.record_routing_stats`, which Ray fetches from time to time)
-    and those sent there since the report was made, by the clocks of both machines.
+    and those meant for it since the report was made, by the clocks of both machines.
     """
 
     def initialize_state(self, name: str, block_size: int) -> None:
         self._router = routers.router(name)
         self._block_size = block_size
-        self._sent: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
+        self._sent: Counter[ReplicaID] = Counter()  # requests
         self._reported: dict[ReplicaID, ReportedLoad] = {}
 
     async def choose_replicas(
@@ -60,34 +55,33 @@ class OurRouter(RequestRouter):
         for each in candidate_replicas:
             if report := each.routing_stats:
                 self._load(each.replica_id).report(report["at"], 0, report["tokens"])
-        if pending_request is None or (named := meant(candidate_replicas, pending_request)):
-            return named if pending_request else [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # else Ray tries without a pause
-        untried, *tried = offered(candidate_replicas, pending_request)
-        known = {number(each.replica_id): each for each in untried}
-        loads = [self._known(n, each) for n, each in known.items()]
-        chosen = self._router.choose(self._routed(pending_request), loads)
-        first = known.pop(chosen)
-        return [[first], [*known.values()], *tried]
-
-    def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
-    ) -> None:
-        self._sent[replica_id].add(pending_request.metadata.internal_request_id)
+        if pending_request is None:
+            return [candidate_replicas]
+        if not (ranks := meant(candidate_replicas, pending_request)):
+            pending_request.routing_context.should_backoff = True  # else Ray tries without a pause
+            untried, *tried = offered(candidate_replicas, pending_request)
+            known = {number(each.replica_id): each for each in untried}
+            loads = [self._known(n, each) for n, each in known.items()]
+            first = known.pop(self._router.choose(self._routed(pending_request), loads))
+            ranks = [[first], [*known.values()], *tried]
         if (request := request_of(pending_request)) is not None:
-            self._load(replica_id).sent(time.time(), tokens_of(request))
+            # now: a burst is chosen for before Ray says of the first that it was routed
+            self._load(ranks[0][0].replica_id).sent(time.time(), tokens_of(request))
+        return ranks
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        self._sent[replica_id] += 1
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._sent[replica_id].discard(internal_request_id)
+        self._sent[replica_id] -= self._sent[replica_id] > 0  # 0: its replica was thought gone
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        before = set(self._replica_id_set)
         super().update_replicas(replicas)
-        for id_ in before - self._replica_id_set:
-            self._router.forget(number(id_))
-        for kept in (self._sent, self._reported):
-            for gone in kept.keys() - self._replica_id_set:
-                del kept[gone]
+        for gone in {*self._sent, *self._reported} - self._replica_id_set:
+            self._router.forget(number(gone))
+            self._sent.pop(gone, None)
+            self._reported.pop(gone, None)
 
     def _routed(self, pending: PendingRequest) -> RoutedRequest:
         request = request_of(pending)
@@ -104,7 +98,7 @@ class OurRouter(RequestRouter):
         id_ = replica.replica_id
         if self._router.uses_tokens and (report := replica.routing_stats):
             routers.report_ages_s.append(time.time() - report["at"])
-        return ReplicaLoad(number, len(self._sent[id_]), self._load(id_).known.tokens)
+        return ReplicaLoad(number, self._sent[id_], self._load(id_).known.tokens)
 
     def _load(self, id_: ReplicaID) -> ReportedLoad:
         return self._reported.setdefault(id_, ReportedLoad(number(id_)))

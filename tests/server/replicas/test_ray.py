@@ -183,6 +183,7 @@ class Fleet:
             from server.replicas.ray_routers import OurRouter
         self.router: Any = OurRouter.__new__(OurRouter)
         self.router.initialize_state(name, 16)
+        self.router._use_replica_queue_len_cache = False  # Ray's own counts
         self.replicas = [SimpleNamespace(replica_id=Id(each), routing_stats={}) for each in names]
         self._n = 0
 
@@ -192,8 +193,13 @@ class Fleet:
         call = pending(request, self._n, to, tried)
         ranks = asyncio.run(self.router.choose_replicas(self.replicas, call))
         chosen = ranks[0][0].replica_id
-        self.router.on_request_routed(call, chosen, None)
+        self.router.on_send_request(chosen)
         return str(chosen)
+
+    def is_answered(self, replica: str) -> None:
+        """A request there ends; of a short one Ray says only then that it was routed."""
+        self.router.on_request_completed(Id(replica), "")
+        self.router.on_request_routed(pending(Request([[1]], 1), 0), Id(replica), None)
 
 
 def test_prompts_that_begin_alike_go_where_their_blocks_are() -> None:
@@ -227,6 +233,35 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
     b.routing_stats = {"at": time.time(), "tokens": 5}
     assert fleet.sent(Request([[1] * 10], 10)) == "b"
     assert {round(age) for age in [*routers.report_ages_s][:2]} == {2}, "for report_age_ms"
+
+
+def test_answered_requests_are_no_load_and_a_new_replica_does_not_get_all() -> None:
+    fleet = Fleet("power_of_two", "a", "b")
+    request = Request([[1]], 1)
+    for _ in range(100):
+        fleet.is_answered(fleet.sent(request))
+    fleet.replicas[0].replica_id = Id("new")
+    assert {fleet.sent(request) for _ in range(2)} == {"b", "new"}
+
+
+def test_requests_that_come_at_once_do_not_all_go_where_the_fewest_tokens_were() -> None:
+    fleet = Fleet("least_tokens", "a", "b")
+    fleet.replicas[0].routing_stats = {"at": time.time() - 1, "tokens": 5}
+    calls = [pending(Request([[1]], 9), number) for number in range(8)]
+    # Ray has sent none of them yet
+    ranks = [asyncio.run(fleet.router.choose_replicas(fleet.replicas, call)) for call in calls]
+    chosen = [each[0][0].replica_id for each in ranks]
+    assert (chosen.count("a"), chosen.count("b")) == (4, 4)
+
+
+def test_a_replica_that_died_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet("prefix", "a")
+    fleet.sent(Request([[1] * 64], 8))
+    (of_ray,) = type(fleet.router).__bases__
+    monkeypatch.setattr(of_ray, "update_replicas", lambda router, replicas: None)
+    fleet.router._replica_id_set = set()  # Ray leaves a dead one out before it says so
+    fleet.router.update_replicas([])
+    assert not fleet.router._router._sent and not fleet.router._sent
 
 
 @pytest.mark.parametrize("name", ON_RAY)
