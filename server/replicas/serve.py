@@ -74,6 +74,14 @@ def read(argv: Sequence[str]) -> Fleet:
     return Fleet(config, known.replicas, known.router, rule)
 
 
+def reread(argv: Sequence[str], address: str) -> Fleet:
+    """Read the settings of servers that are up at an address. Raises what `read` does."""
+    fleet = read(argv)
+    if fleet.config.address != address:
+        raise ConfigError(f"--host and --port stay {address} until it is started anew")
+    return fleet
+
+
 def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
     """Return the AutoscalingConfig that ["max_replicas=8", …] describes, which begins with so many
     replicas. Raises ConfigError.
@@ -111,7 +119,7 @@ def serve(argv: Sequence[str]) -> None:
     """Run a fleet until a signal ends it. Raises ConfigError.
 
     SIGTERM and Ctrl-C finish the requests in flight, and end; SIGHUP reads the settings again and
-    replaces one replica after another.
+    replaces one replica after another, at the same address.
     """
     fleet = read(argv)
     config = fleet.config
@@ -152,7 +160,7 @@ def serve(argv: Sequence[str]) -> None:
         run(fleet)
         while signals.get() == signal.SIGHUP:
             try:
-                run(read(argv))
+                run(reread(argv, config.address))
             except FAULTS as error:
                 print(f"error: {error}; nothing was changed", file=sys.stderr)
         ray_serve.delete(APP)  # replicas finish their requests while the proxy still runs
@@ -177,5 +185,4 @@ def check_resources(fleet: Fleet) -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
     main(sys.argv[1:])

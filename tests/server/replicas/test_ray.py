@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from scheduling import routers
 from scheduling.routers import ON_RAY, PrefixAffinity
 from server.replicas import serve
 from server.request import Request
-from tests.servers import PATIENCE_S, free_port, launched, scrape, wait_until
+from tests.servers import PATIENCE_S, ROOT, free_port, launched, scrape, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")
 pytestmark = pytest.mark.extra
@@ -131,6 +132,16 @@ def test_a_failed_start_is_a_sentence_and_leaves_nothing(flags: list[str], sente
             assert "Traceback" not in output and not remaining_of(process.pid)
 
 
+def test_paths_are_of_the_folder_from_which_it_is_started(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("ann short")
+    program = "-m", "server.launch", "dynamic", "--replicas", "2", "--api-keys", "keys"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "line 1" in done.stderr, done.stderr
+
+
 # ---- settings and routers, without a cluster
 
 
@@ -156,6 +167,16 @@ def test_a_wrong_value_of_autoscale_is_a_sentence(words: str, sentence: str) -> 
     with pytest.raises(ConfigError) as caught:
         read("--autoscale", *words.split())
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+def test_new_settings_do_not_move_it_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["dynamic", "--model", "fake", "--replicas", "3"]
+    address = read().config.address
+    monkeypatch.setenv("EB_MAX_BATCH_SIZE", "7")
+    assert serve.reread(argv, address).config.max_batch_size == 7
+    monkeypatch.setenv("EB_PORT", "8765")
+    with pytest.raises(ConfigError, match=f"--port stay {address} until"):
+        serve.reread(argv, address)
 
 
 class Id(str):
