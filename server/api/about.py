@@ -40,7 +40,7 @@ def of_config(config: Config, reader: RequestReader) -> list[Row]:
         (routes.TOKENIZE, lambda call: answer(reader.tokenize(call.body))),
         (routes.MODELS, lambda call: answer({"object": "list", "data": [*cards(models).values()]})),
         (routes.MODEL, one_model),
-        (routes.HEALTH, lambda call: answer({"status": "ok"})),
+        (routes.HEALTH, health),
         (
             routes.DOCUMENT,
             lambda call: answer(document(bool(config.users_of_keys), config.live != "off")),
@@ -94,6 +94,11 @@ def description(config: Config, pids: Sequence[int]) -> Answer:
     result = {"name": "effective-batching", "mode": config.mode, "model": config.model}
     result |= {"config": config.model_dump(), "routes": known, "definitions": DEFINITIONS}
     return answer(result | {"pids": pids})
+
+
+def health(call: Call) -> Answer:
+    """Answer GET /health."""
+    return answer({"status": "ok"})
 
 
 def readiness(reason: str | None) -> Answer:

@@ -31,7 +31,10 @@ from server.replicas.handles import Handles
 from server.request import Request
 
 # routes about one server: about a replica, if the path names one
-OF_ONE = (routes.DESCRIPTION, routes.STATS, routes.METRICS, routes.REQUEST, *routes.OF_PAGE)
+OF_ONE = (
+    *(routes.DESCRIPTION, routes.STATS, routes.METRICS, routes.REQUEST, *routes.OF_PAGE),
+    *(routes.RESET, routes.FORGET_PREFIXES, *routes.PROBES),
+)
 PREFIX = re.compile("/replicas/([^/]+)(/.*)")
 
 
@@ -64,10 +67,10 @@ class Ingress:
         call = Call(query, raw, admitted.name, admitted.user, http.scope["id"])
         if read := self._readers.get(route):
             return await self._complete(read(raw).named(call.user, call.id), to)
-        if shared := self._shared.get(route):
-            return respond(shared(call))
         if to and route in OF_ONE:
             return respond(await self._replicas.ask(route, call, to))
+        if shared := self._shared.get(route):
+            return respond(shared(call))
         return respond(await self._of_all(route, call))
 
     async def _complete(self, request: Request, to: str | None) -> Response:

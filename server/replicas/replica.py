@@ -16,7 +16,7 @@ from server.api import about
 from server.api.messages import Answer, answer
 from server.api.pending import PendingAnswer
 from server.api.refusals import Refused, failure
-from server.api.routes import METRICS, RESET, Call, Handler, Route
+from server.api.routes import HEALTH, METRICS, RESET, Call, Handler, Route
 from server.live.panel import Panel
 from server.observers.run import Run
 from server.request import Request
@@ -97,7 +97,8 @@ class Replica:
         self.manager = self.server.manager
         self._calls = LoopCalls(asyncio.get_running_loop())
         self.manager.observe(self._calls)
-        self._handlers: dict[Route, Handler] = dict(about.of_server(self.server, [os.getpid()]))
+        self._handlers: dict[Route, Handler] = {HEALTH: about.health}
+        self._handlers |= about.of_server(self.server, [os.getpid()])
         if config.live != "off":
             self._handlers |= Panel(self.server).rows()
 

@@ -105,6 +105,13 @@ def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_add_up(fleet:
     for path in ("/stats?iterations=1", "/live/events", "/requests/1"):
         with pytest.raises(ServerError, match="/replicas/NAME/"):
             get(f"{two}{path}")
+    one, other = (f"{two}/replicas/{name}" for name in names(two))
+    post(f"{one}/stats/reset")
+    assert [get(f"{each}/stats")["completed"] for each in (one, other)] == [0, 32]
+    assert [get(f"{one}/{path}")["status"] for path in ("health", "ready")] == ["ok", "ready"]
+    for path in ("health", "ready"):
+        with pytest.raises(ServerError, match="no replica none"):
+            get(f"{two}/replicas/none/{path}")
 
 
 def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served) -> None:
