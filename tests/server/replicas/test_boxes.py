@@ -23,6 +23,7 @@ from client.calls import get_text, post
 from compare.servers import wait_until_ready
 from config import from_environment
 from generate.auto import build
+from server.api.door import check_host
 from server.api.routes import ROUTES
 from server.observers.metrics import OF_SERVER
 from tests.servers import ROOT, ClientOf, free_port
@@ -233,3 +234,13 @@ def test_the_files_of_compose_agree() -> None:
     assert boxes["services"]["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     assert job["static_configs"][0]["targets"] == [f"server:{port}"], "Prometheus knows it"
+
+
+def test_a_composed_server_without_a_key_answers_to_the_name_that_prometheus_uses() -> None:
+    given = composed("compose.yaml")["services"]["server"]["environment"]
+    given = {name: re.sub(r"\$\{\w+:-(\w+)\}", r"\1", str(value)) for name, value in given.items()}
+    config = build("dynamic", {}, from_environment(given, None))
+    assert not config.users_of_keys and config.hosts is not None
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    check_host(target, config.hosts)
