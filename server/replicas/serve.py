@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from config import Config, ConfigError, Parser, check_port, flag, parse
 from config.flags import add_replicas, check_replicas
-from generate.auto import resolve
+from generate import auto
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
 from server.replicas.replica import needs
@@ -104,10 +104,10 @@ def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
 
 
 def sharing_cores(servers: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return `resolve` for servers that share a machine's cores, unless --threads is set."""
+    """Return `auto.resolve` for servers that share a machine's cores, unless --threads is set."""
 
     def fill_in(settings: Mapping[str, Any]) -> dict[str, Any]:
-        resolved = resolve(settings)
+        resolved = auto.resolve(settings)
         if settings.get("threads") in (None, "", "auto"):
             resolved["threads"] = max(1, resolved["threads"] // servers)
         return resolved
@@ -141,6 +141,8 @@ def serve(argv: Sequence[str]) -> None:
         signal.signal(number, lambda number, frame: signals.put(number))
 
     def run(fleet: Fleet) -> None:
+        for warning in auto.warnings(fleet.config):
+            print(f"warning: {warning}", file=sys.stderr)
         check_resources(fleet)
         try:
             made = application(*fleet, os.getpid())
