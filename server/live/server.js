@@ -17,6 +17,7 @@ export const server = {
   load: null, // the id of the load that this page started
   parts: {id: null, at: 0, over: true}, // of which request they are shown, and since when
   answer: null, // an AbortController while one streams
+  named: false, // whether the models are those of the server
   failures: 0, // of asking
 
   async ask(path, options = {}) {
@@ -42,7 +43,7 @@ export const server = {
       try {
         await this.poll();
         await this.askParts();
-        if (!get("model").length) await this.nameModels();
+        if (!this.named) await this.nameModels();
         problem("");
       } catch (error) {
         if (error instanceof Refused) await unlocked();
@@ -50,6 +51,7 @@ export const server = {
           every = RETRY_MS;
           this.failures += 1;
           this.cursor = this.ahead = null; // when it is back, it may be another one
+          this.named = false;
           problem("the server does not answer: trying again");
         }
       }
@@ -65,10 +67,11 @@ export const server = {
     for (const id of ["most", "shortest", "longest", "tokens"]) {
       get(id).value = Math.min(number(id), half);
     }
-    for (const {id} of data) {
-      get("model").append(Object.assign(element("option", "", visible(id, 60)), {value: id}));
-    }
+    const chosen = get("model").value;
+    get("model").replaceChildren(...data.map(({id}) =>
+      element("option", "", visible(id, 60), {value: id, selected: id === chosen})));
     get("models").hidden = data.length < 2;
+    this.named = true;
   },
 
   /** Ask where the pinned request's time went: each second, until it is over or forgotten. */
@@ -204,6 +207,7 @@ async function ask() {
       if (answer.textContent.length < MOST_ANSWER) answer.append(lines);
     }
   } catch (error) {
+    if (server.answer !== control) return; // the next one is shown by now
     answer.append(control.signal.aborted ? " (stopped)" : ` (${error.message})`);
   }
   if (server.answer === control) get("stop").disabled = true;

@@ -70,11 +70,11 @@ COUNTS = """() => {
 
 
 @contextlib.contextmanager
-def at_port(port: int, mode: str) -> Iterator[str]:
+def at_port(port: int, mode: str, **settings: Any) -> Iterator[str]:
     """A server where another one was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "free_port", lambda: port)
-        with server(mode, SLOW) as url:
+        with server(mode, SLOW | settings) as url:
             yield url
 
 
@@ -127,6 +127,9 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(opened: Callable[..., Any]) -> N
     with server("dynamic", SLOW, key="sesame") as url:
         tab = opened(url)
         tab.wait_for_selector("#key-dialog[open]")
+        tab.fill("#key", "“sesame”")  # a header cannot have it: no request was sent ever after
+        tab.click("#unlock button")
+        assert tab.evaluate("document.getElementById('key').validity.patternMismatch")
         for key, then in (("wrong", "#refused:not(:empty)"), ("sesame", "#name:text('dynamic')")):
             tab.fill("#key", key)
             tab.click("#unlock button")
@@ -146,9 +149,12 @@ def test_it_goes_on_by_itself_when_a_server_is_back(opened: Callable[..., Any]) 
         comes_true(tab, f"{NEXT} > 5")
     tab.wait_for_selector("#problem:not([hidden])")
     says(tab, "problem", "trying again")
-    with at_port(port, "static") as url:
+    with at_port(port, "static", model="demo", max_model_len=96) as url:
         tab.wait_for_selector("#problem", state="hidden")
         says(tab, "name", "static")
+        comes_true(tab, "document.getElementById('tokens').value === '48'")
+        tab.click("#ask button[type=submit]")
+        says(tab, "latency", "finished")  # "There is no model 'fake' here"
         sends_load(tab, seconds=1)
         comes_true(tab, f"{NEXT} > 5")
         ends_load(url)
@@ -204,6 +210,18 @@ def test_what_strangers_write_is_text_and_visible(opened: Callable[..., Any]) ->
         assert "<b>" in shown and "onerror=alert(1)" in shown and "202E" in shown
         assert "\u202e" not in shown and tab.query_selector("#cell b, #cell img") is None
         assert "eve" not in tab.url + tab.title()
+
+
+def test_a_prompt_in_place_of_another_has_its_own_answer(opened: Callable[..., Any]) -> None:
+    """The new answer began with "(stopped)", which is of the old one."""
+    with server("dynamic", SLOW) as url:
+        tab = opened(url)
+        for tokens in ("500", "30"):
+            tab.fill("#tokens", tokens)
+            tab.click("#ask button[type=submit]")
+            comes_true(tab, "document.getElementById('answer').textContent.length > 0")
+        comes_true(tab, "document.getElementById('stop').disabled")
+        assert tab.evaluate("document.getElementById('answer').textContent.length") == 30
 
 
 def test_a_click_on_a_row_shows_where_its_time_went(opened: Callable[..., Any]) -> None:
