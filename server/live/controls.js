@@ -213,6 +213,6 @@ export class Replay {
   advance(seconds) {
     const time = this.time + seconds * Math.min(this.speed, 1e9);
     this.time = Math.min(this.end, time);
-    if (this.time === this.end) pause(true);
+    if (this.time === this.end) goToNow(); // pauses, with the end in sight
   }
 }

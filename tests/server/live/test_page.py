@@ -276,6 +276,20 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_run_that_is_over_in_its_first_frame_is_shown(
+    opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its plots were empty: nothing moved the view once it had paused."""
+    config = build("dynamic", {"model": "fake"}, {})
+    trace = Workload(seed=1, lengths="fixed:5").requests(3, "burst")
+    (tmp_path / "short.html").write_text(
+        live_page.saved([serve_again("dynamic", config, FAKE, trace, "x", False)])
+    )
+    tab = opened((tmp_path / "short.html").as_uri())
+    comes_true(tab, "liveForTests.state().paused")
+    assert tab.evaluate("liveForTests.column(0)[0] >= 0 && liveForTests.column(0)[1] > 10")
+
+
 def test_a_saved_page_needs_no_server(saved: Path, opened: Callable[..., Any]) -> None:
     requested: list[str] = []
     tab = opened("about:blank")
