@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,7 +91,8 @@ def plain_log(axis: Any) -> None:
 
 def save(figure: Figure, *paths: Path) -> None:
     """Write a figure in the formats of the suffixes, reproducibly; a PNG in few colours."""
-    with matplotlib.rc_context(OF_ALL):
+    with matplotlib.rc_context(OF_ALL), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is a box
         for path in paths:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
             figure.set_layout_engine("none")  # computed once: it costs as much as drawing

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from client.analysis import GROWTH
-from client.quoting import escape
+from client.quoting import escape, unescape
 from client.results import keys
 from client.runs import Run
 from compare import sweep
@@ -89,7 +89,9 @@ def _groups(results: Results, kind: str) -> Groups:
         numbers = {v: [r[kind].get(name, {}) for r in seeds] for v, seeds in results.items()}
         # an interrupted variant has fewer than others
         requests = max(_sum(each, "completed") + _sum(each, "failed") for each in numbers.values())
-        shown, size = name or "no user", f"{requests:,} request{'s' * (requests != 1)}"
+        # without control characters, which a terminal would obey
+        shown = unescape(escape(name or "no user"))
+        size = f"{requests:,} request{'s' * (requests != 1)}"
         if kind == "by_priority":
             shown = LEVELS.get(name, f"level {name}")
         if kind == "by_length":  # of few lengths, each is a group

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client import drawing
 from client.groups import quartiles
 from client.measure import judged, with_requests
 from client.outcomes import Answer, Outcome
@@ -151,6 +153,14 @@ def test_the_figure_has_a_panel_for_each_group() -> None:
     assert titles(same) == ["2 tokens"], "equal lengths have no quarters"
     nothing = {"static": [judged(requests, [failed(r) for r in requests], {})]}
     assert titles(nothing) == ["2 tokens"] and titles(nothing | {"dynamic": [result_of(1.0, {})]})
+
+
+def test_names_in_any_letters_draw_no_warning_and_control_no_terminal(tmp_path: Path) -> None:
+    """A user's name cleared the screen, and for each letter that the font lacks came a warning."""
+    results = {"static": [result_of(1.0, {"ann": 4, "\x1b[2J日本": 4})]}
+    drawing.save(figures.by_group(groups_of(results).values(), ""), tmp_path / "figure.png")
+    [table] = sections.terminal_groups(results)
+    assert [row[1] for row in table.rows] == ["user", "ann", "[2J日本"]
 
 
 def test_pauses_too_short_to_be_told_have_no_column() -> None:
