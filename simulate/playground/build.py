@@ -56,17 +56,20 @@ def pyodide(folder: Path) -> None:
         command = ["npm", "pack", "--silent", f"pyodide@{VERSION}"]
         try:
             subprocess.run(command, cwd=scratch, check=True, capture_output=True)
-            folder.mkdir(parents=True, exist_ok=True)
             with tarfile.open(Path(scratch) / f"pyodide-{VERSION}.tgz") as files:
-                for name in PYODIDE:
-                    member = files.extractfile(f"package/{name}")
-                    assert member is not None
-                    (folder / name).write_bytes(member.read())
+                contents = {
+                    name: member.read()
+                    for name in PYODIDE
+                    if (member := files.extractfile(f"package/{name}"))
+                }
         except (OSError, subprocess.CalledProcessError, tarfile.TarError) as error:
             raise BuildError(
                 f"pyodide {VERSION} cannot be got from npm ({error}); install Node.js, which has "
                 "npm, or try again with a network"
             ) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
     for name, sha256 in PYODIDE.items():
         if _sha256(folder / name) != sha256:
             raise BuildError(f"{name} of pyodide {VERSION} is not the one pinned in {__file__}")
@@ -82,16 +85,14 @@ def settings(own: Path | None = None) -> tuple[worker.Settings, dict[str, Any]]:
     that is no part of the repository. Raises ConfigError.
     """
     all_settings, shown = {}, {}
-    given = [str(own)] if own else []
-    for words in [*given, *sorted(path.stem for path in FOLDER.glob("*.json")), *ESTIMATES]:
+    given = {own.name: str(own)} if own else {}  # so a command names a file, and no other costs
+    for name in [*given, *sorted(path.stem for path in FOLDER.glob("*.json")), *ESTIMATES]:
+        words = given.get(name, name)
         options = parse(["--costs", words, "--modes", "dynamic"])
-        name = options.costs.name if words in given else words
         config = options.config("dynamic")
         values = config.model_dump(mode="json")
         all_settings[name] = values | {"lora_slots": config.lora_slots}
-        full = worker.served(
-            "dynamic", BURST | {"costs": words}, all_settings | {words: all_settings[name]}
-        )
+        full = worker.served("dynamic", BURST | {"costs": words}, {words: all_settings[name]})
         last = max(ended_at for *_, ended_at in full["answers"])
         rate = 0.8 * len(full["answers"]) / last
         shown[name] = {"rate": float(f"{rate:.2g}"), "words": _origin(options.costs)}
@@ -124,7 +125,7 @@ def archive(all_settings: worker.Settings, own: Path | None = None) -> bytes:
         if path.is_relative_to(ROOT) and "site-packages" not in path.parts
     }
     if own:
-        files[str(FOLDER.relative_to(ROOT) / own.name)] = own.read_bytes()
+        files[own.name] = own.read_bytes()
     for path in Path(sortedcontainers.__file__).parent.glob("*.py"):
         files[f"sortedcontainers/{path.name}"] = path.read_bytes()
     files["settings.json"] = json.dumps(all_settings).encode()
@@ -136,7 +137,9 @@ def archive(all_settings: worker.Settings, own: Path | None = None) -> bytes:
 
 
 def build(folder: Path, own: Path | None = None) -> int:
-    """Write all files; return their bytes. Raises BuildError and ConfigError."""
+    """Write all files; return their bytes. Raises BuildError, ConfigError and OSError."""
+    if own and not own.is_file():
+        raise BuildError(f"--costs: there is no file {own}; all of results/costs are there anyway")
     pyodide(folder)
     all_settings, shown = settings(own)
     here = Path(__file__).parent
@@ -173,6 +176,8 @@ def main() -> None:
         size = build(out, arguments.costs)
     except (BuildError, ConfigError) as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {out} cannot be written ({error.strerror}); choose another folder")
     print(f"{out}: {size / 1e6:.1f} MB")
     if size > MOST_BYTES:
         sys.exit(f"error: more than {MOST_BYTES / 1e6:.0f} MB; find what has grown")

@@ -60,7 +60,7 @@ const SLIDERS = [ // name, group, label, unit, values, help
   ["rows", "server", "rows", "in a batch at most", octaves(1, 256),
     "Requests that are computed together (max_batch_size)."],
   ["blocks", "server", "memory", "KV blocks", octaves(64, 16384),
-    "Keys and values of 16 tokens each. A request joins only when blocks for all its tokens are " +
+    "Keys and values of 16 tokens each, or as many as your vLLM's have. A request joins only when blocks for all its tokens are " +
     "free; “on demand” gives them one by one, and takes them back (preemption) when none is left."],
   ["budget", "server", "prompt tokens", "in an iteration", octaves(16, 2048),
     "Token budget: longer prompts are computed in chunks, so that other rows go on meanwhile."],
@@ -248,7 +248,10 @@ function makeHeads() {
 }
 
 function makeVariants() {
-  get("variants").tBodies[0].replaceChildren(...state.variants.map(makeVariant));
+  const [body] = get("variants").tBodies, all = () => [...body.querySelectorAll("input, select, button")];
+  const at = all().indexOf(document.activeElement); // whoever uses keys goes on from there
+  body.replaceChildren(...state.variants.map(makeVariant));
+  all()[at]?.focus();
   get("add").disabled = state.variants.length === MOST;
   get("file").hidden = !state.variants.some(isOwn);
   sayUnused();
@@ -355,8 +358,9 @@ function showResults() {
 /** Give histories to the live page in its frame, which becomes as high as they need. */
 function showGrid(histories) {
   const frame = get("live"), page = frame.contentWindow;
-  if (!page.showRuns || !histories.length) return; // it is loading, or nothing is ticked
-  frame.classList.add("known");
+  const known = Boolean(page.showRuns && histories.length); // else it is loading, or none is ticked
+  frame.classList.toggle("known", known);
+  if (!known) return;
   page.showRuns(histories.map(([variant, history]) => {
     const parsed = JSON.parse(history);
     parsed.about.name = named(variant);
@@ -508,10 +512,18 @@ const worker = {
     get("problem").textContent = `Python does not run here: ${message}`;
   },
 
+  /** A policy failed where no error is expected, as in a second run alone. */
+  broke({message}) {
+    clearTimeout(this.timer);
+    get("variants").classList.remove("old");
+    sayWrong(`Python was stopped by ${message}`);
+  },
+
   /** A policy does not come back. */
   stop() {
     this.port.terminate();
     trusted = false;
+    get("trace").disabled = true; // until Python is there again
     own.error = `Your policy took longer than ${PATIENCE_MS / 1000} s, and was stopped.`;
     this.begin();
     changed();
@@ -524,6 +536,7 @@ const worker = {
 
 function copies(id, text) {
   const {textContent: name} = get(id);
+  get(id).hidden = !navigator.clipboard; // it is there for https and localhost alone
   on(id, "click", async () => {
     await navigator.clipboard.writeText(text());
     get(id).textContent = "Copied";

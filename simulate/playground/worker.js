@@ -67,7 +67,11 @@ async function go() {
   while (wanted) {
     const next = wanted;
     wanted = null;
-    await run(next);
+    try {
+      await run(next);
+    } catch (error) { // its last line, where Python gives all calls
+      postMessage({kind: "broke", message: String(error.message).trim().split("\n").at(-1)});
+    }
   }
   running = false;
 }

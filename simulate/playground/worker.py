@@ -99,6 +99,7 @@ def command(state: State) -> str:
         "--max-batch-size": state["rows"],
         "--kv-cache": f"{state['blocks']}blocks",
         "--token-budget": state["budget"],
+        "--max-model-len": 2 * LONGEST,  # that of costs may be less, and requests were left out
     }
     words = ["./simulate.sh", "--trace", "trace.jsonl"]
     words += [str(word) for pair in sliders.items() for word in pair]

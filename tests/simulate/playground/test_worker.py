@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 from client.traces import load_trace
 from scheduling import user_policies
 from scheduling.policies import MODES, ORDERS
-from simulate.playground import worker
-from simulate.playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, build, settings
-from simulate.playground.serve import Server
+from simulate.costs import FOLDER
+from simulate.playground import build, worker
+from simulate.playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, settings
+from simulate.playground.serve import Handler, Server
 from simulate.program import parse
 from simulate.server import SimulatedServer
 from tests.servers import wait_until
@@ -62,6 +65,40 @@ def test_a_run_is_that_of_simulate_sh_to_the_picosecond(
     assert answers == simulated(worker.command(state), trace)
 
 
+def test_costs_of_a_readers_own_are_a_file_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--costs mine.json became --costs mine, which ./simulate.sh does not know, and demo.json the
+    repository's demo; and of a short context ./simulate.sh left requests out.
+    """
+    costs = json.loads((FOLDER / "demo.json").read_text())
+    costs["config"]["max_model_len"] = 64
+    (tmp_path / "demo.json").write_text(json.dumps(costs))
+    (tmp_path / "trace.jsonl").write_text(worker.jsonl(STATE))
+    monkeypatch.chdir(tmp_path)
+    of_costs, shown = settings(Path("demo.json"))
+    state = STATE | {"costs": "demo.json", "variants": ["dynamic"]}
+    assert {"demo", "demo.json"} < shown.keys() == of_costs.keys()
+    answers = worker.served("dynamic", state, of_costs)["answers"]
+    assert [sorted(answers)] == simulated(worker.command(state), tmp_path / "trace.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--costs", "gpt2"], "no file gpt2; all of"), (["--out", "taken"], "taken cannot be writ")],
+)
+def test_what_cannot_be_built_is_a_sentence(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first was a traceback, and the second a lack of Node.js."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    monkeypatch.setattr(build, "pyodide", lambda folder: folder.mkdir(parents=True))
+    monkeypatch.setattr("sys.argv", ["build", *flags])
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        build.main()
+
+
 @pytest.fixture
 def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty folder for the editor's text, and the tables of modes and orders as they were."""
@@ -98,7 +135,7 @@ def test_a_policy_is_learnt_anew_with_its_errors(editor: None, of_costs: worker.
 def test_without_npm_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(BuildError, match="install Node"):
-        build(tmp_path / "site")
+        build.build(tmp_path / "site")
     assert not (tmp_path / "site").exists()
 
 
@@ -111,7 +148,7 @@ PATIENCE_S = 120  # Pyodide loads in seconds, and in a minute beside other tests
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
     try:
-        assert build(folder) < MOST_BYTES
+        assert build.build(folder) < MOST_BYTES
     except BuildError as error:
         pytest.skip(str(error))
     with Server(folder, 0) as server:
@@ -182,3 +219,54 @@ def test_a_policy_from_a_link_runs_by_a_click_alone(site: str, opened: Callable[
     tab.click("#unused button")
     comes_true(tab, "playgroundForTests.results[2]?.answers?.length === 300")
     assert tab.inner_text("#unused") == ""
+
+
+KNOWN = "document.getElementById('live').className === 'known'"
+
+
+@pytest.mark.extra
+@pytest.mark.alone  # a run in it takes a core
+def test_the_page_goes_on_after_a_policy_that_exits(site: str, opened: Callable[..., Any]) -> None:
+    """It hung, as after one that fails when its rows are shown; and a tick took the focus."""
+    tab = opened(f"{site}#requests=20&v=dynamic")
+    comes_true(tab, KNOWN)
+    tick = tab.locator("#variants input").first
+    tick.focus()
+    tab.keyboard.press("Space")
+    comes_true(tab, f"!({KNOWN})")  # rows of no variant
+    assert tab.evaluate("document.activeElement.type") == "checkbox"
+    tab.fill("#code", "raise SystemExit(3)")
+    comes_true(tab, "document.getElementById('wrong').textContent.endsWith('SystemExit: 3')")
+    tab.click("#add")
+    comes_true(tab, "playgroundForTests.results[1]?.answers?.length === 20")
+
+
+@pytest.mark.extra
+def test_another_version_replaces_files_that_the_browser_kept(
+    opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As hosts allow it to, for ten minutes: files of the old version became the new one's."""
+
+    def put(version: int) -> None:
+        (tmp_path / "index.html").write_text(f"<title>{version}</title>")
+        script = Path(worker.__file__).with_name("offline.js").read_text()
+        begin = f'const VERSION = "playground-{version}", FILES = ["./"];\n'
+        (tmp_path / "offline.js").write_text(begin + script)
+
+    def end_headers(handler: Handler) -> None:
+        handler.send_header("Cache-Control", "max-age=600")
+        SimpleHTTPRequestHandler.end_headers(handler)
+
+    monkeypatch.setattr(Handler, "end_headers", end_headers)
+    with Server(tmp_path, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        put(1)
+        tab = opened(f"http://127.0.0.1:{server.server_port}/")
+        for version in (1, 2):
+            put(version)
+            tab.evaluate("navigator.serviceWorker.register('offline.js').then((it) => it.update())")
+            kept = f"caches.keys().then((names) => String(names) === 'playground-{version}')"
+            comes_true(tab, kept)
+        tab.reload()
+        assert tab.title() == "2"
+        server.shutdown()
