@@ -5,7 +5,7 @@
    In reading order: state · controls · variants · results · the editor · the worker · start. */
 
 import {Distribution, Scatter, Shares, duration, swatch} from "./charts.js";
-import {element, get} from "./live/text.js";
+import {count, element, figure, get} from "./live/text.js";
 
 // ---- state
 
@@ -54,14 +54,16 @@ const SLIDERS = [ // name, group, label, unit, values, help
     "Prompt tokens are computed first, many in one iteration (prefill)."],
   ["spread", "load", "lengths differ by", "× their mean",
     [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2],
-    "Standard deviation of prompt and answer lengths, divided by their mean; 0: all are alike."],
+    "Standard deviation of prompt and answer lengths, divided by their mean; 0: all are alike. " +
+    "None has more than 500 tokens, so that with large means they differ less and are shorter."],
   ["requests", "load", "how many", "requests", steps(20, 1000),
     "Requests of the whole run. More take longer to simulate."],
   ["rows", "server", "rows", "in a batch at most", octaves(1, 256),
     "Requests that are computed together (max_batch_size)."],
   ["blocks", "server", "memory", "KV blocks", octaves(64, 16384),
-    "Keys and values of 16 tokens each, or as many as your vLLM's have. A request joins only when blocks for all its tokens are " +
-    "free; “on demand” gives them one by one, and takes them back (preemption) when none is left."],
+    "Keys and values of 16 tokens each, or as many as your vLLM's have. A request joins only when " +
+    "blocks for all its tokens are free; “on demand” gives them one by one, and takes them back " +
+    "(preemption) when none is left."],
   ["budget", "server", "prompt tokens", "in an iteration", octaves(16, 2048),
     "Token budget: longer prompts are computed in chunks, so that other rows go on meanwhile."],
 ].map(([name, group, label, unit, values, help]) => ({name, group, label, unit, values, help}));
@@ -224,7 +226,7 @@ function makeControls() {
 
 const percent = (x) => `${(100 * x).toFixed(1)}%`;
 const COLUMNS = [ // head, field of what is measured, format, whether more is better, help
-  ["tokens/s", "throughput", (x) => Math.round(x).toLocaleString("en"), true,
+  ["tokens/s", "throughput", figure, true,
     "Tokens of all answers, divided by the time from the first request to the last answer."],
   ["latency, mean", "mean", duration, false, "From a request's sending to its whole answer."],
   ["latency, p99", "p99", duration, false, "99 of 100 requests have their answer within this time."],
@@ -492,8 +494,8 @@ const worker = {
     get("variants").classList.remove("old");
     get("trace").disabled = false;
     navigator.serviceWorker?.register("offline.js"); // by now it competes with nothing
-    get("state").textContent = `${state.requests} requests, ${state.variants.length} ` +
-      `variants: simulated in ${duration(ms / 1000)}`;
+    get("state").textContent = `${count(state.requests, "request")}, ` +
+      `${count(state.variants.length, "variant")}: simulated in ${duration(ms / 1000)}`;
     sayWrong(own.error || results.find((result) => result?.error?.includes("yours.py"))?.error || "");
   },
 

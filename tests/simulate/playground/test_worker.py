@@ -99,6 +99,14 @@ def test_what_cannot_be_built_is_a_sentence(
         build.main()
 
 
+def test_the_page_says_what_is_cut() -> None:
+    """In the grid a long run ended early, and answers "400 tokens on average" were shorter."""
+    folder = Path(worker.__file__).parent
+    index, page = ((folder / name).read_text() for name in ("index.html", "page.js"))
+    assert f"its first {worker.GRID:,}\n" in index
+    assert f"more than {worker.LONGEST} tokens" in page
+
+
 @pytest.fixture
 def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty folder for the editor's text, and the tables of modes and orders as they were."""
