@@ -143,7 +143,10 @@ def write(
     }
     save_json(out / "find.json", results | facts)
     drawing.save(figure(search, caption), out / "find.png")
-    every = n * len(search.space.settings) * max(1, len(search.space.replicas))
+    possible = len(search.space.settings) * max(1, len(search.space.replicas))
+    if not search.space.replicas and search.space.default not in search.space.settings:
+        possible += 1  # served as well
+    every = n * possible
     trials, table = sum(map(len, search.results.values())), rows(search)
     parts = [
         "# Which setting? (simulated)",

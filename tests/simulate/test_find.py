@@ -90,6 +90,12 @@ def test_of_too_few_requests_it_is_said_that_growth_is_not_known(tmp_path: Path)
     assert "whether a queue grows is not known" in (tmp_path / "find.md").read_text()
 
 
+def test_what_is_possible_counts_the_default_that_is_served_as_well(tmp_path: Path) -> None:
+    """Of 80 possible trials it had made 83."""
+    found(tmp_path, f"max_batch_size=1,2 {ENGINE} {LAX} --arrival poisson:5 --numsamples 10")
+    assert "3 trials were made, of 3 possible ones." in (tmp_path / "find.md").read_text()
+
+
 def test_a_trace_is_as_long_as_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "MOST_REQUESTS", 50)
     n, _, answer = fewest(tmp_path, LAX, f"{ENGINE} --lengths fixed:2 --arrival poisson:30")
