@@ -128,7 +128,8 @@ def shape_of(model: str) -> Shape:
         if config.get("model_type", "gpt2") != "gpt2":
             kind = config["model_type"]
             raise ValueError(f"{path} describes a {kind!r:.50} model; only GPT-2 can be served")
-        config.setdefault("n_ctx", config.get("n_positions", 1024))
+        # wpe has n_positions; an n_ctx beside it is not read by Hugging Face either
+        config["n_ctx"] = config.get("n_positions", config.get("n_ctx", 1024))
         # Hugging Face's defaults
         names = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_ctx": 1024, "vocab_size": 50257}
         sizes = {name: config.get(name, default) for name, default in names.items()}
