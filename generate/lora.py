@@ -36,6 +36,14 @@ from generate.weights import LARGEST_WEIGHT, WeightsUnavailable, expected_tensor
 from model import GPT2, Module
 from scheduling.inference import Iteration, Row
 
+# Settings of PEFT with which an adapter is more than its tensors, and the values that are served:
+# PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change the base weights, and an activated LoRA changes no
+# token before its invocation.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),
+    "alora_invocation_tokens": (None,),
+}
+
 
 class AdapterError(WeightsUnavailable, ValueError):
     """An adapter that cannot be served; the message names the file, what is wrong, and the fix."""
@@ -92,6 +100,13 @@ def read_adapter(name: str, folder: str | Path, shape: Shape) -> Adapter:
             f"{folder} has r {rank!r:.50} and alpha_pattern {several!r:.50}; train the adapter "
             f"with a rank of 1 to {LARGEST_RANK} and one lora_alpha"
         )
+    for field, offered in ONLY.items():
+        if config.get(field, offered[0]) not in offered:
+            raise AdapterError(
+                f"{settings} says {field} {config[field]!r:.50}, with which an adapter is more "
+                "than its tensors; train it without, or convert PiSSA and OLoRA by "
+                "save_pretrained(FOLDER, path_initial_model_for_weight_conversion=…)"
+            )
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     tensors = {}
     for layer, (n_in, n_out) in layers(shape).items():
@@ -103,7 +118,8 @@ def read_adapter(name: str, folder: str | Path, shape: Shape) -> Adapter:
             if actual != size:
                 raise AdapterError(
                     f"{path}: {each} is {actual}, and rank {rank} of this model wants {size}; "
-                    "choose the --model that the adapter was trained on"
+                    "choose the --model that the adapter was trained on, or train it without "
+                    "rank_pattern"
                 )
         a, b = map(saved.pop, names)
         # a comparison with NaN is false

@@ -56,6 +56,7 @@ def save(folder: Path, adapter: Adapter, edit: Callable[..., Any] = lambda *_: N
     }
     alpha = SCALE * adapter.rank ** (0.5 if rslora else 1)
     settings = {"r": adapter.rank, "lora_alpha": alpha, "use_rslora": rslora, "alpha_pattern": {}}
+    settings |= {"init_lora_weights": True, "alora_invocation_tokens": None}
     edit(settings, tensors)
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -146,8 +147,16 @@ A = BASE + "transformer.h.1.attn.c_attn.lora_A.weight"
 WRONG: dict[str, Callable[[dict[str, Any], dict[str, Tensor]], object]] = {
     "has r 65 and alpha_pattern .*; train the adapter with a rank": lambda s, t: s.update(r=65),
     "alpha_pattern {'c_fc': 2}; train": lambda s, t: s.update(alpha_pattern={"c_fc": 2}),
+    "init_lora_weights 'pissa_niter_4', with which": (
+        lambda s, t: s.update(init_lora_weights="pissa_niter_4")
+    ),
+    r"alora_invocation_tokens \[5\], with which .*; train it without": (
+        lambda s, t: s.update(alora_invocation_tokens=[5])
+    ),
     r"has no adapter that can be read \(KeyError": lambda s, t: s.pop("r"),
-    r"lora_A.weight is \(8, 48\), and rank 4 .* wants \(4, 48\)": lambda s, t: s.update(r=4),
+    r"lora_A.weight is \(8, 48\), and rank 4 .* wants \(4, 48\); .* rank_pattern": lambda s, t: (
+        s.update(r=4)
+    ),
     "h.1.attn.c_attn.lora_A.weight is missing": lambda s, t: t.pop(A),
     "has h.2.attn.* in 2 layers": lambda s, t: t.update({A.replace("h.1", "h.2"): t[A].clone()}),
     "has lm_head.* without biases": lambda s, t: t.update({BASE + "lm_head": t[A].clone()}),
@@ -157,6 +166,7 @@ WRONG: dict[str, Callable[[dict[str, Any], dict[str, Tensor]], object]] = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_an_adapter_that_cannot_be_served_is_refused_by_name(message: str, tmp_path: Path) -> None:
+    """PiSSA's tensors belong to other base weights: they were added to the model's own."""
     folder = save(tmp_path / "refused", trained("eight", 48), WRONG[message])
     with pytest.raises(AdapterError, match=message):
         read_adapter("refused", folder, shape(48))
@@ -180,7 +190,7 @@ def test_a_folder_that_holds_anything_is_an_adapter_or_refused(tmp_path: Path) -
     """
     folder = save(tmp_path / "odd", trained("eight", 48))
     settings, tensors = folder / "adapter_config.json", folder / "adapter_model.safetensors"
-    names = ["r", "lora_alpha", "alpha_pattern", "use_rslora"]
+    names = ["r", "lora_alpha", "alpha_pattern", "use_rslora", "init_lora_weights"]
     assert_odd_files_are_refused(settings, names, tensors, lambda: refused(folder))
     for r in (4.0, True, "8", 10**400):
         settings.write_text(json.dumps({"r": r, "lora_alpha": 8}))
