@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from config import Config, ConfigError
+from config.settings import VOCABULARIES
 from config.shapes import SHAPES
 from generate.auto import build, physical_cores
 from generate.checkpoint import load_model
@@ -126,13 +127,21 @@ def report(name: str) -> Iterator[str]:
     if config.shape != SHAPES["demo"]:
         same = likeliest(model, text, n) == likeliest(_load(_config("demo")), text, n)
         yield f"\nIts likeliest byte is demo's in {same.float().mean():.1%} of places."
-    yield "\nCompletions of 200 bytes at temperature 0.8:"
-    for prompt, completion in zip(PROMPTS, complete(config, PROMPTS, 200, 0.8)):
+    n = min(200, n - max(map(len, PROMPTS)))
+    yield f"\nCompletions of {n} bytes at temperature 0.8:"
+    for prompt, completion in zip(PROMPTS, complete(config, PROMPTS, n, 0.8)):
         yield f"\n```\n{prompt}▸{completion}\n```"
 
 
 def _config(name: str) -> Config:
-    return build("dynamic", {"model": name}, {})
+    config = build("dynamic", {"model": name, "tokenizer": "bytes"}, {})
+    shape, least = config.shape, max(map(len, PROMPTS)) + 1
+    if name == "fake" or shape.vocab_size != VOCABULARIES["bytes"] or shape.n_ctx < least:
+        raise ConfigError(
+            f"{name} is no model of bytes with a context of {least} or more; name demo, "
+            "demo-draft, or a folder that lab.training.train wrote"
+        )
+    return config
 
 
 def _load(config: Config) -> GPT2:

@@ -182,10 +182,25 @@ def test_what_training_writes_can_be_measured_and_served(
     assert re.search(r"likeliest byte is demo's in \d+\.\d% of places", text)
     assert "without the 100% that are copied" in text
     assert "predicted from 145 to 288 bytes" in text
+    monkeypatch.setattr(evaluate, "PROMPTS", ["A list" * 20])  # 200 bytes more are too long
+    assert "Completions of 168 bytes" in output("lab.training.evaluate", str(folder))
     trained = ran("lab.training.train", "--out", str(folder / "config.json"))
     measured = ran("lab.training.evaluate", str(tmp_path))
     assert trained.returncode == measured.returncode == 2
     assert "config.json" in trained.stderr and "no config.json" in measured.stderr
+
+
+def test_what_is_no_model_of_bytes_has_no_bits_per_byte(tmp_path: Path) -> None:
+    """A GPT-2 read bytes as if they were its tokens, and got a number; so did `fake`."""
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16}
+    for name, more in {"bpe": {"vocab_size": 50257}, "short": {"n_positions": 50}}.items():
+        (tmp_path / name).mkdir()
+        settings = {"vocab_size": 257} | sizes | more
+        (tmp_path / name / "config.json").write_text(json.dumps(settings))
+    for model in ("fake", "gpt2", str(tmp_path / "bpe"), str(tmp_path / "short")):
+        done = ran("lab.training.evaluate", model)
+        assert done.returncode == 2
+        assert f"{model} is no model of bytes with a context of 53 or more" in done.stderr
 
 
 def test_each_shipped_adapter_writes_in_its_form() -> None:
