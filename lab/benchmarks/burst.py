@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from config import Config
+from config import Config, ConfigError
 from lab.benchmarks.harness import NO_HTTP, Benchmark, run
 from lab.benchmarks.offline import burst, inference
 from lab.benchmarks.workload import DRAWN, LARGEST, Prompted
@@ -108,6 +108,12 @@ def in_pairs(config: Config, requests: Sequence[Prompted], pairs: int) -> dict[s
 def main() -> None:
     options, [config] = BENCHMARK.configs(max_batch_size=lambda options: max(1, options.n))
     requests = burst(config, options.n)
+    longest = max(len(prompt) + tokens for prompt, tokens in requests)
+    if longest > config.max_model_len:
+        raise ConfigError(
+            f"the burst's longest request has {longest} tokens, and the context holds "
+            f"{config.max_model_len}; raise --max-model-len, or choose another --model"
+        )
     if options.pairs > 0:
         result = in_pairs(config, requests, options.pairs)
     else:

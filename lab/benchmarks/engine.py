@@ -71,7 +71,7 @@ BENCHMARK = Benchmark(
 
 def numbers(text: str) -> list[int]:
     """Positive numbers as a user types them: 1,8,64. Raises ConfigError."""
-    values = [int(part) if part.isdigit() else 0 for part in text.split(",")]
+    values = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
     if min(values) < 1:
         raise ConfigError(f"{text!r} is no list of positive numbers such as 1,8,64")
     return values
@@ -347,6 +347,8 @@ def main() -> None:
     sampled = samplings(options.sampling)
     if max(contexts) > config.max_model_len:
         raise ConfigError(f"this model's rows hold at most {config.max_model_len} tokens")
+    if options.repeats < 1:
+        raise ConfigError("--repeats must be 1 or more")
     if max(rows) > config.max_batch_size:
         raise ConfigError(f"--rows {max(rows)}: raise --max-batch-size, {config.max_batch_size}")
     result = measure(config, rows, contexts, sampled, options.repeats)

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--fault", default="", help=f"{', '.join((*FAULTS, CLOCK))}, and a number")
     options, rest = parser.parse_known_args(sys.argv[1:])
     fault, _, number = options.fault.partition(":")
-    if fault not in (*FAULTS, CLOCK) or not number.isdigit() or not int(number):
+    if fault not in (*FAULTS, CLOCK) or not number.isdecimal() or not int(number):
         known = ", ".join((*FAULTS, CLOCK))
         raise ConfigError(f"--fault {options.fault!r}: name one such as raise:20, of {known}")
     os.environ[HANDOFF] = options.fault

@@ -19,10 +19,13 @@ from tests.programs import ran
 
 @pytest.mark.parametrize(("benchmark", "arguments", "sentence"), [
     ("burst", "--model demo --n 257", "--n must be from 1 to 256"),
+    ("burst", "--model demo --max-model-len 128", "longest request has 217 tokens"),
     ("burst", "--model fake", "leave out --model fake"),
     ("burst", "--tokenizer bytes", "unknown flag --tokenizer"),
     ("burst", "--batch-size-target 3", "--batch-size-target has no meaning in mode dynamic"),
     ("engine", "--model demo --rows 1,x", "no list of positive numbers"),
+    ("engine", "--model demo --rows ²", "no list of positive numbers"),
+    ("engine", "--model demo --repeats 0", "--repeats must be 1 or more"),
     ("engine", "--model demo --contexts 2000", "at most 1024 tokens"),
     ("engine", "--model demo --rows 64 --kv-cache 0.02GB", "raise --kv-cache"),
     ("engine", "--model demo --rows 64 --max-batch-size 32", "raise --max-batch-size, 32"),
