@@ -148,7 +148,7 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
 def _in_full(model: str) -> str:
     """Return a model's name, or the whole path of its folder."""
     folder = os.path.expanduser(model)
-    return os.path.realpath(folder) if model not in SHAPES and os.path.isdir(folder) else model
+    return os.path.abspath(folder) if model not in SHAPES and os.path.isdir(folder) else model
 
 
 def _tokenizer_of(model: str, vocab_size: int) -> str:

@@ -46,7 +46,7 @@ def locate(config: Config) -> Path | None:
     if not path.is_file():
         mend = "restore it with git checkout"
         if config.model not in shipped:
-            mend = "save the checkpoint in safetensors form"
+            mend = "save the checkpoint in safetensors form, as one file (max_shard_size)"
         raise WeightsUnavailable(f"{path} does not exist; {mend}, or use --weights random")
     check(path, config.shape)
     return path

@@ -197,6 +197,14 @@ def test_a_copy_of_the_embedding_and_attention_mask_buffers_are_ignored(edited: 
     assert set(names) == set(expected_tensors(shape))
 
 
+def test_a_folder_keeps_the_name_by_which_it_was_given(checkpoint: Path, tmp_path: Path) -> None:
+    """A link's clients had to name the folder that it led to."""
+    link = tmp_path / "mine"
+    link.symlink_to(checkpoint)
+    config = config_of(link)
+    assert config.model_name == "mine" and locate(config) == link / "model.safetensors"
+
+
 def test_a_folder_that_holds_anything_is_a_checkpoint_or_refused(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -246,7 +254,7 @@ def test_weights_that_are_not_there_are_fetched_once_or_the_error_names_the_ways
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **kwargs: str(file))
     monkeypatch.setattr(weights, "check", lambda path, shape: {})
     assert locate(config) == file
-    with pytest.raises(WeightsUnavailable, match="does not exist; save the checkpoint"):
+    with pytest.raises(WeightsUnavailable, match=r"save .* as one file \(max_shard_size\)"):
         locate(config_of(described(tmp_path, n_layer=1)))
     monkeypatch.setattr(weights, "DEMO", tmp_path)
     with pytest.raises(WeightsUnavailable, match="git checkout, or use --weights random"):
