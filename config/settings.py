@@ -241,7 +241,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
         "float32", "auto: bfloat16 where the processor computes it natively, float32 for demo"
     )
     """float32 or bfloat16"""
-    threads: Count = setting(1, "auto: physical cores, 1 for demo")
+    threads: Annotated[Count, Field(le=1024)] = setting(1, "auto: physical cores, 1 for demo")
     """torch threads"""
     kernels: Literal["auto", "plain"] = "auto"
     """auto (the fastest parts that run here) or plain (PyTorch's own operations)"""
