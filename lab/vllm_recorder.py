@@ -52,8 +52,9 @@ class RecordingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         parallel = self.vllm_config.parallel_config
         self._path = os.environ.get("RECORD_ITERATIONS", "vllm.jsonl")
-        if parallel.data_parallel_size > 1:  # each rank has a scheduler
-            self._path += f".rank{parallel.data_parallel_rank}"
+        # each rank has a scheduler; to those of a dense model vLLM says that there is one rank
+        if parallel.data_parallel_size > 1 or parallel.data_parallel_index:
+            self._path += f".rank{parallel.data_parallel_index}"
         self._most_bytes = 1e6 * float(os.environ.get("RECORD_MB", "500"))
         self._count = count()
         self._known: dict[str, tuple[int, Any]] = {}  # number and request of each in flight
@@ -178,14 +179,24 @@ class RecordingScheduler(Scheduler):
             if hashes:
                 step["hashes"] = hashes
             self._write(step)
-            if self._steps or self._file.closed:
-                return outputs
-            if self._file.tell() > self._most_bytes:
-                self._file.close()
-                new = {number for number, *_ in self._new}
-                requests = [each for each in known.values() if each[0] not in new]
-                self._begin([self._described(*each) for each in requests])
+            if not self._file.closed and self._file.tell() > self._most_bytes:
+                self._begin_anew()
         return outputs
+
+    def _begin_anew(self) -> None:
+        """Begin a file, also while iterations are planned ahead: under load there always are."""
+        self._file.close()
+        lists = [self._new, *(step["new"] for step in self._steps)]
+        new = {number for each in lists for number, *_ in each}
+        known = [each for each in self._known.values() if each[0] not in new]
+        self._begin([self._described(*each) for each in known])
+        # a request that is over, and that the new file does not name: its rows are idle
+        named = new.union(number for number, _ in known)
+        for step in self._steps:
+            step["rows"] = [row for row in step["rows"] if row[0] in named]
+            step["queue"] = [number for number in step["queue"] if number in named]
+        for aborted in (self._aborted, *(step["aborted"] for step in self._steps)):
+            aborted[:] = [number for number in aborted if number in named]
 
 
 def _hashes(hashes: Any) -> str:

@@ -26,7 +26,9 @@ class FakeScheduler:
     """Computes each request whole, then a token each, as many as it wants."""
 
     def __init__(self, **changed: Any):
-        parallel = SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1)
+        parallel = SimpleNamespace(
+            data_parallel_size=1, data_parallel_index=0, pipeline_parallel_size=1
+        )
         self.vllm_config = SimpleNamespace(
             parallel_config=parallel, compilation_config=SimpleNamespace(),
             model_config=SimpleNamespace(
@@ -66,7 +68,7 @@ class FakeScheduler:
 
     def update_from_output(self, output: Any) -> Any:
         answers = []
-        for each in list(self.running):
+        for each in [r for r in self.running if r.request_id in output.num_scheduled_tokens]:
             each.made += 1
             full = (each.num_prompt_tokens + each.made) // BLOCK
             each.block_hashes = [bytes([k]) * 32 for k in range(full)]
@@ -170,6 +172,41 @@ def test_a_large_file_gives_way_and_the_next_one_names_what_is_in_flight(
     assert first.path.stat().st_size < 4000 > second.path.stat().st_size
     assert [asked.number for asked in second.head.in_flight] == [0]
     assert len(list(second.run())) > 1
+
+
+def test_a_large_file_gives_way_while_iterations_are_planned_ahead(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM's default, in which one always is under load: the file grew without bound. What the next
+    one says of requests that ended meanwhile, and that it does not name, could not be read.
+    """
+    monkeypatch.setenv("RECORD_MB", "0.002")
+    scheduler = recorder.AsyncRecordingScheduler()
+    requests = [request(f"{k}", 6, 1 + k % 7) for k in range(300)]
+    ahead = None
+    for k, each in enumerate(requests):
+        scheduler.add_request(each)
+        if k % 4 == 0:
+            scheduler.gave_up = [i.request_id for i in scheduler.running[:1]]
+        planned = scheduler.schedule()
+        if ahead:
+            scheduler.update_from_output(ahead)
+        ahead = planned
+        for path in (tmp_path / "vllm.jsonl", tmp_path / "vllm.jsonl.1"):
+            assert not path.exists() or path.stat().st_size < 4000
+            if path.exists() and path.read_text().count("\n") > 1:
+                list(read(path).run())
+    assert (tmp_path / "vllm.jsonl.1").exists()
+
+
+def test_each_rank_of_a_dense_model_has_a_file(recorder: Any, tmp_path: Path) -> None:
+    """vLLM tells each that it is alone: all wrote the same file, and one's traffic was lost."""
+    for rank in range(2):
+        parallel = SimpleNamespace(
+            data_parallel_size=1, data_parallel_index=rank, pipeline_parallel_size=1
+        )
+        recorder.RecordingScheduler(parallel_config=parallel)
+    assert {path.name for path in tmp_path.iterdir()} == {"vllm.jsonl", "vllm.jsonl.rank1"}
 
 
 def test_another_version_is_refused_and_a_file_that_is_there_makes_way(
