@@ -36,7 +36,7 @@ HASH = 6  # bytes of a block's hash
 OF_SCHEDULER = (  # settings that are written under vLLM's names, if this version has them
     *("policy", "max_num_seqs", "max_num_active_seqs", "long_prefill_token_threshold"),
     *("max_num_partial_prefills", "prefill_schedule_interval", "enable_chunked_prefill"),
-    *("watermark", "async_scheduling"),
+    *("watermark", "async_scheduling", "scheduler_reserve_full_isl"),
 )
 
 

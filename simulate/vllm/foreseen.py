@@ -41,6 +41,7 @@ NOT_SIMULATED = {  # settings of vLLM and their defaults
     "max_num_partial_prefills": 1,
     "prefill_schedule_interval": 1,
     "enable_chunked_prefill": True,
+    "scheduler_reserve_full_isl": True,
 }
 UNCOUNTED = (
     "How far our scheduler agrees cannot be counted: vLLM planned iterations ahead, or the file "

@@ -79,6 +79,7 @@ class Head(BaseModel):
     max_num_partial_prefills: int = 1
     prefill_schedule_interval: int = 1
     enable_chunked_prefill: bool = True
+    scheduler_reserve_full_isl: bool = True
     graph_sizes: tuple[Count, ...] = ()
     unknown: tuple[str, ...] = ()
     in_flight: list[Asked] = []

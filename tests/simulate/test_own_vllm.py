@@ -138,6 +138,17 @@ def test_a_recording_of_an_overload_is_named_as_that(tmp_path: Path) -> None:
     assert any(each.startswith("While it was recorded, vLLM was overloaded: its ") for each in said)
 
 
+def test_settings_of_vllm_that_are_not_simulated_are_named(tmp_path: Path) -> None:
+    path, measured = recorded(tmp_path / "it.jsonl", drawn(60))
+    names = ("enable_chunked_prefill", "scheduler_reserve_full_isl")
+    head, *lines = path.read_text().splitlines()
+    changed = json.dumps(json.loads(head) | dict.fromkeys(names, False))
+    path.write_text("\n".join([changed, *lines]) + "\n")
+    said = OwnServer.of(path, None).facts(measured)["remarks"]
+    for name in names:
+        assert f"vLLM ran with {name} False, which is not simulated." in said
+
+
 def test_stalls_of_the_machine_do_not_move_the_costs(tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "it.jsonl", drawn(300))
     head, *steps = path.read_text().splitlines()
