@@ -202,6 +202,11 @@ class Recording:
                 self.hashes[number] = self.hashes.get(number, "") + more
 
     def _add(self, asked: Asked) -> None:
+        if asked.number in self.requests:
+            raise RunError(
+                f"{self.path}: two requests have the number {asked.number}, as in recordings of "
+                "two processes; give each recording a file of its own"
+            )
         self.asked[asked.number] = asked
         self.hashes[asked.number] = asked.hashes
         self.requests[asked.number] = Inference(

@@ -280,6 +280,11 @@ def test_a_clients_run_adds_https_share(tmp_path: Path) -> None:
         OwnServer.of(recording, bench(tmp_path / "bench.json", other, 0.25))
 
 
+def later(line: str, by: float) -> str:
+    step = json.loads(line)
+    return json.dumps(step | {name: step[name] + by for name in ("at", "until")})
+
+
 @pytest.mark.parametrize(("change", "sentence"), [
     (lambda lines: ["INFO vLLM engine"], "is no recording of vLLM, whose log in text is none"),
     (lambda lines: [lines[0].replace('"format": 2', '"format": 3'), *lines[1:]], "formats 1 and 2"),
@@ -290,6 +295,8 @@ def test_a_clients_run_adds_https_share(tmp_path: Path) -> None:
     (lambda lines: [lines[0], lines[1][:30], *lines[2:]], "line 2 is no iteration ("),
     (lambda lines: [lines[0], *lines[50:]], "is in no earlier line; a recording must have all"),
     (lambda lines: [*lines[:90], lines[80], *lines[90:]], "or the last one: the clock was set"),
+    (lambda lines: [*lines, *(later(line, 1e6) for line in lines[1:])],
+     "as in recordings of two processes; give each recording a file of its own"),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
     change: Any, sentence: str, tmp_path: Path
