@@ -126,7 +126,7 @@ class Recording:
     requests: dict[int, Inference] = field(default_factory=dict)  # with stamps since the epoch
     hashes: dict[int, str] = field(default_factory=dict)
     running: dict[int, Inference] = field(default_factory=dict)
-    preemptions: int = 0
+    preemptions: int | None = None  # of lines that say so
     cached_tokens: int = 0  # of prompts, found when their requests were admitted
     most_rows: int = 0  # of an iteration
     busy_s: float = 0.0  # of all iterations
@@ -179,7 +179,8 @@ class Recording:
                     f"{self.path}: request {error} is in no earlier line; a recording must have "
                     f"all lines from its first one on, so {MAKE}"
                 ) from None
-            self.preemptions += len(step.preempted)
+            if "preempted" in step.model_fields_set:
+                self.preemptions = (self.preemptions or 0) + len(step.preempted)
             for row in rows:
                 if not row.idle:
                     self.running[row.inference.id] = row.inference

@@ -130,6 +130,7 @@ def test_costs_and_measures_of_any_engine_that_writes_the_lines(tmp_path: Path) 
         assert again[key] == pytest.approx(measured[key], rel=1e-3), key
         assert simulated[key] == pytest.approx(measured[key], rel=0.05), key
     assert again["rows"] == pytest.approx(measured["occupancy"] * 8, rel=1e-6)
+    assert again["preemptions"] is None, "the lines do not say; 0 stood there"
 
 
 def test_a_recording_of_an_overload_is_named_as_that(tmp_path: Path) -> None:
