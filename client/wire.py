@@ -241,6 +241,8 @@ def events(reply: Reply) -> list[tuple[float, Any]]:
                 return arrived
             if content is not None:
                 arrived.append((at, event_of(content)))
+    if arrived and data_of(rest) == DONE:  # its line may end with the answer
+        return arrived
     raise cut_off(b"" if arrived else reply.body)
 
 

@@ -67,6 +67,8 @@ def test_a_streams_tokens_are_where_this_client_read_them() -> None:
                  id="comments, CRLF, pieces"),
     pytest.param([(2.0, chunk("a").replace(b"data: ", b"data:")), (2.5, chunk("bc")),
                   (2.6, USAGE + DONE + b"data: never read")], id="no space"),
+    pytest.param([(2.0, chunk("a")), (2.5, chunk("bc")), (2.6, USAGE + DONE.strip())],
+                 id="no line end after the last event"),
     pytest.param([(2.0, b"\xef\xbb\xbf" + chunk("a").replace(b"\n", b"\r")), (2.5, chunk("bc")),
                   (2.6, USAGE + DONE)], id="a byte order mark, CR alone"),
     pytest.param([(2.0, chunk("a", "")), (2.2, chunk("", "")),
