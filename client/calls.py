@@ -105,8 +105,9 @@ def _exchange(
                 json=body, allow_redirects=not secrets,
             ) as response:  # fmt: skip
                 if response.status_code != 200:
-                    why = hidden(refusal(response.status_code, response.content), secrets)
-                    raise ServerError(f"{url} answered {why}")
+                    location = response.headers.get("Location", "")
+                    why = refusal(response.status_code, response.content, location)
+                    raise ServerError(f"{url} answered {hidden(why, secrets)}")
                 yield response
     except requests.exceptions.SSLError as error:
         raise ServerError(

@@ -167,8 +167,11 @@ class _Replay:
                 async for data in response.content.iter_any():
                     pieces.append((self._now(), data))
             reply = Reply(request, scheduled_at, sent_at, pieces or [(self._now(), b"")])
+            if response.method != "POST":  # 301 to 303: the library went on with a GET
+                response = response.history[0]
             if response.status != 200:
-                raise Unreadable(refusal(response.status, reply.body))
+                location = response.headers.get("Location", "").removesuffix(self._wire.path)
+                raise Unreadable(refusal(response.status, reply.body, location))
             answer, text = self._wire.read(reply)
         except Unreadable as unreadable:
             error = str(unreadable)

@@ -285,8 +285,10 @@ def utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def refusal(status: int, body: bytes) -> str:
-    """Describe an answer with a status other than 200, in a sentence."""
+def refusal(status: int, body: bytes, location: str = "") -> str:
+    """Describe an answer with a status other than 200, in a sentence. location: its header."""
+    if 300 <= status < 400 and location:
+        return f"{status} It is at {location[:200]}; give that address"
     try:
         return f"{status} {message(parse(body))}".strip()
     except ValueError:

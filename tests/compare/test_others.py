@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,27 @@ def test_a_secret_header_is_not_sent_to_where_a_server_leads(
         monkeypatch.setattr(Handler, "do_GET", lead)
         assert "answered 307" in ran("client.client", *argv).stderr
     assert elsewhere not in heard and len(heard) == 3
+
+
+@pytest.mark.parametrize(("status", "more"), [(301, ()), (308, ("--header", HEADER))])
+def test_a_redirect_that_a_request_does_not_follow_says_where_to(
+    status: int, more: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library made a POST a GET, and "405 Method Not Allowed" was all that one read."""
+
+    def lead(self: Handler) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(status)
+        self.send_header("Location", f"{other.url}/there{self.path}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    monkeypatch.setattr(Handler, "do_POST", lead)
+    monkeypatch.setattr(Handler, "do_GET", lambda self: self._whole(405, {}))
+    with stub(secret=SECRET if more else None) as other:
+        argv = f"--url {other.url} --api chat --model stub --numsamples 1 --quiet".split()
+        said = " ".join(ran("client.client", *argv, *more).stdout.split())
+    assert f"{status} It is at {other.url}/there; give that address" in said
 
 
 def test_where_ids_are_refused_words_are_sent(tmp_path: Path) -> None:
