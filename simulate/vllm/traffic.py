@@ -80,7 +80,9 @@ class Traffic:
         numbers, at = np.arange(len(self.served)), self.at
         if seed:
             part = (self.at / self.part_s).astype(int)
-            drawn = np.random.default_rng([seed, 13]).integers(0, part[-1] + 1, part[-1] + 1)
+            rng, drawn = np.random.default_rng([seed, 13]), np.array([-1])
+            while not np.isin(drawn, part).any():  # once, unless all it drew were quiet
+                drawn = rng.integers(0, part[-1] + 1, part[-1] + 1)
             chosen = [np.flatnonzero(part == one) for one in drawn.tolist()]
             shifts = [self.part_s * (k - one) for k, one in enumerate(drawn.tolist())]
             numbers = np.concatenate(chosen)

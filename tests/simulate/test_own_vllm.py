@@ -193,6 +193,14 @@ def test_other_seeds_draw_the_recorded_minutes(tmp_path: Path) -> None:
     assert own.factor(0) == 1
 
 
+def test_a_draw_of_minutes_has_a_request_also_where_most_minutes_are_quiet(tmp_path: Path) -> None:
+    """vLLM served, had nothing to do for half an hour, and served again: some draws were empty."""
+    early = drawn(60)
+    late = [each.model_copy(update={"id": 60 + each.id, "at": 2000 + each.at}) for each in early]
+    traffic = OwnServer.of(recorded(tmp_path / "it.jsonl", [*early, *late])[0], None).traffic
+    assert all(len(traffic.trace(seed)) >= 60 for seed in range(8))
+
+
 def cached(tmp_path: Path, turns: int = 3) -> Path:
     """A recording with prefix caching: conversations whose later turns repeat the answers too."""
     path, _ = recorded(tmp_path / "it.jsonl", drawn(60))
