@@ -19,7 +19,8 @@ from simulate.vllm.recording import LEAST_S, Recording
 
 MOST_ROWS = 10**6  # of the iterations that are fitted, which are so many that a line needs no more
 PART_S = 60.0  # the machine's speed changes by the minute; a short recording has
-PARTS = 10  # parts at least
+PARTS = 10  # parts at least, and as many that are not quiet
+LEAST_PART_S = 1e-3
 HELD_OUT = 5  # each so many-th part is held out of the fit
 LEAST = 300  # iterations
 BEYOND = 16  # times as many rows as were recorded have costs by their number
@@ -77,10 +78,14 @@ def _moved(line: Line, by: int) -> Line:
 def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> Costs:
     """Return costs by iterations of `observed`, with residuals. config: as they were served."""
     head = recording.head
-    part_s = parts_of(first := seen[0].started_at, seen[-1].started_at)
+    at = np.array([each.started_at for each in seen])
+    part_s, at = parts_of(at[0], at[-1]), at - at[0]
+    # most of a recording may be quiet, and all of its load in one part
+    while part_s > LEAST_PART_S and len(np.unique(at // part_s)) < PARTS:
+        part_s /= 2
     parts = defaultdict[int, list[Observed]](list)
-    for each in seen:
-        parts[int((each.started_at - first) / part_s)].append(each)
+    for number, each in zip(np.unique(at // part_s, return_inverse=True)[1].tolist(), seen):
+        parts[number].append(each)
     held_out = [part for k, part in parts.items() if k % HELD_OUT == HELD_OUT - 1]
     fitted = [part for k, part in parts.items() if k % HELD_OUT < HELD_OUT - 1]
     sizes = sorted({1, *head.graph_sizes, *(n + 1 for n in head.graph_sizes)})
@@ -102,7 +107,7 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
         **stamp(),
         "hardware": {"cpu": head.hardware or "unknown hardware"},
         "recording": f"a recording of {head.engine} ({served}; of its parts "
-        f"of {part_s:.0f} s each fifth was held out of the fit, and took "
+        f"of {part_s:.2g} s each fifth was held out of the fit, and took "
         f"{100 + kept['whole_percent']:.1f}% of the time that the costs say)",
         "engine": head.engine,
         "model": head.model,

@@ -150,6 +150,15 @@ def test_settings_of_vllm_that_are_not_simulated_are_named(tmp_path: Path) -> No
         assert f"vLLM ran with {name} False, which is not simulated." in said
 
 
+def test_costs_are_of_the_load_also_where_most_of_a_recording_is_quiet(tmp_path: Path) -> None:
+    """One request to try vLLM, and a load minutes later, all in the part that was held out."""
+    first, *load = drawn(200, rate=7.0)
+    later = [each.model_copy(update={"at": 275 + each.at}) for each in load]
+    costs = OwnServer.of(recorded(tmp_path / "it.jsonl", [first, *later])[0], None).costs
+    for n in (1, 2, 4, 8):
+        assert costs.decode[n].iteration == pytest.approx(COSTS.decode[n].iteration, rel=0.03)
+
+
 def test_stalls_of_the_machine_do_not_move_the_costs(tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "it.jsonl", drawn(300))
     head, *steps = path.read_text().splitlines()
@@ -289,7 +298,7 @@ def test_a_clients_run_adds_https_share(tmp_path: Path) -> None:
         OwnServer.of(recording, bench(tmp_path / "bench.json", other, 0.25))
 
 
-def later(line: str, by: float) -> str:
+def moved(line: str, by: float) -> str:
     step = json.loads(line)
     return json.dumps(step | {name: step[name] + by for name in ("at", "until")})
 
@@ -304,7 +313,7 @@ def later(line: str, by: float) -> str:
     (lambda lines: [lines[0], lines[1][:30], *lines[2:]], "line 2 is no iteration ("),
     (lambda lines: [lines[0], *lines[50:]], "is in no earlier line; a recording must have all"),
     (lambda lines: [*lines[:90], lines[80], *lines[90:]], "or the last one: the clock was set"),
-    (lambda lines: [*lines, *(later(line, 1e6) for line in lines[1:])],
+    (lambda lines: [*lines, *(moved(line, 1e6) for line in lines[1:])],
      "as in recordings of two processes; give each recording a file of its own"),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
