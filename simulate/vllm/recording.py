@@ -126,6 +126,7 @@ class Recording:
     requests: dict[int, Inference] = field(default_factory=dict)  # with stamps since the epoch
     hashes: dict[int, str] = field(default_factory=dict)
     running: dict[int, Inference] = field(default_factory=dict)
+    iterations: int = 0
     preemptions: int | None = None  # of lines that say so
     cached_tokens: int = 0  # of prompts, found when their requests were admitted
     most_rows: int = 0  # of an iteration
@@ -192,6 +193,7 @@ class Recording:
             took = max(until - begin, LEAST_S)
             self.busy_s += took
             self.row_s += took * len(rows)
+            self.iterations += 1
             iteration = Iteration(rows, len(self.running), step.waiting, step.blocks_used)
             yield Ran(step, begin, iteration, len(step.finished))
             for row in rows:

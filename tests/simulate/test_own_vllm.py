@@ -139,6 +139,16 @@ def test_a_recording_of_an_overload_is_named_as_that(tmp_path: Path) -> None:
     assert any(each.startswith("While it was recorded, vLLM was overloaded: its ") for each in said)
 
 
+def test_vllm_may_go_on_recording(tmp_path: Path) -> None:
+    """The file was read a second time, with lines of which the first had known nothing."""
+    path, measured = recorded(tmp_path / "it.jsonl", drawn(150))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:1000]))
+    own = OwnServer.of(path, None)
+    path.write_text("".join(lines))
+    assert "plans all 999 recorded iterations" in own.facts(measured)["remarks"][1]
+
+
 def test_settings_of_vllm_that_are_not_simulated_are_named(tmp_path: Path) -> None:
     path, measured = recorded(tmp_path / "it.jsonl", drawn(60))
     names = ("enable_chunked_prefill", "scheduler_reserve_full_isl")
