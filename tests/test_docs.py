@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import inspect
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from compare.variants import parse_modes
 from docs.course import test_mine as course
 from docs.site.__main__ import (
     BUILT,
@@ -31,6 +33,9 @@ from docs.site.__main__ import (
 )
 from docs.site.__main__ import PAGES as COPIED
 from scheduling.policies import Dynamic, Fair, NoBatching, Order, Policy, Sjf, Static, Windowed
+from scheduling.policies import base as helpers
+from scheduling.policies.base import View
+from scheduling.prefix_cache import Account
 from scheduling.user_policies import SOURCES
 from server.live.history import Cell, iterations
 from simulate.saved_page import histories
@@ -163,6 +168,25 @@ def test_a_stub_fails_and_our_own_policy_passes(name: str) -> None:
     assert said and (page := re.fullmatch(r"write \w+: (\S+) says what it returns", said))
     assert course.ROOT / page[1] in PAGES
     del SOURCES[type(stub)]
+
+
+def test_chapters_call_helpers_as_these_are() -> None:
+    """Chapter 6 left out an argument that `tokens_to_compute` had got."""
+    text = "".join(TEXT[page] for page in PAGES if page.parent.name == "course")
+    owners = {"": (helpers,), "view.": (View, None), "account.": (Account, None)}
+    called = set()
+    for owner, name, given in re.findall(r"`((?:\w+\.)?)(\w+)\(([^()`]*)\)`", text):
+        kind, *itself = owners.get(owner, (None,))
+        if helper := getattr(kind, name, None):
+            inspect.signature(helper).bind(*itself, *filter(None, given.split(",")))
+            called.add(owner + name)
+    assert {"tokens_to_compute", "start", "view.cached_tokens", "account.take"} <= called
+
+
+def test_modes_that_a_page_compares_differ_in_name() -> None:
+    """`static,….py:Static` of the course was refused: both would be static.json."""
+    named = re.findall(r"--modes (\S+\.py:\w+)", "".join(TEXT.values()))
+    assert named and all(parse_modes(modes) for modes in named)
 
 
 def test_the_first_difference_is_a_sentence() -> None:
