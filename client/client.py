@@ -36,7 +36,7 @@ from client.groups import describe, described  # noqa: E402
 from client.machine import command_line  # noqa: E402
 from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
-from client.progress import Progress  # noqa: E402
+from client.progress import Output, Progress  # noqa: E402
 from client.results import SHOWN_OF_STATS  # noqa: E402
 from client.summary import latency_line  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
@@ -280,7 +280,7 @@ def main() -> None:
         if known.prompt is not None:
             one_prompt(url, known)
             return
-        result = load(url, known, Console())
+        result = load(url, known, Output())
     except (ConfigError, WorkloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 import threading
 import time
@@ -23,6 +25,14 @@ from client.traces import Request
 PLAIN_EVERY_S = 10.0
 BAR, LEAST_BAR = 24, 8  # columns
 Shown = TypeVar("Shown", bound=RenderableType)
+
+
+class Output(Console):
+    """A console whose reader may have enough (`| head`): what is measured goes on, and is saved."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:

@@ -15,12 +15,10 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
-
 from client.calls import ServerError
 from client.machine import LIMIT, cache, commit, limit_key, save_json
 from client.measure import Target, judged, warm_up
-from client.progress import Progress
+from client.progress import Output, Progress
 from client.summary import CLIENT_LIMITED_MS
 from client.wire import wire
 from client.workloads import Workload
@@ -101,7 +99,7 @@ def main() -> None:
         prog="python -m compare.calibrate", description="Measure how fast this client can send."
     ).parse_args()
     try:
-        with Progress(Console()) as progress:
+        with Progress(Output()) as progress:
             progress.say(sentence(calibrate(progress)))
     except ServerError as error:
         sys.exit(f"error: {error}")

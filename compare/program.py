@@ -15,13 +15,11 @@ import signal
 import sys
 from collections.abc import Callable
 
-from rich.console import Console
-
 from client import runs
 from client.addresses import other_target
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.progress import Progress
+from client.progress import Output, Progress
 from compare import calibrate, slowest
 from compare.comparison import Comparison
 from compare.options import parse, parse_runs, parse_slowest
@@ -85,12 +83,12 @@ def main() -> None:
     try:
         if "--slowest" in named:
             n, folder = parse_slowest(argv)
-            slowest.show(runs.load(folder), n, Console())
+            slowest.show(runs.load(folder), n, Output())
             return
         from compare.report import side_by_side
 
         paths, out = parse_runs(argv)
-        side_by_side.show(side_by_side.beside(paths, out), out, Console())
+        side_by_side.show(side_by_side.beside(paths, out), out, Output())
     except (ConfigError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -102,7 +100,7 @@ def run_and_exit(
     lost: str = "the servers are stopped",
 ) -> None:
     """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
-    console, run, worse = Console(), None, False
+    console, run, worse = Output(), None, False
     sigterm_is_ctrl_c()
     try:
         with Progress(console) as progress:

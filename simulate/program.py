@@ -17,12 +17,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from client.calls import ServerError
 from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
-from client.progress import Progress
+from client.progress import Output, Progress
 from client.runs import RunError, files, refuse_overwriting
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
@@ -163,7 +161,7 @@ def find(options: Simulation) -> bool:
         calls: Callable[..., Any] = map
         if options.jobs > 1:
             calls = stack.enter_context(Jobs(options.jobs)).map  # before Progress has a thread
-        progress = stack.enter_context(Progress(Console()))
+        progress = stack.enter_context(Progress(Output()))
         with progress.step("how many requests a trace needs") as step:
             search = Search(space, trial, calls, progress, step)
             search.run()
@@ -194,7 +192,7 @@ def main() -> None:
     try:
         options = options_of(sys.argv[1:], parse, Simulating.program)
         if options.recording:
-            with Progress(Console()) as progress, progress.step(f"replaying {options.recording}"):
+            with Progress(Output()) as progress, progress.step(f"replaying {options.recording}"):
                 replayed = replay_file(options.recording)
             print(replayed)
             sys.exit(replayed.first_difference is not None)

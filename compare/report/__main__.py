@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from client import arguments
+from client.progress import Output
 from client.runs import RunError, load
 from compare.report.report import show, write
 
@@ -23,7 +22,7 @@ def main() -> None:
     arguments.add(parser, arguments.SVG)
     try:
         known = parser.parse_args()
-        show(run := load(known.run), Console())
+        show(run := load(known.run), Output())
         write(run, known.svg)
     except RunError as error:
         sys.exit(f"error: {error}")

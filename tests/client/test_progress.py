@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,3 +95,15 @@ def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
         with progress.paused():
             assert not progress._plain.is_alive(), "a process with threads cannot fork safely"
     assert not progress._plain.is_alive() and shown.getvalue().splitlines()[0] == LONG
+
+
+def test_a_reader_that_has_enough_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`./compare.sh … | head -3` ended at its next line, and what it had measured was lost."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        console = module.Output()
+        console.print("of the first seed")
+        console.print("of the second seed")
+        out.write("what is printed else")
