@@ -26,9 +26,9 @@ from config.checks import refusals
 from config.config import Config
 from config.left import LEFT
 from config.settings import KINDS, ConfigError, flag
+from scheduling import user_policies
 from scheduling.policies import MODES, ORDERS
 from scheduling.routers import ON_RAY
-from scheduling.user_policies import PROBLEMS
 
 FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]  # resolves `auto`, and what was left out
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
@@ -100,8 +100,8 @@ def build(
     mode = mode or values.get("mode")
     order, victim = (flags.get(name, values.get(name)) for name in ("order", "victim"))
     for name in (mode, order, victim):
-        if name in PROBLEMS:
-            raise ConfigError(PROBLEMS[name])
+        if why := user_policies.problem(name):
+            raise ConfigError(why)
     if mode in ORDERS:
         raise ConfigError(f"{mode} is an order, not a mode; write dynamic --order {mode}")
     if order in MODES:

@@ -166,6 +166,16 @@ def offered(path: Path) -> list[str]:
     ]
 
 
+def problem(name: str | None) -> str | None:
+    """Return why a mode, order or victim of this name, if it is one of a file, cannot be used."""
+    if name and re.search(r"[\s'\",=].*\.py:\w", name):
+        return (
+            f"{name!r} cannot be used: its path must have no space, quote, comma or =; "
+            f"run the command in its folder, as {Path(name).name}"
+        )
+    return PROBLEMS.get(name or "")
+
+
 def absent(names: Iterable[str]) -> str | None:
     """Return a sentence on the first FILE.py:NAME that is not loaded; None if there is none."""
     known = {source.word for source in SOURCES.values()}

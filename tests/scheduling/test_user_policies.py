@@ -105,6 +105,7 @@ def test_a_victim_is_one_of_the_rows_and_always_the_same(
     ("raises.py:A", "ValueError: no luck \\(raises.py, line 1\\)"),
     ("bare.py:A", "write its field k as setting\\(default, 'what it means'\\)"),
     ("taken.py:A", "its field victim is a setting already; give it another name"),
+    ("'my dir/mine.py:A'", "no space, .* in its folder, as mine.py:A"),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine: Path) -> None:
     order = "from scheduling.policies.orders import Order, setting\nclass A(Order):\n    "
