@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 from shlex import split
+from unittest import mock
 
 import pytest
 
+from compare.options import new_folder
 from tests.programs import output, ran
 from tests.servers import ROOT
 from tests.stub import stub
@@ -81,3 +84,10 @@ def test_a_page_of_rows_is_made_anew_in_its_run_and_writes_over_no_other(tmp_pat
         output("simulate.saved_page", str(words))
     refused("simulate.saved_page", f"{run} --out {page}", tmp_path, str(page))
     output("simulate.saved_page", f"{run} --out {page} --overwrite")
+
+
+def test_runs_that_begin_in_one_second_have_a_folder_each() -> None:
+    """Of two ./simulate.sh at once one failed, and the other's folder had files of both."""
+    with mock.patch("compare.options.datetime") as clock:
+        clock.now.side_effect = [datetime(2026, 11, 27, 23, 4, 4, at) for at in (1, 2)]
+        assert new_folder() != new_folder()
