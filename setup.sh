@@ -25,11 +25,11 @@ _set_up() {
     local wanted="$1" stamp="$VENV/installed-${1//\//-}" contents python
     contents="$(cat "$ROOT"/requirements*.txt "$ROOT/client/requirements.txt")"
     if [ -x "$PYTHON" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$contents" ]; then return; fi
-    if ! [ -x "$PYTHON" ]; then
+    if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then # none that runs, or an interrupted one
         python="$(_newest_python)" || { echo "error: Python 3.11 or newer is needed; install it and try again" >&2; return 2; }
         echo "making .venv with $("$python" --version)" >&2
-        "$python" -m venv "$VENV" ||
-            { rm -rf "$VENV"; echo "error: venv or pip is missing; on Debian and Ubuntu: apt install python3-venv" >&2; return 2; }
+        "$python" -m venv $([ -x "$PYTHON" ] || echo --clear) "$VENV" ||
+            { echo "error: .venv could not be made; see the message above (on Debian and Ubuntu: apt install python3-venv)" >&2; return 2; }
     fi
     echo "installing $wanted; this takes minutes the first time" >&2
     export PIP_DISABLE_PIP_VERSION_CHECK=1

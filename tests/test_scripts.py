@@ -22,6 +22,12 @@ case "$*" in
     *) exec sleep 100 ;;
 esac
 """
+HAS_NO_PIP = """#!/bin/sh
+case "$*" in
+    "-m pip --version") exit 1 ;;
+    "-m venv"*) echo "$*" >made ;;
+esac
+"""
 
 
 @pytest.mark.parametrize("command", SCRIPTS)
@@ -52,3 +58,18 @@ def test_to_end_a_script_ends_what_it_started(command: str, tmp_path: Path) -> N
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_an_environment_whose_making_was_interrupted_is_made_again(tmp_path: Path) -> None:
+    """Ctrl-C left a .venv without pip, and each later command ended with "No module named pip"."""
+    for name in ("setup.sh", "requirements.txt", "client/requirements.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for python in (tmp_path / ".venv" / "bin" / "python", tmp_path / "python3"):
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_text(HAS_NO_PIP)
+        python.chmod(0o700)
+    script = "ROOT=. && . ./setup.sh client/requirements.txt"
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environ, check=True)
+    assert (tmp_path / "made").read_text() == "-m venv ./.venv\n"
