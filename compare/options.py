@@ -212,8 +212,13 @@ def parser_of(program: str, description: str, *most_used: str) -> Parser:
 
 
 def new_folder() -> Path:
-    """Return the folder of a run that begins now; to the microsecond, as two begin in a second."""
-    return ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+    """Return the folder of a run that begins now; to the microsecond, as two begin in a second.
+    Raises ConfigError where it cannot be made.
+    """
+    try:
+        return arguments.folder(str(ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S-%f}"))
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{error} with --out FOLDER") from None
 
 
 def parse_alone(argv: Sequence[str], *names: str) -> argparse.Namespace:

@@ -28,7 +28,8 @@ def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], pro
         _, words = _saved(folder, program)
         if more:
             raise ConfigError(f"--resume goes on with the run's own flags; leave out {more[0]}")
-        return replace(parse(words), out=folder, overwrite=True, resume=folder)
+        options = parse([*words, "--out", str(folder)])
+        return replace(options, overwrite=True, resume=folder)
     known, more = _known(argv, "--check", *OF_CHECK)
     if (folder := known.check) is None:
         return parse(argv)
@@ -48,9 +49,9 @@ def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], pro
         words += ["--arrival", saved.first["workload"]["arrival"]]
     check = Check(saved, limits_of(known.limit), known.junit, [*words, *more])
     check.compared(saved)  # refuses --limit of what it lacks
-    options, goodput = parse(check.words), saved.first["goodput"]
-    out = known.out or options.out
-    return replace(options, out=out, overwrite=known.overwrite, goodput=goodput, check=check)
+    out = ["--out", str(known.out)] if known.out else []
+    options, goodput = parse([*check.words, *out]), saved.first["goodput"]
+    return replace(options, overwrite=known.overwrite, goodput=goodput, check=check)
 
 
 def _known(argv: Sequence[str], *names: str) -> tuple[Any, list[str]]:

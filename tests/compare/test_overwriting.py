@@ -91,3 +91,14 @@ def test_runs_that_begin_in_one_second_have_a_folder_each() -> None:
     with mock.patch("compare.options.datetime") as clock:
         clock.now.side_effect = [datetime(2026, 11, 27, 23, 4, 4, at) for at in (1, 2)]
         assert new_folder() != new_folder()
+
+
+def test_a_checkout_that_cannot_be_written_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --out it was a traceback, PermissionError of runs/."""
+    (root := tmp_path / "file").touch()
+    monkeypatch.setattr("compare.options.ROOT", root)
+    done = ran("simulate", "--numsamples", "3")
+    sentence = f"error: {root} is no folder with write access; name another with --out FOLDER\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
