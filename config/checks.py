@@ -57,10 +57,13 @@ def _without_meaning(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
                 where = f"{flag(other)} {value}"
                 yield f"{flag(name)} has no meaning with {where}; leave one of them out"
     by_length = [name for name, each in ORDERS.items() if each.by_length]
-    if "length_predictor" in given and config.order not in by_length and config.mode != "multibin":
+    drains = config.lora_slots and config.lora_policy == "drain"
+    goes_by = config.order in by_length or config.mode == "multibin" or config.shed or drains
+    if "length_predictor" in given and not goes_by:
         yield (
-            f"--length-predictor has no meaning without --order {' or '.join(by_length)} or mode "
-            "multibin, which go by lengths; add one of them, or leave it out"
+            f"--length-predictor has no meaning without --order {' or '.join(by_length)}, mode "
+            "multibin, --shed or --lora-policy drain, which go by lengths; add one of them, or "
+            "leave it out"
         )
     if config.preferred_batch_sizes and "batch_size_target" in given:
         yield (

@@ -195,8 +195,9 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     model:demo-draft), or acceptance:0.7 (anywhere, and so many are accepted: texts mean nothing,
     speed is real)"""
     length_predictor: str = "exact"
-    """lengths by which orders and bins sort: exact (the completion tokens that requests state),
-    noisy:SIGMA (times a log-normal error), constant, or prompt (fitted on prompt lengths)"""
+    """lengths by which orders, bins, --shed and --lora-policy drain go: exact (the completion
+    tokens that requests state), noisy:SIGMA (times a log-normal error), constant, or prompt (fitted
+    on prompt lengths)"""
     slo_classes: str = setting(
         "",
         "none",

@@ -249,6 +249,8 @@ def test_settings_that_fit_are_taken_without_a_warning() -> None:
         "dynamic --order priority --priority-levels 1 --queue-policy 1:timeout_ms=5,max_size=9 "
         "--preserve-ordering",
         "multibin --bins 2 --length-predictor noisy:0.5 --order fcfs",
+        "dynamic --shed --slo-classes a=ttft:9 --length-predictor noisy:0.5",
+        "dynamic --lora-random 2:8 --lora-policy drain --length-predictor prompt",
         "windowed --preferred-batch-sizes 32,1",
         "dynamic --budget-counts all --token-budget 9 --max-batch-size 9",
         # there the target of 4, which 3 rows never reach, has no meaning
