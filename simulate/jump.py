@@ -22,7 +22,8 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
     nothing is cancelled, passes its deadline or arrives (unless it `cannot_join`). 1: the next plan
     is not known.
     """
-    if scheduler.order.by_service or not _plans_the_same(scheduler):
+    # a memory takes each iteration
+    if scheduler.order.by_service or scheduler.memories or not _plans_the_same(scheduler):
         return 1
     size, most, live = scheduler.limits.block_size, sys.maxsize, 0
     for row in reversed(iteration.rows):  # those that compute a prompt came last
@@ -70,6 +71,6 @@ def apply_repeated(
 
 
 def _plans_the_same(scheduler: Scheduler) -> bool:
-    if scheduler.plans_repeat and not scheduler.memories:
+    if scheduler.plans_repeat:
         return cannot_join(scheduler) or not scheduler.waiting  # a waiting one may find blocks
     return type(scheduler.policy) in BATCHES and scheduler.speculation is None

@@ -18,8 +18,10 @@ from client.traces import Request
 from generate.auto import build
 from scheduling.adapters import Adapters, Rule
 from scheduling.errors import EngineFailed
+from scheduling.history import Done, Memory
 from scheduling.inference import Inference, Iteration
-from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy, Static
+from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy, Static, View
+from scheduling.queue import Queue
 from simulate import PS, Arrival, Loop, SimulatedReplica, drive, instant
 from simulate.costs import FAKE, SECOND, Costs, Line
 from simulate.disaggregated import Disaggregated
@@ -149,6 +151,32 @@ def test_jumping_comes_to_what_stepping_does(
         return served.facts
 
     assert facts(True) == facts(False)
+
+
+class Counted(Memory):
+    def __init__(self) -> None:
+        self.n = 0
+
+    def add(self, done: Done) -> None:
+        self.n += 1
+
+
+class Alternating(Order):
+    """The first or the last, by how many iterations there were."""
+
+    remembers = (Counted,)
+
+    def ordered(self, queue: Queue, view: View) -> Iterator[Inference]:
+        waiting = [*queue.by_key.values()]
+        return iter(waiting if view.memories[Counted].n % 2 else waiting[::-1])
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_a_memory_takes_each_iteration(mode: str) -> None:
+    """In a batch that nothing joins it took one of many that were computed at once."""
+    asks = [Ask(at=i / 2, prompt=3, tokens=2 + i * i % 7) for i in range(12)]
+    how: dict[str, Any] = {"order": Alternating(), "max_batch_size": 2}
+    assert serve(MODES[mode](), asks, **how).facts == serve(MODES[mode](), asks, False, **how).facts
 
 
 @pytest.mark.parametrize("mode", list(MODES))
