@@ -176,10 +176,12 @@ def problem(name: str | None) -> str | None:
     return PROBLEMS.get(name or "")
 
 
-def absent(names: Iterable[str]) -> str | None:
-    """Return a sentence on the first FILE.py:NAME that is not loaded; None if there is none."""
+def absent(settings: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return a sentence on the first FILE.py:NAME of servers' settings that is not loaded; None if
+    there is none.
+    """
     known = {source.word for source in SOURCES.values()}
-    for name in names:
+    for name in (str(each.get(key)) for each in settings for key in ("mode", "order", "victim")):
         if WORD.fullmatch(name) and name not in known:
             fix = f"{name} is not loaded; set EB_MODE={name} in the environment"
             return PROBLEMS.get(name, fix)

@@ -152,7 +152,7 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
         )
     try:
         settings = entry["settings"]
-        if absent := user_policies.absent(str(settings.get(key)) for key in ("mode", "order")):
+        if absent := user_policies.absent([settings]):
             raise ReplayError(f"{absent}.")
         if sentence := used(settings):
             raise ReplayError(f"{sentence}.")

@@ -145,8 +145,7 @@ def again(run: Run, seed: str) -> dict[str, str]:
     if not trace.exists():
         raise RunError(f"{trace} is not there; simulate again, a trace that is short enough")
     given = {name: result.get("config") or {} for name, result in run.results[0].items()}
-    named = (str(each.get(key)) for each in given.values() for key in ("mode", "order"))
-    if absent := user_policies.absent(named):
+    if absent := user_policies.absent(given.values()):
         raise RunError(f"{run.folder}: {absent}")
     for name, each in given.items():
         if sentence := used(each):

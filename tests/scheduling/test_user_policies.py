@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from client.calls import get, post
+from server.observers.recording import VERSION
+from simulate.replay import ReplayError, replay
 from tests.programs import output, ran
 from tests.scheduling.test_failing_policies import FAULTS
 from tests.servers import ROOT, started
@@ -67,6 +69,13 @@ def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
     report = (mine.parent / "out" / "report.md").read_text()
     for name in ("Bunches", "ShortPromptsFirst", "Spared"):
         assert re.search(rf"mine\.py:{name} of SHA-256 [0-9a-f]{{10}}", report)
+
+
+@pytest.mark.parametrize("of", ["mode", "order", "victim"])
+def test_a_recording_of_a_file_that_is_not_loaded_says_how_to_load_it(of: str) -> None:
+    fix = "line 1: gone.py:Rule is not loaded; set EB_MODE=gone.py:Rule in the environment"
+    with pytest.raises(ReplayError, match=fix):
+        replay([json.dumps({"recording": VERSION, "settings": {of: "gone.py:Rule"}})])
 
 
 @pytest.mark.nightly
