@@ -75,6 +75,11 @@ def _without_meaning(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
             f"--kv-cache {size} is a share of a GPU's memory; on a CPU give a size such as 4GB or "
             "2048blocks"
         )
+    if config.model == "fake" and "kv_cache" in given and config.pool.unit == "GB":
+        yield (
+            f"--kv-cache {config.kv_cache}: the model fake does not say how large keys and values "
+            "are; give a number of blocks, such as 2048blocks"
+        )
 
 
 # ---- features that do not go together; docs/settings.md has them as a table

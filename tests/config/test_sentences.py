@@ -70,6 +70,7 @@ SENTENCES = """
     dynamic --kv-cache 0GB => --kv-cache '0GB': must be above 0
     dynamic --kv-cache 70.5blocks => --kv-cache '70.5blocks': must be above 0, in whole blocks
     dynamic --kv-cache 50% => --kv-cache 50% is a share of a GPU's memory; on a CPU give a size such
+    dynamic --model fake --kv-cache 4GB => 4GB: the model fake does not say how large keys and values
     dynamic --model fake --kv-cache 63blocks => 63blocks of 16 tokens hold 1008 tokens, and one requ
     dynamic --model gpt2-xl --kv-cache 1000000GB --max-batch-size 99999 => GB of weights +
     dynamic --model gpt2-medium --dtype float32 --kv-cache 0.1GB => 16 tokens × 196,608 bytes, and

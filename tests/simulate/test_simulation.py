@@ -263,6 +263,8 @@ REFUSED = [
     ("--variant 'a=dynamic --threads 2'", "--threads 2: the costs fake do not depend"),
     ("--port 8501", "--port applies to running servers, and none is started here; leave it"),
     ("--also=a=http://h", "--also applies to running servers.*measure with ./compare.sh"),
+    ("--kv-cache 4GB", "--kv-cache 4GB: the model fake does not say how large keys and values are"),
+    ("--costs roofline:h100,gpt2,bfloat16 --kv-cache 50%", "50% is a share of a GPU's memory, and"),
     ("--request-log f", "--request-log has no effect in virtual time; leave it out"),
     ("--modes dynamo", r"unknown mode 'dynamo' \(did you mean dynamic\?\)"),
     ("--streamm", r"unknown flag --streamm \(did you mean --stream\?\)"),
