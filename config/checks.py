@@ -135,7 +135,7 @@ def _excluded(config: Config) -> Iterator[str]:
         if one.chosen(config) and other.chosen(config):
             yield f"{why}; leave {other.flag} or {one.flag} out"
     for name, value in AHEAD_WITHOUT.items() if config.ahead else ():
-        if getattr(config, name) != value:
+        if getattr(config, name) != value and meaningful(name, config.mode):
             yield f"iterations planned ahead exclude {flag(name)}; leave it or --ahead out"
 
 
@@ -248,7 +248,11 @@ CONTRADICTIONS: dict[str, Callable[[Config], Any]] = {
     "another --tokenizer": lambda c: (n := VOCABULARIES[c.tokenizer]) > c.shape.vocab_size and n,
     "token_budget {c.token_budget} counts decoded tokens too, and a batch may have "
     "{c.max_batch_size} of them; raise --token-budget, lower --max-batch-size, or leave "
-    "--budget-counts out": lambda c: c.budget_counts == "all" and c.token_budget < c.max_batch_size,
+    "--budget-counts out": lambda c: (
+        meaningful("budget_counts", c.mode)
+        and c.budget_counts == "all"
+        and c.token_budget < c.max_batch_size
+    ),
     "record and request_log are both {c.record}; choose another --record": lambda c: (
         c.record is not None and c.record == c.request_log
     ),

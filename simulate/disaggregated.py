@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from config import Config, ConfigError, flag
+from config import Config, ConfigError, flag, meaningful
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.asynchronous import AsynchronousReplica
@@ -31,7 +31,7 @@ END = ("state", "error", "is_over")
 def refuse(config: Config, variant: str) -> None:
     """Raise ConfigError for settings that are not simulated with disaggregated prefill."""
     for name, value in WITHOUT.items():
-        if getattr(config, name) != value:
+        if getattr(config, name) != value and meaningful(name, config.mode):
             raise ConfigError(
                 f"{flag(name)} is not simulated with disaggregated prefill, and {variant} "
                 "has it; leave it out, or --prefill-replicas"

@@ -293,6 +293,8 @@ def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() ->
     for line in ("dynamic", "static", "nobatch", "dynamic --order fair", "dynamic --order mlfq"):
         config = parsed(f"{line} --model fake", environ)
         assert config.bins == 8 and config.max_wait_s == 5
+    of_dynamic = {"EB_BUDGET_COUNTS": "all", "EB_TOKEN_BUDGET": "8", "EB_PREFILL": "every:2"}
+    assert parsed("static --model fake --ahead", of_dynamic).token_budget == 8
     assert Mlfq(max_wait_s=5.0).promote_after_s == 5
     for line, message in (
         ("windowed", "64 is no batch size"),
