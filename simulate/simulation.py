@@ -93,8 +93,8 @@ class Simulation(Options):
         config = build(mode, flags, from_environment(os.environ), fill_in)
         if "kv_cache" in flags and not config.pool_is_known:
             raise ConfigError(
-                f"--kv-cache {config.kv_cache} is a share of a GPU's memory, and none is here; give "
-                "a size such as 40GB or 2048blocks"
+                f"--kv-cache {config.kv_cache} is a share of a GPU's memory, and none is here; "
+                "give a size such as 40GB or 2048blocks"
             )
         if config.speculate and not config.forced_rates:
             raise ConfigError(
