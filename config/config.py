@@ -13,6 +13,7 @@ from config.reading import PoolSize, Source, digest, read_lora, read_lora_random
 from config.settings import ConfigError, Settings
 from config.shapes import Shape, shape_of
 from scheduling.policies import MODES, ORDERS, chosen
+from scheduling.policies.deadlines import read_slo_classes
 from scheduling.speculation import read_draft, read_rates
 
 MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
@@ -194,10 +195,11 @@ class Config(Settings):
                 f"any client that reaches {self.address} may use this server; --api-key "
                 f"(or EB_API_KEY) makes it ask for a key"
             )
-        if self.shed and not self.slo_classes:
+        limited = [each for each in read_slo_classes(self.slo_classes).values() if each.ttft_ms]
+        if self.shed and not limited:
             yield (
-                "--shed goes by limits, and here only requests state them (slo_ttft_ms); "
-                "--slo-classes defines classes of requests that have limits"
+                "--shed goes by limits on the first token, and here only requests state them "
+                "(slo_ttft_ms); --slo-classes defines classes of requests that have limits"
             )
         if self.weights == "random" and self.model != "fake":
             yield "the weights are random, so the text is noise; speed does not depend on them"

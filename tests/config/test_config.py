@@ -156,6 +156,7 @@ def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path
     ("dynamic --model demo --weights random", "text is noise"),
     ("windowed --model fake --batch-size-target 9 --max-batch-size 5", "5: batches form at that"),
     ("dynamic --model fake --request-timeout-s 9 --drain-timeout-s 8", "raise --drain-timeout"),
+    ("dynamic --model fake --shed --slo-classes a=tpot:9", "here only requests state them"),
 ])  # fmt: skip
 def test_a_warning_names_what_a_user_should_know(line: str, warning: str) -> None:
     assert warning in auto.warnings(parsed(line))[0]
