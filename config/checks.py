@@ -19,6 +19,7 @@ from scheduling.policies import ORDERS, chosen
 from scheduling.policies.priority import read_queue_policies
 
 SHEDDING = ("fcfs", "priority", "edf")  # orders in which a request has its place when it comes
+MOST_BLOCKS = 10**8  # KV blocks; the scheduler has a number for each, 0.8 GB in all
 # settings without a meaning with engines but the cached one, and with none at all
 UNUSED = {
     ("generator", "naive"): ("kernels", *PARTS),
@@ -272,6 +273,10 @@ CONTRADICTIONS: dict[str, Callable[[Config], Any]] = {
         and c.pool.unit == "GB"
         and c.n_blocks < c.blocks_per_request
         and c.blocks_per_request * c.block_bytes / 1e9
+    ),
+    "{it:,} KV blocks are more than a scheduler has numbers for; lower --kv-cache, "
+    "--max-batch-size or --max-model-len, or raise --block-size": lambda c: (
+        c.n_blocks > MOST_BLOCKS and c.n_blocks
     ),
     "{it[names]} need {it[weights]:.2f} GB of weights + {it[kv]:.2f} GB of keys and values = "
     "{it[all]:.2f} GB, and this machine has {it[memory]:.2f} GB; lower --kv-cache or choose a "
