@@ -104,5 +104,12 @@ def no_such_method(method: str, path: str, taken: Iterable[str], allowed: str) -
     return Refused("method_not_allowed", message, Allow=allowed)
 
 
+def too_slow(setting: str, limit_s: float) -> Refused:
+    message = (
+        f"The request came too slowly; send it within the server's {setting} of {limit_s:g} s."
+    )
+    return Refused("request_timeout", message)
+
+
 def too_large(most: int = MAX_BODY_BYTES) -> Refused:
     return Refused("request_entity_too_large", f"The body is larger than {most:,} bytes.")

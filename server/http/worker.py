@@ -50,7 +50,7 @@ from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
 from scheduling.errors import Draining, ServingError
 from server.api.door import Caller
 from server.api.messages import REQUEST_ID, request_id
-from server.api.refusals import Refused
+from server.api.refusals import Refused, too_slow
 from server.http.answering import Pool, answer
 from server.http.connections import AT_ONCE, Connection, Connections, Wait, in_turn
 from server.http.http_reader import Reader, invalid, rendered
@@ -200,11 +200,7 @@ class Worker(base.Worker):
                 self._connections.close(connection)
             elif self.alive:
                 setting = "--header-timeout-s" if wait is Wait.HEAD else "--body-timeout-s"
-                message = (
-                    f"The request came too slowly; send it within the server's {setting} of "
-                    f"{self._connections.limits[wait]:g} s."
-                )
-                self._refuse(connection, Refused("request_timeout", message))
+                self._refuse(connection, too_slow(setting, self._connections.limits[wait]))
             else:
                 message = "The server is shutting down; send the request to another one."
                 self._refuse(connection, Draining(message))

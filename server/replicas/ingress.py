@@ -4,6 +4,7 @@ and merges the reports of all. Knows HTTP, and the replicas by `Handles` alone.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -23,7 +24,7 @@ from server.api import about, routes
 from server.api.door import Admitted, Door, to_page
 from server.api.messages import REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer, request_id
 from server.api.reader import RequestReader
-from server.api.refusals import Refused, failure, too_large
+from server.api.refusals import Refused, failure, too_large, too_slow
 from server.api.routes import Call, Handler, Route
 from server.observers.run import Run
 from server.replicas import merging
@@ -62,7 +63,9 @@ class Ingress:
                 f"{route.name} belongs to one replica: ask /replicas/NAME{route.path}; GET /stats "
                 "lists the names"
             )
-        raw = await body_of(http) if route.method == "POST" else b""
+        raw = b""
+        if route.method == "POST":
+            raw = await body_of(http, self._config.body_timeout_s)
         query = dict(http.query_params)
         call = Call(query, raw, admitted.name, admitted.user, http.scope["id"])
         if read := self._readers.get(route):
@@ -179,14 +182,19 @@ def respond(answer: Answer) -> Response:
     return Response(answer.body, answer.status, headers)
 
 
-async def body_of(http: Http) -> bytes:
-    """Return the whole body. Raises Refused for a large one, InvalidRequest if it ends early."""
+async def body_of(http: Http, limit_s: float) -> bytes:
+    """Return the whole body. Raises Refused for a large or a late one, InvalidRequest if it ends
+    early.
+    """
     raw = bytearray()
     try:
-        async for part in http.stream():
-            raw += part
-            if len(raw) > MAX_BODY_BYTES:
-                raise too_large()
+        async with asyncio.timeout(limit_s):
+            async for part in http.stream():
+                raw += part
+                if len(raw) > MAX_BODY_BYTES:
+                    raise too_large()
+    except TimeoutError:
+        raise too_slow("--body-timeout-s", limit_s) from None
     except ClientDisconnect:
         raise InvalidRequest("The body could not be read to its end (ClientDisconnect).") from None
     return bytes(raw)

@@ -65,6 +65,8 @@ def read(argv: Sequence[str]) -> Fleet:
     check_replicas(known.replicas)
     rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
     most = rule.max_replicas if rule else known.replicas
+    if any(word.partition("=")[0] == "--header-timeout-s" for word in settings):
+        raise ConfigError("Ray's proxy has no --header-timeout-s; leave it out")
     config = parse(settings, fill_in=sharing_cores(most))
     load_tokenizer(config.tokenizer)
     locate(config)

@@ -45,7 +45,7 @@ def remaining_of(session: int) -> list[str]:
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Served]:
     """Two replicas, since they start slowly; each test leaves them whole, but the last one."""
-    settings = {"loop_interval_ms": 20, "max_batch_size": 32}
+    settings = {"loop_interval_ms": 20, "max_batch_size": 32, "body_timeout_s": 3}
     program = "-m", "server.replicas.serve", "dynamic", "--replicas", "2"
     with tools.serving(settings, program) as served:
         yield served
@@ -112,6 +112,15 @@ def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_add_up(fleet:
     for path in ("health", "ready"):
         with pytest.raises(ServerError, match="no replica none"):
             get(f"{two}/replicas/none/{path}")
+
+
+def test_a_body_that_does_not_come_is_a_408(fleet: Served) -> None:
+    connection = http.client.HTTPConnection(*fleet.address(), timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        headers = {"Content-Type": "application/json", "Content-Length": "20"}
+        connection.request("POST", "/inference", b'{"prompt"', headers)
+        response = connection.getresponse()
+        assert response.status == 408 and b"--body-timeout-s of 3 s" in response.read()
 
 
 def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served) -> None:
