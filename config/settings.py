@@ -258,7 +258,7 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     """LoRA adapters in PEFT's form, which requests name as their model: NAME=FOLDER,NAME=FOLDER"""
     lora_random: str = ""
     """random LoRA adapters, for measurements: N:RANK makes lora-0, lora-1, … of that rank"""
-    max_loras: Count = 8
+    max_loras: Annotated[Count, Field(le=10_000)] = 8
     """adapters that the engine holds at once; the others are loaded when requests need them"""
     lora_policy: Literal["mixed", "grouped", "skip", "drain"] = "mixed"
     """adapters of a batch: mixed (as many as the engine holds), grouped (one), skip (a request

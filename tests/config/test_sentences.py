@@ -33,6 +33,7 @@ SENTENCES = """
 
     dynamic --max-batch-size 0 => --max-batch-size '0': input should be greater than or equal to 1
     dynamic --max-batch-size 100001 => input should be less than or equal to 100000
+    dynamic --lora-random 2:4 --max-loras 10001 => input should be less than or equal to 10000
     dynamic --threads 1025 => input should be less than or equal to 1024
     dynamic --max-batch-size many => --max-batch-size 'many': input should be a valid integer
     dynamic --request-timeout-s nan => --request-timeout-s 'nan': input should be a finite number

@@ -20,6 +20,7 @@ from generate.checkpoint import load_model
 from generate.forward import KernelForward
 from generate.loading import load_generator
 from generate.lora import Adapter, AdapterError, random_adapter, read_adapter
+from generate.memory import OutOfMemory
 from generate.sampling import sample, sample_on_cpu
 from generate.weights import expected_tensors, locate
 from model import GPT2, causal_attention
@@ -202,6 +203,14 @@ def test_a_folder_that_holds_anything_is_an_adapter_or_refused(tmp_path: Path) -
         for key in (A, A.replace("_A", "_B")):
             save(folder, trained("eight", 48), lambda s, t: t[key].view(-1)[7].fill_(number))  # noqa: B023
             assert refused(folder)
+
+
+def test_slots_beyond_the_memory_name_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's log had a traceback of PyTorch's allocator, and no setting."""
+    monkeypatch.setattr("generate.lora.LARGEST_RANK", 10**9)
+    server = auto.build("dynamic", {"model": "demo", "lora_random": "2:4"}, {})
+    with pytest.raises(OutOfMemory, match=r"machine's memory does not hold demo .*--max-loras"):
+        load_generator(server, None, 257)
 
 
 def test_adapters_of_the_settings_can_be_loaded(tmp_path: Path) -> None:
