@@ -187,8 +187,7 @@ class Options:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Return a variant's settings: its own, and those for all that its mode has."""
-        mode, own = self.variants[name].mode, self.variants[name].flags
-        return {k: value for k, value in self.flags.items() if meaningful(k, mode)} | own
+        return variants.flags_of(self.variants[name], self.flags)
 
     def config(self, name: str) -> Config:
         """Return all settings of a variant. Raises ConfigError."""
@@ -308,7 +307,8 @@ def chosen(known: argparse.Namespace, mode: str | None = None) -> dict[str, Any]
     """
     compared = variants.parse_modes(known.modes)
     if known.variant:
-        compared = variants.parse_variants(known.variant, mode)
+        of_all, values = variants.settings(known), from_environment(os.environ)
+        compared = variants.parse_variants(known.variant, of_all, values, mode)
     goodput = known.goodput
     if goodput is None:
         goodput = SWEEP_GOODPUT if known.sweep and not known.slo_mix else []

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from client.addresses import base_url
 from client.users import NAME
-from config import MODES, Config, ConfigError, Parser, add_settings, flag, refuse_unknown
+from config import (
+    MODES,
+    Config,
+    ConfigError,
+    Parser,
+    add_settings,
+    flag,
+    meaningful,
+    refuse_unknown,
+)
 from generate.auto import build
 
 BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
@@ -39,6 +48,12 @@ def settings(known: argparse.Namespace) -> dict[str, Any]:
     return flags
 
 
+def flags_of(variant: Variant, of_all: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a variant's settings: its own, and those for all that its mode has."""
+    outside = {name: each for name, each in of_all.items() if meaningful(name, variant.mode)}
+    return outside | variant.flags
+
+
 def parse_modes(text: str | None) -> dict[str, Variant]:
     """Return {"static": …} for "static", {"Mine": …} for "mine.py:Mine". Raises ConfigError."""
     modes = text.split(",") if text else list(BASIC)
@@ -57,9 +72,14 @@ def taken(name: str, others: Iterable[str]) -> bool:
     return name.casefold() in {"summary", *(other.casefold() for other in others)}
 
 
-def parse_variants(texts: Sequence[str], mode: str | None = None) -> dict[str, Variant]:
-    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. mode: of those without one.
-    Raises ConfigError.
+def parse_variants(
+    texts: Sequence[str],
+    of_all: Mapping[str, Any],
+    values: Mapping[str, str],
+    mode: str | None = None,
+) -> dict[str, Variant]:
+    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. of_all: settings of every
+    variant; values: of the environment; mode: of those without one. Raises ConfigError.
     """
     variants: dict[str, Variant] = {}
     for text in texts:
@@ -78,7 +98,7 @@ def parse_variants(texts: Sequence[str], mode: str | None = None) -> dict[str, V
                 raise ConfigError(f"{name} is taken; choose another name")
             variants[name] = Variant(known.mode, settings(known))
             if mode is None:  # else the settings that it is built on are not known here
-                build(known.mode, variants[name].flags, {})
+                build(known.mode, flags_of(variants[name], of_all), values)
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"--variant {text!r}: {error}") from None
     return variants

@@ -313,6 +313,14 @@ def test_a_variants_own_settings_win_over_those_of_all() -> None:
     assert options.variants["small"] == Variant("dynamic", {"token_budget": "32"})
 
 
+def test_a_variants_setting_may_need_one_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of lab/proposals/README.md was refused: a variant was judged by itself."""
+    words = "--variant other='dynamic --victim most_computed'"
+    assert parsed(f"--kv-reservation demand {words}").config("other").victim == "most_computed"
+    monkeypatch.setenv("EB_KV_RESERVATION", "demand")
+    assert parsed(words).config("other").victim == "most_computed"
+
+
 @pytest.mark.parametrize(("words", "reference"), [
     ("", "dynamic"),
     ("--modes static,dynamic", "dynamic"),
