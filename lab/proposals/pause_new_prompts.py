@@ -24,7 +24,7 @@ class Paused(Prefill):
 
 @dataclass(frozen=True)
 class PauseNewPrompts(Dynamic):
-    """`dynamic --prefill first`, but prompts begin in every Nth iteration at most."""
+    """`dynamic --prefill first`, but after an iteration of prompts the next ones begin none."""
 
     prompt_pause: int = setting(4, "iterations that begin no prompt, after one that does", ge=0)
 

@@ -17,8 +17,9 @@ class Shared(Prefill):
     """Both prompts and decode rows, with at most `k` prompts."""
 
     def chunk(self, view: View, inference: Inference, prompts: int, left: int) -> int:
-        known = sum(map(prefills, view.running)) + sum(map(len, view.queues))
-        others = min(int(self.k), known) - prompts
+        free_rows = max(0, view.limits.max_batch_size - len(view.running))
+        joining = min(free_rows, sum(map(len, view.queues)))
+        others = min(int(self.k), sum(map(prefills, view.running)) + joining) - prompts
         return -(-left // others) if others > 0 else 0
 
 

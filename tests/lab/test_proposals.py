@@ -112,6 +112,9 @@ EXAMPLES: list[tuple[str, dict[str, Any], list[Ask], dict[str, Any], str]] = [
      FOUR | {"token_budget": 4}, "A A A B B BC A"),
     ("prompts_at_once", {"prompts_at_once": 1}, ONCE, FOUR | {"token_budget": 6}, "A A B C"),
     ("prompts_at_once", {"prompts_at_once": 2}, ONCE, FOUR | {"token_budget": 6}, "AB AC A"),
+    # none can join, so that A has the whole budget
+    ("prompts_at_once", {"prompts_at_once": 2}, ONCE, {"max_batch_size": 1, "token_budget": 9},
+     "A B C"),
     # at 3 B has 2.9 − log2(45²), C 2.8 − log2(6²)
     ("preflow", {}, [Ask(0.0, tokens=3), Ask(0.1, 9, 1), Ask(0.2, 3, 1)], {}, "A A A C B"),
     ("preflow", {"preflow_half_s": 0.01},
