@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from scheduling.policies.base import Plan, Policy, View, share_budget, start
+from scheduling.policies.base import Plan, Policy, View, start
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,6 @@ class NoBatching(Policy):
         return 1
 
     def plan(self, view: View) -> Plan:
-        if view.running:
-            return Plan(run=share_budget(view.running, view))
-        return start(islice(view.waiting, 1), view, "idle")
+        first = () if view.running else islice(view.waiting, 1)
+        fits = [i for i in first if view.limits.blocks(i.total_tokens) <= view.pool.free_blocks]
+        return start(fits, view, "idle")

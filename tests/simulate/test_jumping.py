@@ -230,6 +230,15 @@ def test_the_example_of_the_page() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", list(MODES))
+def test_a_prompt_waits_for_blocks_that_are_still_sent(mode: str) -> None:
+    """Of 3 blocks each needs all, and the first one's 2 are kept for the 4 s of their way."""
+    asks = [Ask(0, prompt=8, tokens=3), Ask(0, prompt=8, tokens=3)]
+    served = serve(MODES[mode](), asks, **ALONE, n_blocks=3)
+    first, second = (inference.token_times[0] for inference in served.inferences)
+    assert second - first >= 5 and all(len(i.tokens) == 3 for i in served.inferences)
+
+
 def test_a_request_preempted_while_it_decodes_is_computed_again_there() -> None:
     """Of 4 blocks each takes 2, until the first needs a third for its ninth token."""
     asks = [Ask(0, prompt=4, tokens=8), Ask(0, prompt=4, tokens=8)]
