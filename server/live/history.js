@@ -148,7 +148,8 @@ export class Run {
     for (let i = 0; i < changes.length; i += STEP) this.change(...changes.slice(i, i + STEP), at);
     if (this.next - this.first === this.size) this.first += 1;
     const s = this.slot(this.next);
-    const given = {at, seconds, waiting: waiting < 0 ? NaN : waiting, blocks};
+    const known = (n) => n < 0 ? NaN : n; // a recording need not say it
+    const given = {at, seconds, waiting: known(waiting), blocks: known(blocks)};
     for (const name of COLUMNS) this[name][s] = given[name] ?? 0;
     for (const rows of this.rows) rows[s] = 0;
     let firsts = 0, below = 0;

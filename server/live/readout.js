@@ -112,7 +112,7 @@ function sayBlocks(run, i, snapshot) {
   const used = now ? total - snapshot.free : run.blocks[run.slot(i)];
   const shared = clamp(snapshot.shared, 0, used), cached = clamp(snapshot.cached, 0, total - used);
   [used - shared, shared, cached].forEach((blocks, part) => {
-    get("pool").children[part].style.width = `${100 * blocks / total}%`;
+    get("pool").children[part].style.width = `${100 * (blocks || 0) / total}%`;
   });
   tell(get("blocks"), snapshot.shared < 0
     ? `${figure(used)} used, ${figure(total - used)} free; shared and cached unknown`

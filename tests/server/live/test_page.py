@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -303,10 +303,12 @@ def test_a_saved_page_needs_no_server(saved: Path, opened: Callable[..., Any]) -
     assert not tab.is_visible("#loading") and not tab.is_visible("#asking")
 
 
-def every_kind(*adapters: str) -> str:
+def every_kind(*adapters: str, blocks: Sequence[int] = (50, 0)) -> str:
     """A page made by hand: request k is on line k, and does there what NAMES say; below them are a
-    line of padding and a free one. adapters: of requests, in turn.
+    line of padding and a free one. adapters: of requests, in turn. blocks: used, and shared; −1 is
+    unknown.
     """
+    used, shared = blocks
     about = {
         "name": "every kind", "mode": "dynamic", "model": "fake", "order": "fcfs",
         "max_batch_size": REQUESTS + 2, "token_budget": 256, "n_blocks": 100, "block_size": 16,
@@ -317,15 +319,26 @@ def every_kind(*adapters: str) -> str:
         changes: list[Any] = []
         for kind, k in itertools.product([*NAMES][i : i + 1], range(REQUESTS)):
             changes += [k, k, kind, 1 if kind == "d" else 4, 0, 0]
-        iterations.append([0.1 * i, 0.1, 0, REQUESTS, 50, 1, changes])
+        iterations.append([0.1 * i, 0.1, 0, REQUESTS, used, 1, changes])
     history = {
         "about": about, "now": 4, "restart": True, "first": 0, "next": 40, "lines": [],
-        "iterations": iterations, "ended": [], "snapshots": [[0, 50, 0, 0, []]],
+        "iterations": iterations, "ended": [], "snapshots": [[0, 50, shared, 0, []]],
         "requests": [
             [k, 0.0, 4, 100, None, 0, None, adapters[k % len(adapters)]] for k in range(REQUESTS)
         ],
     }  # fmt: skip
     return live_page.saved([json.dumps(history)])
+
+
+def test_blocks_that_a_recording_leaves_out_are_no_number(
+    opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    """101 of 100 blocks were free."""
+    (tmp_path / "page.html").write_text(every_kind("", blocks=(-1, -1)))
+    tab = opened((tmp_path / "page.html").as_uri())
+    says(tab, "blocks", "– used, – free; shared and cached unknown")
+    parts = "[...document.getElementById('pool').children]"
+    assert tab.evaluate(f"{parts}.every((part) => part.offsetWidth === 0)")
 
 
 def colours(tab: Any, iteration: int) -> list[frozenset[int]]:
