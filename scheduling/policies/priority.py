@@ -13,6 +13,7 @@ from scheduling.inference import Inference
 from scheduling.policies.base import setting
 from scheduling.policies.orders import Bounded
 
+MOST_LEVELS = 64
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
 DEFAULT = "default"  # in place of a level: of those that have no policy of their own
 
@@ -92,7 +93,9 @@ class Priority(Bounded):
     queue holds, and for how long (Triton's queue policies).
     """
 
-    priority_levels: int = setting(3, "number of levels, of which 1 goes first", ge=1, le=64)
+    priority_levels: int = setting(
+        3, "number of levels, of which 1 goes first", ge=1, le=MOST_LEVELS
+    )
     default_priority_level: int | None = setting(
         None, "level of a request that states none, or 0", "the middle one", ge=1
     )

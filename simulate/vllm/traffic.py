@@ -13,6 +13,7 @@ from client.outcomes import Answer, Outcome, Outcomes
 from client.runs import RunError
 from client.traces import ANONYMOUS, LIMITED, Request, Trace
 from scheduling.inference import Inference, State
+from scheduling.policies.priority import MOST_LEVELS
 from simulate.vllm.costs import parts_of
 from simulate.vllm.recording import HASH, Recording
 from stats import times_of, timings_of
@@ -42,6 +43,11 @@ class Traffic:
         self.block_size = recording.head.block_size
         self.at = np.array([inference.arrived_at - self.zero for inference in self.served])
         levels = sorted({each.priority for each in recording.asked.values()})
+        if len(levels) > MOST_LEVELS and recording.head.policy == "priority":
+            raise RunError(
+                f"{recording.path}: its requests have {len(levels)} different priorities, of which "
+                f"{MOST_LEVELS} can be simulated; record requests of fewer"
+            )
         self._levels = {}
         if len(levels) > 1:  # in vLLM the lowest number goes first
             self._levels = {priority: k for k, priority in enumerate(levels, 1)}

@@ -313,6 +313,13 @@ def moved(line: str, by: float) -> str:
     return json.dumps(step | {name: step[name] + by for name in ("at", "until")})
 
 
+def urgent(line: str) -> str:
+    """Give each request of a line another priority."""
+    step = json.loads(line)
+    step["new"] = [[*each[:4], each[0], each[5]] for each in step["new"]]
+    return json.dumps(step)
+
+
 @pytest.mark.parametrize(("change", "sentence"), [
     (lambda lines: ["INFO vLLM engine"], "is no recording of vLLM, whose log in text is none"),
     (lambda lines: [lines[0].replace('"format": 2', '"format": 3'), *lines[1:]], "formats 1 and 2"),
@@ -325,11 +332,13 @@ def moved(line: str, by: float) -> str:
     (lambda lines: [*lines[:90], lines[80], *lines[90:]], "or the last one: the clock was set"),
     (lambda lines: [*lines, *(moved(line, 1e6) for line in lines[1:])],
      "as in recordings of two processes; give each recording a file of its own"),
+    (lambda lines: ['{"policy":"priority",' + lines[0][1:], *map(urgent, lines[1:])],
+     "its requests have 66 different priorities, of which 64 can be simulated; record"),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(
     change: Any, sentence: str, tmp_path: Path
 ) -> None:
-    path, _ = recorded(tmp_path / "it.jsonl", drawn(60))
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(66))
     lines = path.read_text().splitlines()
     path.write_text("\n".join(change(lines)) + "\n")
     done = ran("simulate", "--vllm", str(path), "--out", str(tmp_path / "out"))
