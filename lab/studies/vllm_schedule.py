@@ -25,7 +25,7 @@ from lab.studies.study import Case, Cases, Study, Table, values
 from scheduling.building import build_scheduler
 from scheduling.inference import CachedPrefix, Inference, Iteration
 from scheduling.prefix_cache import block_keys
-from simulate import drive
+from simulate import drive, instant, seconds
 
 LONGEST, BLOCK = 256, 16
 MISSING = (
@@ -200,17 +200,17 @@ def schedule_of_vllm(limits: Limits, trace: Sequence[Drawn]) -> Steps:
 
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK, sha256) if limits.caching else None
-    built, steps, now = vllm_scheduler(limits), Steps(), 0.0
+    built, steps, now = vllm_scheduler(limits), Steps(), 0  # picoseconds, as our clock
     coming = list(enumerate(trace))[::-1]
     while coming or built.has_unfinished_requests():
-        while coming and coming[-1][1].at <= now:
+        while coming and instant(coming[-1][1].at) <= now:
             number, drawn = coming.pop()
             params = SamplingParams(max_tokens=len(drawn.completion), ignore_eos=True)
             built.add_request(Request(str(number), drawn.prompt, params, None, block_hasher=hasher))
         output = built.schedule()
         tokens: dict[str, int] = output.num_scheduled_tokens
         if not tokens:
-            now = coming[-1][1].at
+            now = instant(coming[-1][1].at)
             continue
         rows, ids = {}, list[list[int]]()
         for i, n in tokens.items():  # vLLM counts these n as computed already
@@ -219,8 +219,8 @@ def schedule_of_vllm(limits: Limits, trace: Sequence[Drawn]) -> Steps:
             whole = request.num_computed_tokens == request.num_tokens
             ids.append([answer[request.num_output_tokens]] if whole else [])
         queues = ([int(r.request_id) for r in queue] for queue in (built.running, built.waiting))
-        steps.add(now, rows, *queues)
-        now += cost_s(sum(tokens.values()))
+        steps.add(seconds(now), rows, *queues)
+        now += instant(cost_s(sum(tokens.values())))
         places = {i: place for place, i in enumerate(tokens)}
         built.update_from_output(output, ModelRunnerOutput(list(tokens), places, ids))
     return steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,61 @@ def test_counts_are_summed_over_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     [found] = row["seeds"]
     assert found["iterations"] == sum(seed["iterations"] for seed in seeds) > found["equal"] > 0
     assert found["kind"] == "preempted 2"
+
+
+def test_the_clocks_of_both_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours counts picoseconds: beside a sum of floats every trace differed from the start."""
+
+    class OneByOne:
+        """A scheduler with what the study reads of vLLM's, one request at a time."""
+
+        def __init__(self, limits: Limits) -> None:
+            self.requests: dict[str, Any] = {}
+            self.running: list[Any] = []
+            self.waiting: list[Any] = []
+
+        def add_request(self, request: Any) -> None:
+            self.requests[request.request_id] = request
+            self.waiting.append(request)
+
+        def has_unfinished_requests(self) -> bool:
+            return bool(self.running or self.waiting)
+
+        def schedule(self) -> Any:
+            if not self.running and self.waiting:
+                self.running.append(self.waiting.pop(0))
+            tokens = {}
+            for each in self.running:
+                tokens[each.request_id] = each.num_tokens - each.num_computed_tokens
+                each.num_computed_tokens = each.num_tokens
+            return SimpleNamespace(num_scheduled_tokens=tokens)
+
+        def update_from_output(self, output: Any, sampled: Any) -> None:
+            [request] = self.running
+            request.num_tokens += 1
+            request.num_output_tokens += 1
+            if request.num_output_tokens == request.max_tokens:
+                self.running.clear()
+
+    def request(name: str, prompt: list[int], most: int, *others: Any, **more: Any) -> Any:
+        return SimpleNamespace(
+            request_id=name, max_tokens=most, num_tokens=len(prompt), num_computed_tokens=0,
+            num_output_tokens=0,
+        )  # fmt: skip
+
+    modules: dict[str, dict[str, Any]] = {
+        "sampling_params": {"SamplingParams": lambda max_tokens, ignore_eos: max_tokens},
+        "utils.hashing": {"sha256": None}, "v1.outputs": {"ModelRunnerOutput": lambda *parts: None},
+        "v1.core.kv_cache_utils": {"get_request_block_hasher": None, "init_none_hash": id},
+        "v1.request": {"Request": request}, "utils": {}, "v1": {}, "v1.core": {},
+    }  # fmt: skip
+    for name, content in modules.items():
+        monkeypatch.setitem(sys.modules, f"vllm.{name}", SimpleNamespace(**content))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.setattr(vllm_schedule, "vllm_scheduler", OneByOne)
+    limits, trace = Limits("one row", 1, 256, 512), draw(0, 30)
+    steps = vllm_schedule.schedule_of_vllm(limits, trace)
+    assert compare(our_schedule(limits, trace), steps) == (len(steps), "")
 
 
 def test_without_vllm_a_sentence_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
