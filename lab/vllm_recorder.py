@@ -3,7 +3,7 @@ server:
 
     PYTHONPATH=. vllm serve MODEL … --scheduler-cls vllm_recorder.AsyncRecordingScheduler
 
-Runs inside vLLM 0.30 to 0.32 and needs nothing else. It records lengths, times and schedules, and
+Runs inside vLLM 0.30 to 0.33 and needs nothing else. It records lengths, times and schedules, and
 of prompts shortened hashes of whole blocks (with prefix caching): no text and no token.
 docs/your_vllm.md has the format; `simulate.vllm` reads it.
 
@@ -30,7 +30,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 FORMAT = 2
-VERSIONS = ("0.30.", "0.31.", "0.32.")
+VERSIONS = ("0.30.", "0.31.", "0.32.", "0.33.")
 QUEUE = 64  # waiting requests that a line names
 HASH = 6  # bytes of a block's hash
 OF_SCHEDULER = (  # settings that are written under vLLM's names, if this version has them
@@ -46,7 +46,7 @@ class RecordingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any):
         if not __version__.startswith(VERSIONS):
             raise RuntimeError(
-                f"this recorder was written for vLLM 0.30 to 0.32, and this is {__version__}; use "
+                f"this recorder was written for vLLM 0.30 to 0.33, and this is {__version__}; use "
                 "the vllm_recorder.py of a newer effective-batching, or one of these versions"
             )
         super().__init__(*args, **kwargs)

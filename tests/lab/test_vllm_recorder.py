@@ -215,9 +215,12 @@ def test_another_version_is_refused_and_a_file_that_is_there_makes_way(
     (tmp_path / "vllm.jsonl").write_text("earlier")
     recorder.RecordingScheduler()
     assert (tmp_path / "vllm.jsonl.1").read_text() == "earlier"
-    monkeypatch.setattr(recorder, "__version__", "0.29.1")
-    with pytest.raises(RuntimeError, match=r"for vLLM 0\.30 to 0\.32, and this is 0\.29\.1"):
-        recorder.RecordingScheduler()
+    monkeypatch.setattr(recorder, "__version__", "0.33.0")
+    recorder.RecordingScheduler()
+    for other in ("0.29.1", "0.34.0"):
+        monkeypatch.setattr(recorder, "__version__", other)
+        with pytest.raises(RuntimeError, match=f"for vLLM 0.30 to 0.33, and this is {other}"):
+            recorder.RecordingScheduler()
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_server(
