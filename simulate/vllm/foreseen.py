@@ -47,6 +47,10 @@ UNCOUNTED = (
     "How far our scheduler agrees cannot be counted: vLLM planned iterations ahead, or the file "
     "begins in the middle of its traffic."
 )
+BY_PRIORITY = (
+    "vLLM computes running rows in the order in which they joined, ours by priority: where prompts "
+    "are computed in chunks or rows are preempted, schedules differ."
+)
 AT_CLIENT = "Times are the client's, and those of HTTP are simulated, too."
 AT_VLLM = (
     "Times begin when a request reaches vLLM, and end with its last token there. HTTP is in "
@@ -165,6 +169,8 @@ class OwnServer:
             remarks.append(f"Stalls, not simulated: {stalls:.2g}{OF_STALLS}.")
         if self.recording.is_cut:
             remarks.append("The file's last line was cut off, and is left out.")
+        if head.policy == "priority":
+            remarks.append(BY_PRIORITY)
         remarks += [
             f"vLLM ran with {name} {value}, which is not simulated."
             for name, default in NOT_SIMULATED.items()
