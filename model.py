@@ -4,7 +4,7 @@ Shapes at line ends: T tokens of all rows, one after another · E width · H hea
 live tokens of one row · V vocabulary.
 
 Linear layers run over the tokens of all rows at once; only attention knows which token belongs to
-which row (selective batching; Orca, OSDI 2022, section 3.2). It is an argument, so that the oracle
+which row (selective batching; Orca, OSDI 2022, section 3). It is an argument, so that the oracle
 and the engine share every other line (but for kernels/forward.cpp, which tests show to be equal):
 
     attend(layer, qkv) -> y        qkv: [T, 3, H, D], y: [T, H, D]

@@ -1,4 +1,4 @@
-"""Iteration-level scheduling (Orca, OSDI 2022, section 3.1): join and leave between iterations."""
+"""Iteration-level scheduling (Orca, OSDI 2022, section 3): join and leave between iterations."""
 
 from __future__ import annotations
 
