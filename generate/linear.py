@@ -67,7 +67,7 @@ class Int8Linear(PackedLinear):
 
     A weight becomes the nearest of 255 multiples of a scale, one for each output; so does an
     element of x, with a scale for each token, computed anew in every layer (LLM.int8(), Dettmers et
-    al. 2022, section 2.1: vector-wise quantization). Raises kernels.KernelUnavailable.
+    al. 2022, section 3.1: vector-wise quantization). Raises kernels.KernelUnavailable.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool = False):
