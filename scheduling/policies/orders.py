@@ -12,7 +12,7 @@ from scheduling.policies.base import NOT_NEGATIVE, POSITIVE, View, prefills, set
 from scheduling.policies.base import Order as Order
 from scheduling.queue import Queue
 
-OLDEST = 128  # requests that `hrrn` and `prefix` sort (as SGLang does)
+OLDEST = 128  # requests that `hrrn` and `prefix` sort (if more wait, SGLang sorts none)
 HOLD_BACK = 32  # tokens
 
 
