@@ -1,4 +1,4 @@
-"""vLLM issue 56897: preempt by what it frees and what it costs.
+"""vLLM pull request 56897: preempt by what it frees and what it costs.
 
 Taken: the formula. A preemption frees the blocks that only this row holds, and costs the tokens
 computed so far; a row that is almost done is spared by the tokens it has of those it stated. Not

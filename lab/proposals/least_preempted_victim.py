@@ -1,4 +1,4 @@
-"""vLLM issue 51574: nobody is preempted for ever.
+"""vLLM pull request 51574: nobody is preempted for ever.
 
 Taken: among equal priority one that was preempted least often, counted up to 3, and of these the
 newest.

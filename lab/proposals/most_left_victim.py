@@ -1,4 +1,4 @@
-"""vLLM issue 36980: do not preempt the request that is about to end.
+"""vLLM pull request 36980 (closed): do not preempt the request that is about to end.
 
 Taken: among equal priority the one with the most tokens left, by the number that its request
 states. Not said in what was read: the choice among equals; chosen here: the newest.

@@ -1,4 +1,4 @@
-"""vLLM pull request 55265: long and short requests side by side, so that blocks become free evenly.
+"""vLLM RFC 55265: long and short requests side by side, so that blocks become free evenly.
 
 Taken: of the requests in a window the longest and the shortest stated length by turns, and that a
 request goes first once its wait ÷ its tokens exceeds 0.02 s. Not said in what was read: the size of
