@@ -1,8 +1,7 @@
 """SGLang pull requests 32775 and 34058, for issue 32549: rows that decode starve beside prompts.
 
 Taken: prompts first, but after N iterations of prompts alone one of rows that decode, and that a
-prompt which has begun is not interrupted; 0 is off. Not said in what was read: a default; chosen
-here: 4.
+prompt which has begun is not interrupted; 0 is off, and the default. Chosen here: 4.
 """
 
 from collections.abc import Sequence

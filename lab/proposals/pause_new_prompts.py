@@ -1,7 +1,7 @@
 """SGLang pull request 35017 (merged): after an iteration of prompts the next ones take no new ones.
 
-Taken: prompts first; after an iteration of prompts the next N begin none, so that rows decode. A
-prompt that has begun goes on. Not said in what was read: a default; chosen here: 4.
+Taken: prompts first; after an iteration of prompts the next N begin none, so that rows decode.
+Chosen here: a prompt that has begun goes on (there it waits, too), and N is 4 (there 0, off).
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """vLLM pull request 54145, "[Core][Scheduler] Batch small prefill chunks under decode load" (open).
 
 Read: its description in part, and comments on it. Taken: which chunks are put off, and the two ways
-in which they are let go. Not said in what was read: the defaults, and whether an age is counted
-from the request's arrival. Chosen here: 32 tokens, and milliseconds since the arrival in place of
+in which they are let go. Not said in what was read: whether an age is counted from the request's
+arrival. Chosen here: 32 tokens (there 0, off), and milliseconds since the arrival in place of
 steps, which a policy without memory cannot count. None is put off when a row gives its blocks up.
 """
 
