@@ -1,8 +1,9 @@
 """vLLM pull request 56897: preempt by what it frees and what it costs.
 
 Taken: the formula. A preemption frees the blocks that only this row holds, and costs its "current
-token count", read as the tokens computed so far; a row that is almost done is spared by the tokens it has of those it stated. Not
-said in what was read: the choice among equals; chosen here: the newest.
+token count", read as the tokens computed so far; a row that is almost done is spared by the tokens
+it has of those it stated. Not said in what was read: the choice among equals; chosen here: the
+newest.
 """
 
 from collections.abc import Sequence

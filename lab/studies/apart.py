@@ -77,8 +77,8 @@ STUDY = Study(
     question="Do four servers complete more within latency limits if some compute prompts only, "
     "and the others decode only?",
     source="disaggregation has up to 4.48 times the goodput of the vLLM of that time, which "
-    "computed prompts first (DistServe's authors in a post); it does not improve throughput (vLLM's "
-    "documentation)",
+    "computed prompts first (DistServe's authors in a post); it does not improve throughput "
+    "(vLLM's documentation)",
     workload=f"{{n}} streamed requests, {{seeds}} seeds, four servers in virtual time, `{WORDS}`",
     requests=250,
     seeds=4,
