@@ -17,7 +17,7 @@ import psutil
 import config
 from config import Config, flag
 from config.checks import AHEAD_WITHOUT
-from config.settings import PARTS, VOCABULARIES
+from config.settings import PARTS, VOCABULARIES, meaningful
 from config.shapes import LARGEST_HEAD, SHAPES, shape_of
 from generate import kernels
 
@@ -114,7 +114,11 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
 def _may_plan_ahead(chosen: Mapping[str, Any]) -> bool:
     """Return whether nothing is chosen that excludes plans ahead."""
     without = {**AHEAD_WITHOUT, "speculate": 0}
-    return all(str(chosen.get(name, value)) == str(value) for name, value in without.items())
+    return all(
+        str(chosen.get(name, value)) == str(value)
+        for name, value in without.items()
+        if meaningful(name, str(chosen.get("mode")))
+    )
 
 
 def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict[str, str]:

@@ -110,6 +110,7 @@ def test_a_gpu_has_a_graph_for_each_decoder_batch_size_unless_settings_forbid(gp
         assert parsed(f"dynamic {what_never_ran}").linear == "plain"
     for excluded in ("--speculate 2", "--prefill first", "--shed", "--record x", "--no-ahead"):
         assert not parsed(f"dynamic {excluded}").ahead
+    assert parsed("static", {"EB_PREFILL": "first"}).ahead, "it has no meaning there"
     assert not parsed("dynamic --device cpu").ahead
     assert config.decoder_batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)
     small = parsed("dynamic --max-batch-size 48")
