@@ -175,6 +175,8 @@ class _Replay:
             answer, text = self._wire.read(reply)
         except Unreadable as unreadable:
             error = str(unreadable)
+        except TimeoutError:
+            error = f"the answer was not complete after {self._session.timeout.total:g} s"
         except Exception as failure:  # whatever a server answers: the load goes on
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
         ended_at = answer.answered_at if answer else self._now()
