@@ -211,11 +211,11 @@ def parser_of(program: str, description: str, *most_used: str) -> Parser:
 
 
 def new_folder() -> Path:
-    """Return the folder of a run that begins now; to the microsecond, as two begin in a second.
+    """Return the folder of a run that begins now; to the millisecond, as two begin in a second.
     Raises ConfigError where it cannot be made.
     """
     try:
-        return arguments.folder(str(ROOT / "runs" / f"{datetime.now():%Y%m%d-%H%M%S-%f}"))
+        return arguments.folder(f"{ROOT}/runs/{datetime.now():%Y%m%d-%H%M%S-%f}"[:-3])
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"{error} with --out FOLDER") from None
 

@@ -89,7 +89,7 @@ def test_a_page_of_rows_is_made_anew_in_its_run_and_writes_over_no_other(tmp_pat
 def test_runs_that_begin_in_one_second_have_a_folder_each() -> None:
     """Of two ./simulate.sh at once one failed, and the other's folder had files of both."""
     with mock.patch("compare.options.datetime") as clock:
-        clock.now.side_effect = [datetime(2026, 11, 27, 23, 4, 4, at) for at in (1, 2)]
+        clock.now.side_effect = [datetime(2026, 11, 27, 23, 4, 4, at) for at in (1000, 2000)]
         assert new_folder() != new_folder()
 
 
