@@ -58,15 +58,16 @@ class OurRouter(RequestRouter):
         if pending_request is None:
             return [candidate_replicas]
         if not (ranks := meant(candidate_replicas, pending_request)):
-            pending_request.routing_context.should_backoff = True  # else Ray tries without a pause
             untried, *tried = offered(candidate_replicas, pending_request)
             known = {number(each.replica_id): each for each in untried}
             loads = [self._known(n, each) for n, each in known.items()]
             first = known.pop(self._router.choose(self._routed(pending_request), loads))
             ranks = [[first], [*known.values()], *tried]
-        if (request := request_of(pending_request)) is not None:
-            # now: a burst is chosen for before Ray says of the first that it was routed
+        context, request = pending_request.routing_context, request_of(pending_request)
+        if request is not None and not context.should_backoff:
+            # once, and now: a burst is chosen for before Ray says of the first that it was routed
             self._load(ranks[0][0].replica_id).sent(time.time(), tokens_of(request))
+        context.should_backoff = True  # else Ray tries again without a pause
         return ranks
 
     def on_send_request(self, replica_id: ReplicaID) -> None:

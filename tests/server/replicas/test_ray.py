@@ -294,6 +294,11 @@ def test_requests_that_come_at_once_do_not_all_go_where_the_fewest_tokens_were()
     ranks = [asyncio.run(fleet.router.choose_replicas(fleet.replicas, call)) for call in calls]
     chosen = [each[0][0].replica_id for each in ranks]
     assert (chosen.count("a"), chosen.count("b")) == (4, 4)
+    waits = pending(Request([[1]], 9), 8)
+    for _ in range(3):  # Ray asks again while no replica has room
+        asyncio.run(fleet.router.choose_replicas(fleet.replicas, waits))
+    loads = [fleet.router._load(each.replica_id).known.tokens for each in fleet.replicas]
+    assert sum(loads) == 5 + 9 * 10, "each request once"
 
 
 def test_a_replica_that_died_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
