@@ -10,7 +10,7 @@ from scheduling.policies.base import Plan, Policy, View, start
 
 @dataclass(frozen=True)
 class NoBatching(Policy):
-    """One request at a time, in the queue's order."""
+    """One request at a time, in the queue's order, once its KV blocks are free."""
 
     def max_rows(self, max_batch_size: int) -> int:
         return 1

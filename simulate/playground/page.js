@@ -250,7 +250,8 @@ function makeHeads() {
 }
 
 function makeVariants() {
-  const [body] = get("variants").tBodies, all = () => [...body.querySelectorAll("input, select, button")];
+  const [body] = get("variants").tBodies;
+  const all = () => [...body.querySelectorAll("input, select, button")];
   const at = all().indexOf(document.activeElement); // whoever uses keys goes on from there
   body.replaceChildren(...state.variants.map(makeVariant));
   all()[at]?.focus();
