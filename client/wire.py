@@ -288,7 +288,7 @@ def utf8(text: str) -> str:
 def refusal(status: int, body: bytes, location: str = "") -> str:
     """Describe an answer with a status other than 200, in a sentence. location: its header."""
     if 300 <= status < 400 and location:
-        return f"{status} It is at {location[:200]}; give that address"
+        return f"{status} The server is at {location[:200]}; give that address"
     try:
         return f"{status} {message(parse(body))}".strip()
     except ValueError:

@@ -80,7 +80,7 @@ def reread(argv: Sequence[str], address: str) -> Fleet:
     """Read the settings of servers that are up at an address. Raises what `read` does."""
     fleet = read(argv)
     if fleet.config.address != address:
-        raise ConfigError(f"--host and --port stay {address} until it is started anew")
+        raise ConfigError(f"--host and --port stay {address} until the servers are started anew")
     return fleet
 
 

@@ -109,7 +109,7 @@ def test_a_redirect_that_a_request_does_not_follow_says_where_to(
     with stub(secret=SECRET if more else None) as other:
         argv = f"--url {other.url} --api chat --model stub --numsamples 1 --quiet".split()
         said = " ".join(ran("client.client", *argv, *more).stdout.split())
-    assert f"{status} It is at {other.url}/there; give that address" in said
+    assert f"{status} The server is at {other.url}/there; give that address" in said
 
 
 def test_where_ids_are_refused_words_are_sent(tmp_path: Path) -> None:
