@@ -12,10 +12,9 @@ import pytest
 
 from compare.options import new_folder
 from tests.programs import output, ran
-from tests.servers import ROOT
 from tests.stub import stub
 
-TOOLS = ROOT / "results" / "load_generators"
+TOOLS = "results/load_generators"  # from the root, where programs run
 SIMULATE = "--numsamples 3 --modes dynamic --out"
 FIND = "--find replicas=1 --arrival poisson:3 --numsamples 30 --slo ttft:9e3 --repeats 2 --out"
 

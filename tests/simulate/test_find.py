@@ -30,7 +30,7 @@ from tests.programs import ran
 ENGINE = "--modes nobatch --model fake --fake-slowdown 40"
 ASKED = f"{ENGINE} --lengths fixed:2 --arrival poisson:15"
 ENOUGH = 200  # requests that tell whether the queue grows
-RECORDING = Path(__file__).parent / "own_vllm.jsonl.gz"
+RECORDED = "tests/simulate/own_vllm.jsonl.gz"  # from the root, where programs run
 
 
 @pytest.fixture(autouse=True)
@@ -316,7 +316,7 @@ def test_if_none_meets_the_limits_the_nearest_is_named() -> None:
 
 
 def test_settings_of_ones_own_vllm_are_found_by_its_recording(tmp_path: Path) -> None:
-    words = f"max_num_seqs=4,64 scheduling_policy=sjf --vllm {RECORDING} --repeats 1"
+    words = f"max_num_seqs=4,64 scheduling_policy=sjf --vllm {RECORDED} --repeats 1"
     answer = found(tmp_path, f"{words} --slo ttft:60000 --attainment 0.1 --for mean_e2el_ms")
     names = {"max_batch_size=4 order=sjf", "max_batch_size=64 order=sjf", "default"}
     assert {each["name"] for each in answer["tried"]} == names

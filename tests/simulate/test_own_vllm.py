@@ -27,8 +27,10 @@ from simulate.server import SimulatedServer
 from simulate.vllm.foreseen import OwnServer
 from simulate.vllm.recording import opened
 from tests.programs import output, ran
+from tests.servers import ROOT
 
-RECORDING = Path(__file__).parent / "own_vllm.jsonl.gz"  # a minute of vLLM 0.32 on a CPU
+RECORDED = "tests/simulate/own_vllm.jsonl.gz"  # a minute of vLLM 0.32 on a CPU
+RECORDING = ROOT / RECORDED
 MS = PS // 1000
 COSTS = Costs(
     "stated",
@@ -396,13 +398,13 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "sentence"), [
     ("--with runs/x", "--with and --save-costs belong to --vllm; add it"),
-    (f"--vllm {RECORDING} --find --slo ttft:9 --verify 1", "--vllm is of yours; start it as the"),
-    (f"--vllm {RECORDING} --save-costs x.txt", "give a name that ends in .json"),
-    (f"--vllm {RECORDING} --save-costs /nowhere/x.json", "must be a file in a folder with write"),
-    (f"--vllm {RECORDING} --block-size many", "--block-size 'many': input should be a valid int"),
-    (f"--vllm {RECORDING} --block-size 0", "--block-size"),
-    (f"--vllm {RECORDING} --variant recorded=static", "recorded is the name of the server as it"),
-    (f"--vllm {RECORDING} --variant a=--prefix-caching", "nothing is known of what its prompts"),
+    (f"--vllm {RECORDED} --find --slo ttft:9 --verify 1", "--vllm is of yours; start it as the"),
+    (f"--vllm {RECORDED} --save-costs x.txt", "give a name that ends in .json"),
+    (f"--vllm {RECORDED} --save-costs /nowhere/x.json", "must be a file in a folder with write"),
+    (f"--vllm {RECORDED} --block-size many", "--block-size 'many': input should be a valid int"),
+    (f"--vllm {RECORDED} --block-size 0", "--block-size"),
+    (f"--vllm {RECORDED} --variant recorded=static", "recorded is the name of the server as it"),
+    (f"--vllm {RECORDED} --variant a=--prefix-caching", "nothing is known of what its prompts"),
 ])  # fmt: skip
 def test_flags_that_do_not_go_with_a_recording(words: str, sentence: str, tmp_path: Path) -> None:
     done = ran("simulate", *words.split(), "--out", str(tmp_path / "out"))

@@ -12,6 +12,7 @@ import re
 import resource
 import runpy
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -209,7 +210,8 @@ def test_senders_that_trickle_are_dropped_after_a_total_time_and_others_are_not(
 
 def test_with_few_files_connections_are_bounded_with_a_warning_and_all_are_served() -> None:
     url, limit = f"http://127.0.0.1:{(port := free_port())}", SPARE_FILES + 32
-    serve = f"{sys.executable} -m server.launch dynamic --model fake --max-waiting 0 --port {port}"
+    python = shlex.quote(sys.executable)
+    serve = f"{python} -m server.launch dynamic --model fake --max-waiting 0 --port {port}"
     with launched("bash", "-c", f"ulimit -n {limit} && exec {serve}") as process:
         wait_until_ready(process, url)
         pids = get(url)["pids"]
