@@ -23,6 +23,7 @@ _newest_python() {
 
 _set_up() {
     local wanted="$1" stamp="$VENV/installed-${1//\//-}" contents python
+    local -x PYTHONSAFEPATH=1 # a pip.py or venv.py of the current folder is not Python's
     contents="$(cat "$ROOT"/requirements*.txt "$ROOT/client/requirements.txt")"
     if [ -x "$PYTHON" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$contents" ]; then return; fi
     if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then # none that runs, or an interrupted one
@@ -32,7 +33,9 @@ _set_up() {
             { echo "error: .venv could not be made; see the message above (on Debian and Ubuntu: apt install python3-venv)" >&2; return 2; }
     fi
     echo "installing $wanted; this takes minutes the first time" >&2
-    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    # what is installed goes to .venv, wherever a user's own packages go
+    unset PIP_TARGET PIP_PREFIX PIP_ROOT PIP_PYTHON PIP_DRY_RUN PIP_NO_DEPS
+    export PIP_USER=no PIP_DISABLE_PIP_VERSION_CHECK=1
     case "$wanted" in
         client/* | requirements-docs.txt) ;; # without torch
         *) "$PYTHON" -m pip install --quiet --no-compile "$(grep '^torch==' "$ROOT/requirements.txt")" ;;

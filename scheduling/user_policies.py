@@ -219,6 +219,7 @@ def _module(path: Path) -> tuple[ModuleType, str]:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        sys.path.append(str(path.resolve().parent))  # for files beside it, which hide none of ours
         try:
             spec.loader.exec_module(module)
         except BaseException:

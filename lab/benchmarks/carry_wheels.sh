@@ -3,7 +3,7 @@
 #   lab/benchmarks/carry_wheels.sh download [NAME…]   here: fills wheels/, without torch, and without NAMEs
 #   lab/benchmarks/carry_wheels.sh install            there: makes .venv of what python3 has, and of wheels/
 set -euo pipefail
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+ROOT="$(realpath "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../..")"
 cd "$ROOT"
 pins() { grep -h == requirements.txt client/requirements.txt; }
 case "${1:-}" in

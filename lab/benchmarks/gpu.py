@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -27,7 +28,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from client.machine import command_line, processor
+from client.machine import ROOT, command_line, processor
 from compare.report.tables import NONE, markdown
 from compare.servers import as_flag
 from config import NOT_SIMULATED, ONLY_OVER_HTTP, Config, ConfigError
@@ -281,7 +282,7 @@ def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[st
 def main() -> None:
     deadline = time.monotonic() + SECONDS
     options, [config] = BENCHMARK.configs(**DEFAULTS)
-    out = options.out or Path("runs/gpu") / config.model_name
+    out = options.out or Path(os.path.relpath(ROOT / "runs" / "gpu" / config.model_name))
     result = BENCHMARK.record([config])
     hardware, by = result["hardware"], processor(result["hardware"], config.model_dump())
     parts = commands(options, config, out, by)

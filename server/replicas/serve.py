@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -133,11 +134,12 @@ def serve(argv: Sequence[str]) -> None:
 
     # a replica that hangs finishes nothing, however long Ray waits; its controller inherits this
     os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
-    ray.init(
-        os.environ.get("RAY_ADDRESS", "local"), namespace=APP, include_dashboard=False,
-        logging_level=logging.ERROR, log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
-    )  # fmt: skip
+    with contextlib.chdir(ROOT):  # in replicas the current folder's modules come before all others
+        ray.init(
+            os.environ.get("RAY_ADDRESS", "local"), namespace=APP, include_dashboard=False,
+            logging_level=logging.ERROR, log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
+        )  # fmt: skip
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # ray.init has set its own
         signal.signal(number, lambda number, frame: signals.put(number))

@@ -26,7 +26,7 @@ from compare.variants import Variant, parse_also
 from config import ConfigError
 from tests.counts import nightly_but
 from tests.programs import output, ran
-from tests.servers import launched, wait_until
+from tests.servers import launched, server, wait_until
 from tests.stub import Stub, stub
 
 MODES = ["nobatch", "static", "windowed", "dynamic"]
@@ -40,6 +40,18 @@ def compare(words: str, out: Path) -> subprocess.CompletedProcess[str]:
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def test_servers_are_ours_whatever_the_current_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server.py there was imported in place of ours, and a stats.py of PYTHONPATH may not be."""
+    for name in ("server.py", "stats.py"):
+        (tmp_path / name).write_text("raise SystemExit('theirs')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with server("dynamic", {"model": "fake"}) as url:
+        assert get(url)["mode"] == "dynamic"
 
 
 @pytest.mark.usefixtures("undrawn")

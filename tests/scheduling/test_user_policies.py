@@ -71,6 +71,15 @@ def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
         assert re.search(rf"mine\.py:{name} of SHA-256 [0-9a-f]{{10}}", report)
 
 
+def test_it_imports_files_beside_it_which_hide_none_of_ours(mine: Path) -> None:
+    """They were found in the current folder alone, and before ours there; a server found none."""
+    (mine.parent / "beside.py").write_text("ROWS = 2")
+    (mine.parent / "stats.py").write_text("raise SystemExit('theirs')")
+    mine.write_text(f"from beside import ROWS\n{MINE}")
+    with started(mode=f"{mine}:Bunches") as (url, _):
+        assert get(url)["mode"] == f"{mine}:Bunches"
+
+
 @pytest.mark.parametrize("of", ["mode", "order", "victim"])
 def test_a_recording_of_a_file_that_is_not_loaded_says_how_to_load_it(of: str) -> None:
     fix = "line 1: gone.py:Rule is not loaded; set EB_MODE=gone.py:Rule in the environment"

@@ -43,11 +43,19 @@ def remaining_of(session: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Served]:
-    """Two replicas, since they start slowly; each test leaves them whole, but the last one."""
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two replicas, since they start slowly; each test leaves them whole, but the last one.
+
+    They start in a folder with a config.py and a server.py of a user's: replicas imported those.
+    """
     settings = {"loop_interval_ms": 20, "max_batch_size": 32, "body_timeout_s": 3}
     program = "-m", "server.replicas.serve", "dynamic", "--replicas", "2"
-    with tools.serving(settings, program) as served:
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("config.py", "server.py"):
+        (folder / name).write_text("raise SystemExit")
+    with contextlib.ExitStack() as stack:
+        with contextlib.chdir(folder):
+            served = stack.enter_context(tools.serving(settings, program))
         yield served
 
 
