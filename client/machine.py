@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -68,20 +69,26 @@ def processor(hardware: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the code that runs, marked when the tree (results apart) differs from
-    it, and the hash of each file of a user's own that a policy or order comes from.
+    """Return the commit of the code that runs, or unknown, marked when the tree (results apart)
+    differs from it, and the hash of each file of a user's own that a policy or order comes from.
     """
-    git = ("git", "-C", str(ROOT))
-    name = _first_line(*git, "rev-parse", "--short=10", "HEAD")
-    if name is None:
-        return "unknown"
-    changed = _first_line(*git, "status", "--porcelain", "-uno", "--", ":!results")
+    git = functools.partial(_first_line, "git", "-C", str(ROOT), environ=git_environ())
+    name = git("rev-parse", "--short=10", "HEAD") or "unknown"
+    changed = git("status", "--porcelain", "-uno", "--", ":!results")
     own = [
         f", {source.word} of SHA-256 {source.sha256}"
         for kind, source in SOURCES.items()
-        if _first_line(*git, "ls-files", file_of(kind)) is None
+        if git("ls-files", file_of(kind)) is None
     ]
     return (f"{name} with changes" if changed else name) + "".join(own)
+
+
+def git_environ() -> dict[str, str]:
+    """Return the environment in which git answers for the folder of the code: for no repository
+    around that folder, nor for one that variables name, as git's hooks do.
+    """
+    others = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return others | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
 
 
 def command_line(program: str, arguments: Sequence[str]) -> str:
@@ -123,10 +130,12 @@ def save_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
-def _first_line(*command: str) -> str | None:
+def _first_line(*command: str, environ: Mapping[str, str] | None = None) -> str | None:
     """The first line that a program prints; None where it is missing, fails or prints nothing."""
     try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        output = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=30, env=environ
+        )
         return output.stdout.splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return None

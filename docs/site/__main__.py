@@ -19,6 +19,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from client.machine import git_environ
 from simulate.playground.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,7 +163,8 @@ def claims(field: str) -> str:
 def tracked() -> set[str]:
     """Return the repository's files, new ones too, without those that git ignores."""
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environ = git_environ()
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout
     return {path for path in listed.splitlines() if (ROOT / path).is_file()}
 
 

@@ -11,7 +11,7 @@ from shlex import quote, split
 import pytest
 from rich.console import Console
 
-from client import addresses, client, runs
+from client import addresses, client, machine, runs
 from client.measure import Target, judged
 from client.outcomes import Answer, Outcome
 from client.traces import Request, load_trace
@@ -50,6 +50,25 @@ def test_where_the_server_is_stated(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("http://[::1]:9000/v1", "http://[::1]:9000"),
     ):
         assert addresses.server_url(given) == url
+
+
+def test_a_commit_is_that_of_our_own_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of a hook's GIT_DIR, and of a repository in which ours was unpacked."""
+    commit = "-c user.name=x -c user.email=x commit -q --allow-empty -m"
+    for folder in ("theirs", "ours"):
+        for words in (f"init -q {tmp_path / folder}", f"-C {tmp_path / folder} {commit} {folder}"):
+            subprocess.run(["git", *words.split()], check=True, env=machine.git_environ())
+    (unpacked := tmp_path / "theirs" / "unpacked").mkdir()
+    monkeypatch.setattr(machine, "SOURCES", {})
+    monkeypatch.setattr(machine, "ROOT", tmp_path / "ours")
+    own = machine.commit()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "theirs" / ".git"))
+    assert machine.commit() == own != "unknown"
+    monkeypatch.delenv("GIT_DIR")
+    monkeypatch.setattr(machine, "ROOT", unpacked)
+    assert machine.commit() == "unknown"
 
 
 def test_no_server_and_an_unknown_workload_are_sentences_that_name_the_fix() -> None:
