@@ -13,6 +13,7 @@ import difflib
 import importlib.util
 import itertools
 import os
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -32,6 +33,11 @@ from scheduling.routers import ON_RAY
 
 FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]  # resolves `auto`, and what was left out
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
+# variables in each pod beside a Service named eb or eb-…, such as EB_PORT=tcp://10.0.0.1:80
+OF_KUBERNETES = re.compile(
+    r"EB_(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|"
+    r"PORT(_\d+_[A-Z]+)?=[a-z]+://.*|PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*)"
+)
 MOST_USED = (
     *("--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching"),
     *("--max-model-len", "--model", "--weights", "--device", "--speculate", "--port", "--api-key"),
@@ -144,6 +150,8 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
         for key, value in source.items():
             if not key.startswith("EB_") or value is None:
                 continue
+            if OF_KUBERNETES.fullmatch(f"{key}={value}"):
+                continue
             name = key[3:].lower()
             if name in LEFT:
                 raise ConfigError(f"{key} is no longer a setting: {LEFT[name]}")
@@ -245,6 +253,7 @@ class Formatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30)
+        self._width = max(self._width, 20)  # a terminal can have a column
 
     def start_section(self, heading: str | None) -> None:
         margin = " " * self._current_indent

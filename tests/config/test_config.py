@@ -153,6 +153,19 @@ def test_flags_come_before_the_environment_and_that_before_dotenv(tmp_path: Path
     assert "cannot be read" in refused("dynamic", {}, dotenv)
 
 
+def test_variables_that_kubernetes_sets_of_a_service_named_eb_are_no_settings() -> None:
+    """A server in such a pod did not start: EB_SERVICE_HOST is unknown, EB_PORT no number."""
+    names = "PORT_80_TCP", "LLM_PORT", "LLM_PORT_8500_TCP"
+    pod = {f"EB_{name}": "tcp://10.0.0.1:80" for name in ("PORT", *names)}
+    pod |= {f"EB_{name}_PROTO": "tcp" for name in names if "80" in name}
+    pod |= {"EB_PORT_80_TCP_ADDR": "10.0.0.1", "EB_PORT_80_TCP_PORT": "80"}
+    pod |= {"EB_SERVICE_HOST": "10.0.0.1", "EB_SERVICE_PORT": "80", "EB_SERVICE_PORT_HTTP": "80"}
+    assert parsed("dynamic", pod).port == 8500
+    for name, value in (("PORT", "tcp"), ("SERVICE", "x"), ("HTTP_PORT", "80"), ("PORT_80", "80")):
+        said = refused("dynamic", {f"EB_{name}": value})
+        assert said.startswith(("--port 'tcp'", f"unknown variable EB_{name}"))
+
+
 @pytest.mark.parametrize(("line", "warning"), [
     ("dynamic --model demo --weights random", "text is noise"),
     ("windowed --model fake --batch-size-target 9 --max-batch-size 5", "5: batches form at that"),

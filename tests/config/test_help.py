@@ -62,6 +62,7 @@ def test_help_fits_a_width(parser: Callable[[list[str]], object], words: str, sh
         text = shown(parser, words, columns)
         assert max(map(len, text.splitlines())) <= columns
         assert {word for word in whole if len(word) <= columns - 32} <= {*text.split()}
+    assert len(shown(parser, words, 1)) > len(text), "it ended with a traceback"
 
 
 @pytest.mark.parametrize("program", PARSERS)
