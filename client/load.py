@@ -14,7 +14,6 @@ import gc
 import itertools
 import json
 import random
-import resource
 import time
 from collections.abc import Iterator, Sequence
 
@@ -24,6 +23,7 @@ from client.calls import headers, hidden
 from client.outcomes import Outcome, Outcomes
 from client.traces import Request
 from client.wire import Plain, Reply, Unreadable, Wire, refusal, utf8
+from config.open_files import allow_open_files
 
 # connections that idle longer are not used again: some servers close theirs after 2 s, and a
 # request sent just then is lost
@@ -224,12 +224,3 @@ def _no_pauses() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def allow_open_files(n: int) -> int:
-    """Let this process and its children open n files, or as many as they may; return how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = n if hard == resource.RLIM_INFINITY else min(n, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most

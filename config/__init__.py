@@ -7,6 +7,7 @@ left         settings that left, and what to use instead
 settings     every setting, with its meaning and its limits
 config       Config: all settings of a server, and what follows from them
 checks       which settings do not go together
+open_files   the limit of open files
 flags        command line, environment and .env, and what --help shows
 
 What `auto` means on this machine is in generate/auto.py; `build` and `parse` are handed it.

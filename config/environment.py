@@ -1,4 +1,5 @@
-"""Where a package is missing, a program ends with the command that works, without a traceback.
+"""Where a package, or a folder for temporary files, is missing, a program ends with what to do and
+without a traceback.
 
 Every folder with programs imports this first. It needs the standard library alone, and can be read
 by a Python that is too old for the rest.
@@ -22,7 +23,9 @@ FILES = [
 
 
 def sentence(error: BaseException) -> str | None:
-    """Return what is missing and the command that works; None if no file of ours requires it."""
+    """Return what is missing and what to do; None if this file does not know."""
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return f"error: {error.strerror}; set TMPDIR to a folder that can be written"
     package = (getattr(error, "name", None) or "").partition(".")[0].replace("_", "-")
     listed = re.compile(rf"^([\w-]+-)?{re.escape(package)}\b", re.MULTILINE)
     if not isinstance(error, ModuleNotFoundError) or not package:

@@ -9,13 +9,14 @@ It resolves the Config once and hands it on; a bad setting ends with exit 2 befo
 from __future__ import annotations
 
 import os
-import resource
 import stat
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, ConfigError, check_port, parse
+from config.open_files import allow_open_files
 from generate.auto import resolve, warnings
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
@@ -47,6 +48,7 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
     if config.host == "127.0.0.1":
         message = "other machines cannot connect; --host 0.0.0.0 lets them"
         print(message, file=sys.stderr)
+    tempfile.gettempdir()  # gunicorn needs it, and ends with a traceback without
     _allow_files(config)
     _clear_gunicorns_own()
     os.environ[HANDOFF] = config.handoff()
@@ -83,20 +85,15 @@ def _clear_gunicorns_own() -> None:
 
 
 def _allow_files(config: Config) -> None:
-    """Raise the limit of open files, of which every connection is one: many systems allow 1,024
-    unless asked, and some no more even then.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    """Raise the limit of open files; warn where it is too low for all connections."""
     wanted = config.http_connections + SPARE_FILES
-    if most < wanted:
+    if (most := allow_open_files(wanted + DOOMED_FILES)) < wanted:
         print(
-            f"warning: this system allows {hard:,} open files, so at most "
-            f"{config.connections_within(hard):,} connections are open at once instead of "
+            f"warning: this system allows {most:,} open files, so at most "
+            f"{config.connections_within(most):,} connections are open at once instead of "
             f"{config.http_connections:,}; raise `ulimit -n` to {wanted:,}",
             file=sys.stderr,
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, wanted + DOOMED_FILES)), hard))
 
 
 def _check_files(config: Config) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,17 @@ import pytest
 import torch
 
 from compare.options import parse as parse_comparison
-from config import HANDOFF, Config, ConfigError, flag, from_environment, has_effect, in_todays_names
+from config import (
+    HANDOFF,
+    Config,
+    ConfigError,
+    environment,
+    flag,
+    from_environment,
+    has_effect,
+    in_todays_names,
+    open_files,
+)
 from config.left import LEFT, used
 from config.settings import PARTS
 from generate import auto, kernels
@@ -206,6 +218,36 @@ def test_gunicorns_own_variables_are_cleared_with_a_warning(
     assert HANDOFF in environment and not gunicorns.keys() & environment.keys()
     errors = capsys.readouterr().err
     assert all(f"warning: {name} is gunicorn's own" in errors for name in gunicorns)
+
+
+def test_without_a_folder_for_temporary_files_a_server_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gunicorn ended with a traceback, as in a container whose folders are read-only."""
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it is served"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    with pytest.raises(FileNotFoundError) as failed:
+        launch.main(["dynamic", "--model", "fake", "--port", str(free_port())])
+    said = environment.sentence(failed.value)
+    assert said and said.endswith("none']; set TMPDIR to a folder that can be written")
+
+
+def test_a_system_may_allow_fewer_open_files_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS names no limit, and refuses more than 10,240: Python raises ValueError."""
+    limits = [256, resource.RLIM_INFINITY]
+
+    def allow(kind: int, asked: tuple[int, int]) -> None:
+        if asked[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits[:] = asked
+
+    monkeypatch.setattr(resource, "setrlimit", allow)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: tuple(limits))
+    assert [open_files.allow_open_files(n) for n in (100, 300, 20_000)] == [256, 300, 10_240]
+    assert open_files.allow_open_files(20_000) == limits[0] == 10_240
+    limits[:] = 256, 4_000
+    assert open_files.allow_open_files(20_000) == limits[0] == 4_000
 
 
 def test_what_cannot_be_served_ends_the_launcher_with_2_and_a_sentence(

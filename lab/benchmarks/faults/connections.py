@@ -17,7 +17,8 @@ import aiohttp
 import numpy as np
 
 from client.calls import get
-from client.load import allow_open_files, replay
+from client.load import replay
+from config.open_files import allow_open_files
 from generate.fake import ITERATION_S, ROW_S
 from lab.benchmarks.faults.tools import (
     CLOSE,
