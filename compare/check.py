@@ -6,6 +6,10 @@ mean ratio is beyond its limit and its interval leaves out no change. That inter
 measures of a run raise one false alarm in twenty together. A measure is not worse if its 95%
 interval ends within the limit. All of them must be, so that no correction is needed (Berger,
 Multiparameter Hypothesis Testing and Acceptance Sampling, Technometrics 1982).
+
+No chance excuses an answer that is missing: one more unanswered request than in the saved run is
+worse (over all seeds: failed, refused, or left when a bound cut the replay), and so is a measure
+that a seed of the saved run has and this run lacks. What the saved run lacks is not judged.
 """
 
 from __future__ import annotations
@@ -27,16 +31,17 @@ from client.results import KEYS
 from client.runs import Run
 from client.traces import Request, load_trace
 from compare.analysis import CONFIDENCE, half_width
-from compare.report.tables import Terminal
+from compare.report.tables import NONE, Terminal
 from config import ConfigError
 
 LIMIT = 0.05
 JUDGED = ("mean_e2el_ms", "p99_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
 HIGHER = ("request_throughput", "output_throughput", "goodput", "attainment")  # is better
 LIMITED = [name for name in KEYS if name in HIGHER or name.endswith("_ms")]
-LEAST = 1e-9  # of a value: 0, as a goodput can be, has no logarithm
 MOST = 100  # more seeds that a run can be expected to have
 WORSE, CANNOT_TELL, NOT_WORSE = "worse", "cannot tell", "not worse"
+# whatever ends a check that does not conclude, its file says this
+UNFINISHED = "the check did not end, so it has no answer; its output says why"
 
 Seeds = Sequence[Mapping[str, Mapping[str, Any]]]  # numbers of each variant, one entry a seed
 
@@ -44,38 +49,64 @@ Seeds = Sequence[Mapping[str, Mapping[str, Any]]]  # numbers of each variant, on
 class Change(NamedTuple):
     """A variant's measure in two runs of the same traces.
 
-    saved, now: means. ratio: now ÷ saved, with a 95% interval. limit: the part by which it may get
-    worse. more: seeds of both runs that would tell; None if more than MOST.
+    saved, now: means, or numbers of requests. limit: the part by which it may get worse. ratio:
+    now ÷ saved, with a 95% interval; NaN for an answer that `why` says instead. more: seeds of both
+    runs that would tell; None if more than MOST.
     """
 
     variant: str
     measure: str
     saved: float
     now: float
-    ratio: float
-    low: float
-    high: float
     limit: float
     answer: str
-    more: int | None
+    why: str = ""
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    more: int | None = None
 
     @property
     def interval(self) -> str:
         return f"{self.low:.3f} to {self.high:.3f}"
 
+    @property
+    def of_limit(self) -> str:
+        where = "beyond" if self.answer == WORSE else "within"
+        return "" if self.why else f", {where} its limit of {100 * self.limit:g}%"
+
     def __str__(self) -> str:
-        of = f"{self.variant}'s {self.measure}"
-        return f"{of} is {self.ratio:.3f} times the saved run's ({self.interval})"
+        ratio = f"is {self.ratio:.3f} times the saved run's ({self.interval})"
+        return f"{self.variant}'s {self.measure} {self.why or ratio}"
 
 
 def judged(
-    name: str, measure: str, saved: Sequence[float], now: Sequence[float], limit: float,
+    name: str, measure: str, pairs: Sequence[tuple[float, float | None]], limit: float,
     confidence: float,
 ) -> Change:  # fmt: skip
-    """Return a measure's change, with a value of each seed. confidence: that an alarm needs."""
-    sign, n = -1 if measure in HIGHER else 1, len(saved)
+    """Return a measure's change. pairs: its saved value in each seed that has one, and that of now.
+    confidence: that an alarm needs.
+    """
+    sign, n = -1 if measure in HIGHER else 1, len(pairs)
+    both = [(a, b) for a, b in pairs if b is not None]
+    saved = fmean(a for a, _ in pairs)
+    now = fmean(b for _, b in both) if both else math.nan
+
+    def without_ratio(answer: str, why: str) -> Change:
+        return Change(name, measure, saved, now, limit, answer, why)
+
+    if lost := n - len(both):
+        return without_ratio(WORSE, f"is missing in {lost} of {n} seeds; the saved run has it")
+    # a value that is 0 in one run alone has no ratio, but a direction
+    if zeros := [sign * (b - a) > 0 for a, b in both if (a == 0) != (b == 0)]:
+        better = not any(zeros) and sign * (now - saved) <= 0
+        said = WORSE if all(zeros) else NOT_WORSE if better else CANNOT_TELL
+        means = f"on average {saved:.4g} saved and {now:.4g} now"
+        return without_ratio(said, f"is 0 in one run alone in {len(zeros)} of {n} seeds: {means}")
+    if n < 2:
+        return without_ratio(CANNOT_TELL, "has one seed in the saved run, and needs two")
     # logarithms of ratios, above 0 where it is worse
-    worse = sign * np.log(np.maximum(now, LEAST) / np.maximum(saved, LEAST))
+    worse = sign * np.array([math.log(b / a) if a else 0.0 for a, b in both])
     mean, deviation, most = worse.mean(), worse.std(ddof=1), sign * math.log1p(sign * limit)
 
     def answer(n: int) -> str:
@@ -86,8 +117,25 @@ def judged(
     more = next((k for k in range(MOST + 1) if answer(n + k) != CANNOT_TELL), None)
     half = half_width(deviation, n)
     ratio, low, high = np.exp([sign * mean, sign * mean - half, sign * mean + half]).tolist()
-    means = fmean(saved), fmean(now)
-    return Change(name, measure, *means, ratio, low, high, limit, answer(n), more)
+    return Change(name, measure, saved, now, limit, answer(n), "", ratio, low, high, more)
+
+
+def unanswered(name: str, before: Seeds, now: Seeds) -> Change | None:
+    """Return the change of a variant's unanswered requests over all seeds; None without any."""
+    saved = more = 0
+    for old, new in ((a.get(name, {}), b.get(name, {})) for a, b in zip(before, now)):
+        # how many requests fit into --max-seconds is a matter of speed, which measures tell
+        cuts = not str((old.get("cut") or {}).get("at")).startswith("--max-seconds")
+        saved, more = saved + _unanswered(old, cuts), more + _unanswered(new, cuts)
+    said = WORSE if more > saved else NOT_WORSE
+    why = f"are {more:,}, and {saved:,} in the saved run"
+    change = Change(name, "unanswered requests", saved, more, 0, said, why)
+    return change if saved or more else None
+
+
+def _unanswered(result: Mapping[str, Any], cuts: bool) -> int:
+    cut = (cuts and result.get("cut")) or {}
+    return sum((result.get("failed", 0), cut.get("in_flight", 0), cut.get("unsent", 0)))
 
 
 def limits_of(texts: Sequence[str]) -> dict[str, float]:
@@ -98,18 +146,20 @@ def limits_of(texts: Sequence[str]) -> dict[str, float]:
 
 
 def changes(before: Seeds, now: Seeds, limits: Mapping[str, float]) -> list[Change]:
-    """Compare the measures with limits, of each variant whose every seed has a value of them.
-    Raises ConfigError if none has.
+    """Compare unanswered requests, and the measures with limits, of each variant that was saved.
+    Raises ConfigError if the saved run has none of these measures.
     """
-    pairs = dict[tuple[str, str], tuple[list[Any], list[Any]]]()
-    for name, measure in itertools.product(before[0], limits):
-        old, new = ([seed.get(name, {}).get(measure) for seed in run] for run in (before, now))
-        if None not in (*old, *new):
-            pairs[name, measure] = old, new
+    pairs = dict[tuple[str, str], list[tuple[Any, Any]]]()
+    names = dict.fromkeys(name for seed in before for name in seed)
+    for name, measure in itertools.product(names, limits):
+        both = [[s.get(name, {}).get(measure) for s in seeds] for seeds in zip(before, now)]
+        if known := [(old, new) for old, new in both if old is not None]:
+            pairs[name, measure] = known
     if not pairs:
         raise ConfigError(f"the runs have no {', '.join(limits)}; name other measures by --limit")
     confidence = 1 - (1 - CONFIDENCE) / len(pairs)
-    return [judged(*key, *pair, limits[key[1]], confidence) for key, pair in pairs.items()]
+    counts = filter(None, (unanswered(name, before, now) for name in names))
+    return [*counts, *(judged(*k, both, limits[k[1]], confidence) for k, both in pairs.items())]
 
 
 def answer(found: Sequence[Change]) -> str:
@@ -124,14 +174,16 @@ def sentence(found: Sequence[Change]) -> str:
     which = [change for change in found if change.answer == said]
     count = f"{len(which)} of {len(found)} measures"
     if said == WORSE:
-        return f"Worse, {count}: {which[0]}, beyond its limit of {100 * which[0].limit:g}%."
+        return f"Worse, {count}: {which[0]}{which[0].of_limit}."
     if said == CANNOT_TELL:
         last = max(which, key=lambda change: change.more or MOST + 1)
+        if last.why:
+            return f"Cannot tell, {count}: {last}."
         seeds = f"{last.more} more seed" if last.more else f"more than {MOST} more seed"
         plural = "s" * (last.more != 1)
         return f"Cannot tell, {count}: {seeds}{plural} of both runs would; {last}."
     if len(found) == 1:
-        return f"Not worse: {found[0]}, within its limit of {100 * found[0].limit:g}%."
+        return f"Not worse: {found[0]}{found[0].of_limit}."
     return f"Not worse: all {len(found)} measures are within their limits."
 
 
@@ -139,22 +191,28 @@ def table(found: Sequence[Change]) -> Terminal:
     rows = [["variant", "measure", "saved", "now", "ratio", "interval", "answer"]]
     for each in found:
         numbers = f"{each.saved:,.4g}", f"{each.now:,.4g}", f"{each.ratio:.3f}", each.interval
-        rows.append([each.variant, each.measure, *numbers, each.answer])
-    caption = f"now ÷ saved, 95% interval; an alarm needs a wider one, for {len(found)} measures"
+        shown = [NONE if "nan" in number else number for number in numbers]
+        rows.append([each.variant, each.measure, *shown, each.answer])
+    n = sum(each.limit > 0 for each in found)
+    caption = f"now ÷ saved, 95% interval; an alarm needs a wider one, for {n} measures"
     return Terminal(rows, 2, caption)
 
 
-def junit(found: Sequence[Change]) -> ElementTree.ElementTree:
-    """Return a JUnit report: a test for each measure, failed if worse, skipped if unknown."""
+def junit(path: Path, found: Sequence[Change] = ()) -> None:
+    """Write a JUnit report: a test for each measure, failed if worse, skipped if unknown; without
+    measures an error, which stays until a check has an answer.
+    """
+    tags = {WORSE: "failure", CANNOT_TELL: "skipped", NOT_WORSE: ""}
+    cases = [(each.variant, each.measure, tags[each.answer], str(each)) for each in found]
     suite = ElementTree.Element("testsuite", name="check")
-    for each in found:
-        test = ElementTree.SubElement(suite, "testcase", classname=each.variant, name=each.measure)
-        if each.answer != NOT_WORSE:
-            kind = "failure" if each.answer == WORSE else "skipped"
-            ElementTree.SubElement(test, kind, message=str(each))
-    for count, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
+    for of, name, kind, message in cases or [("check", "check", "error", UNFINISHED)]:
+        test = ElementTree.SubElement(suite, "testcase", classname=of, name=name)
+        if kind:
+            ElementTree.SubElement(test, kind, message=message)
+    for tag in ("testcase", "failure", "error", "skipped"):
+        count = {"testcase": "tests", "skipped": "skipped"}.get(tag, f"{tag}s")
         suite.set(count, str(len([*suite.iter(tag)])))
-    return ElementTree.ElementTree(suite)
+    ElementTree.ElementTree(suite).write(path, encoding="unicode", xml_declaration=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +235,7 @@ class Check:
     def compared(self, run: Run) -> list[Change]:
         """Return the changes from the saved run."""
         saved, now = ({s["seed"]: s["variants"] for s in r.summaries} for r in (self.saved, run))
-        return changes([*saved.values()], [now[seed] for seed in saved], self.limits)
+        return changes([*saved.values()], [now.get(seed, {}) for seed in saved], self.limits)
 
     def conclude(self, run: Run, console: Console) -> bool:
         """Print the answer and write --junit; return whether a measure is worse."""
@@ -185,5 +243,5 @@ class Check:
         console.print(table(found))
         console.print(sentence(found), soft_wrap=True, markup=False, highlight=False)
         if self.junit:
-            junit(found).write(self.junit, encoding="unicode", xml_declaration=True)
+            junit(self.junit, found)
         return answer(found) == WORSE

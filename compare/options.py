@@ -84,8 +84,8 @@ HOW: arguments.Flags = {
         "go on with a run that was stopped, by its own flags: measure the variants and seeds that "
         "are missing"},
     "--check": {"type": Path, "metavar": "RUN", "help":
-        "run a saved run's traces and variants again, and say whether a measure got worse: exit "
-        "code 1; settings of servers may follow"},
+        "run a saved run's traces and variants again, and say whether a measure got worse or more "
+        "requests failed: exit code 1; settings of servers may follow"},
     "--limit": {"nargs": "+", "default": [], "metavar": "NAME:PERCENT", "help":
         f"with --check: measures to judge, and by how much each may get worse (default: "
         f"{LIMIT:.0%}% of {', '.join(JUDGED)})"},

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from client import arguments, runs
 from client.traces import Request, load_trace
-from compare.check import Check, limits_of
+from compare.check import Check, junit, limits_of
 from compare.options import HOW, OF_RUN, Options
 from config import ConfigError, Parser, flag
 
@@ -23,6 +23,9 @@ def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], pro
     """Parse a command line; one with --resume or --check by the flags of the run that it names.
     Raises ConfigError, and RunError without a run.
     """
+    checks = any(word.partition("=")[0] == "--check" for word in argv)
+    if checks and (file := _known(argv, "--junit")[0].junit) is not None:
+        junit(file)  # whatever fails from here on, no file of an earlier check is left
     known, more = _known(argv, "--resume")
     if (folder := known.resume) is not None:
         _, words = _saved(folder, program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -86,6 +87,81 @@ def test_many_measures_raise_no_more_false_alarms_than_one() -> None:
     assert together <= 3 < 6 <= alone
 
 
+def cut(at: str, unsent: int) -> dict[str, dict[str, object]]:
+    return {"cut": {"at": at, "in_flight": 1, "unsent": unsent}}
+
+
+@pytest.mark.parametrize(("saved", "now", "numbers"), [
+    ({}, {"failed": 1}, "are 3, and 0"),  # as refused ones (429) are
+    ({"failed": 2}, {"failed": 3}, "are 9, and 6"),
+    ({"failed": 3}, {"failed": 3}, ""),
+    ({"failed": 3}, {}, ""),
+    # none of them is counted by the measures of those that were answered
+    ({"failed": 1} | cut("--max-failures 1", 5), {"failed": 1} | cut("--max-failures 1", 30),
+     "are 96, and 21"),
+    ({}, cut("--max-seconds 9", 4), "are 15, and 0"),
+    (cut("--max-seconds 9", 4), cut("--max-seconds 9", 7), ""),  # the throughput says that
+    (cut("--max-seconds 9", 4), {"failed": 1}, "are 3, and 0"),
+])  # fmt: skip
+def test_one_more_unanswered_request_is_worse(
+    saved: dict[str, object], now: dict[str, object], numbers: str
+) -> None:
+    """All of a run's requests failed but a few, and these were faster: "not worse"."""
+    before, after = ([{"a": {LATENCY: ms} | of}] * 3 for ms, of in ((10.0, saved), (0.09, now)))
+    found = changes(before, after, {LATENCY: 0.05})
+    assert check.answer(found) == (WORSE if numbers else NOT_WORSE)
+    if numbers:
+        more = f"a's unanswered requests {numbers} in the saved run."
+        assert check.sentence(found) == f"Worse, 1 of 2 measures: {more}"
+
+
+ONE = {"a": {LATENCY: 10.0}}
+NONE = {"a": {LATENCY: None}}
+
+
+@pytest.mark.parametrize(("saved", "now", "answer", "words"), [
+    ([ONE] * 3, [ONE, NONE, ONE], WORSE, "is missing in 1 of 3 seeds; the saved run has it"),
+    ([ONE] * 3, [NONE] * 3, WORSE, "is missing in 3 of 3 seeds"),
+    ([ONE] * 3, [ONE, {}, ONE], WORSE, "is missing in 1 of 3 seeds"),  # the variant, or the seed
+    ([{}, ONE, ONE], [ONE, ONE, {}], WORSE, "is missing in 1 of 2 seeds"),
+    ([ONE, NONE, ONE], [ONE] * 3, NOT_WORSE, "is 1.000 times the saved run's (1.000 to 1.000), w"),
+    ([ONE, NONE, NONE], [ONE] * 3, CANNOT_TELL, "has one seed in the saved run, and needs two"),
+])  # fmt: skip
+def test_a_measure_that_is_missing_now_is_worse(
+    saved: check.Seeds, now: check.Seeds, answer: str, words: str
+) -> None:
+    found = changes(saved, now, {LATENCY: 0.05})
+    assert check.answer(found) == answer and words in check.sentence(found)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("measure", "saved", "now", "answer"), [
+    ("goodput", [2.0, 2.0, 2.0], [2.0, 2.0, 0.0], WORSE),
+    ("goodput", [2.0, 0.0, 2.0], [2.0, 3.0, 2.0], NOT_WORSE),
+    ("goodput", [2.0, 0.0, 2.0], [0.0, 2.0, 2.0], CANNOT_TELL),
+    ("goodput", [5.0, 0.0, 2.0], [0.5, 1.0, 2.0], CANNOT_TELL),
+    ("goodput", [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], NOT_WORSE),
+    ("mean_queue_time_ms", [0.0, 2.0, 2.0], [9.0, 2.0, 2.0], WORSE),
+    ("mean_queue_time_ms", [0.0, 2.0, 2.0], [0.0, 2.0, 2.0], NOT_WORSE),
+    ("mean_queue_time_ms", [9.0, 2.0, 2.0], [0.0, 2.0, 2.0], NOT_WORSE),
+])  # fmt: skip
+def test_a_measure_that_is_0_has_a_sentence_and_no_absurd_ratio(
+    measure: str, saved: Sequence[float], now: Sequence[float], answer: str
+) -> None:
+    """It was "0.000 to 600243542803.638"."""
+    before, after = ([{"a": {measure: value}} for value in run] for run in (saved, now))
+    found = changes(before, after, {measure: 0.05})
+    alone = sum((a == 0) != (b == 0) for a, b in zip(saved, now))
+    words = f"0 in one run alone in {alone} of 3 seeds" if alone else "1.000 (1.000 to 1.000)"
+    assert check.answer(found) == answer
+    assert words in check.sentence(found).replace("1.000 times the saved run's", "1.000")
+
+
+def suite_of(junit: Path) -> list[str | None]:
+    suite = ElementTree.parse(junit).getroot()
+    return [suite.get(key) for key in ("tests", "failures", "errors", "skipped")]
+
+
 def compare(*argv: str) -> Options:
     return options_of(argv, parse, "./compare.sh")
 
@@ -112,8 +188,7 @@ def test_a_run_is_the_same_as_itself_and_a_slower_one_is_worse(saved: Path, tmp_
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("Not worse: all 10 measures are within their limits.\n")
     assert max(map(len, done.stdout[done.stdout.index(" variant  measure") :].splitlines())) <= 80
-    suite = ElementTree.parse(junit).getroot()
-    assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["10", "0", "0"]
+    assert suite_of(junit) == ["10", "0", "0", "0"]
     # of the run that checked, which is a run like any other
     done = checked(
         same, f"--out {slower} --fake-slowdown 1.1 --limit mean_tpot_ms:5% --junit {junit}"
@@ -124,10 +199,37 @@ def test_a_run_is_the_same_as_itself_and_a_slower_one_is_worse(saved: Path, tmp_
     suite = ElementTree.parse(junit).getroot()
     cases = [(case.get("classname"), case.get("name")) for case in suite.iter("testcase")]
     assert cases == [("static", "mean_tpot_ms"), ("dynamic", "mean_tpot_ms")]
-    assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["2", "1", "1"]
+    assert suite_of(junit) == ["2", "1", "0", "1"]
     for seed in ("seed-0", "seed-2"):
         traces = [(run / seed / "trace.jsonl").read_text() for run in (saved, same, slower)]
         assert traces[0] == traces[1] == traces[2]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_junit_says_what_the_exit_code_says_of_failures(saved: Path, tmp_path: Path) -> None:
+    """Those that the saved run had, too, are no reason to fail."""
+    junit, failing = tmp_path / "junit.xml", tmp_path / "failing"
+    words = f"--limit mean_e2el_ms:5% --junit {junit}"
+    done = checked(saved, f"{words} --request-timeout-s 0.4 --out {failing}")
+    assert done.returncode == 1 and "unanswered requests are" in done.stdout, done.stderr
+    assert suite_of(junit)[:3] == ["4", "2", "0"]
+    done = checked(failing, f"{words} --out {tmp_path / 'again'}")
+    assert done.returncode == 0 and suite_of(junit) == ["4", "0", "0", "0"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["--seed 3", "--limit latency:5%", "--check", "--out {saved}", ""]
+)
+def test_a_check_that_does_not_end_leaves_an_error_and_no_earlier_answer(
+    words: str, saved: Path, tmp_path: Path
+) -> None:
+    """Refused, or interrupted at any moment after its flags were read."""
+    junit = tmp_path / "junit.xml"
+    check.junit(junit, [compared([1.0, 1.0])])
+    given = shlex.split(f"--check {saved} --junit {junit} {words.format(saved=saved)}")
+    with contextlib.suppress(ConfigError):
+        options_of(given, program.parse, "./simulate.sh")
+    assert suite_of(junit) == ["1", "0", "1", "0"]
 
 
 def test_a_check_has_the_saved_traces_and_settings(saved: Path, tmp_path: Path) -> None:
@@ -148,7 +250,10 @@ def test_a_check_has_the_saved_traces_and_settings(saved: Path, tmp_path: Path) 
     assert [len(comparison.traffic(seed)[1]) for seed in comparison.seeds] == [40, 7, 40]
 
 
-def test_the_workflow_for_github_has_commands_that_are_understood(saved: Path) -> None:
+def test_the_workflow_for_github_has_commands_that_are_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it writes --junit
     text = (ROOT / "docs" / "examples" / "check.yml").read_text()
     measure, again = re.findall(r"bench/compare.sh (.*)", text)
     assert compare(*shlex.split(measure)).names == ["dynamic", "mine"]
