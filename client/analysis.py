@@ -13,6 +13,7 @@ import numpy as np
 
 from client.load import TICK_S
 from client.outcomes import Answer, Answers
+from client.results import share
 from client.summary import client_behind
 from stats import ROW_KINDS
 
@@ -98,7 +99,7 @@ def overload(results: Sequence[Mapping[str, Any]]) -> str | None:
     wait, in_flight = _growths(results)
     grew = f"its queue grew by {wait:.2f} s per second"
     if wait <= GROWTH:
-        grew = f"{100 * in_flight:.0f}% of what was sent stayed in flight"
+        grew = f"{share(100 * in_flight)}% of what was sent stayed in flight"
     seconds = fmean(result["wall_clock_s"] for result in results)
     return f"overloaded: {grew}; its latencies are those of a run of {seconds:.1f} s"
 

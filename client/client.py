@@ -37,7 +37,7 @@ from client.machine import command_line  # noqa: E402
 from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Output, Progress  # noqa: E402
-from client.results import SHOWN_OF_STATS  # noqa: E402
+from client.results import KEYS, SHOWN_OF_STATS, share  # noqa: E402
 from client.summary import latency_line  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
 from client.wire import APIS, IN_WORDS, OpenAI  # noqa: E402
@@ -241,7 +241,9 @@ def _show(
         console.print("\nThe server's /stats:")
         for key in SHOWN_OF_STATS:
             form = ",.4g" if isinstance(server[key], float) else ","
-            console.print(f"  {key}: {server[key]:{form}}")
+            is_share = key in KEYS and KEYS[key].scale == 100
+            shown = f"{share(100 * server[key], 1)}%" if is_share else f"{server[key]:{form}}"
+            console.print(f"  {key}: {shown}")
     title = f"{target.name} as this client saw it" + " (overloaded)" * queue_grows(result)
     table = Table("milliseconds", *SHOWN, title=title, title_justify="left")
     for name, each in MEASURES.items():
@@ -260,8 +262,8 @@ def _show(
         console.print(warm_up_in_words(known.warm_up))
     if known.goodput:
         limits = " ".join(known.goodput)
-        rate, share = result["goodput"] or 0, result["attainment"] or 0
-        console.print(f"{rate:.2f} requests per second, {share:.0%} of all, within {limits}")
+        rate, part = result["goodput"] or 0, share(100 * (result["attainment"] or 0))
+        console.print(f"{rate:.2f} requests per second, {part}% of all, within {limits}")
     if words := overload([result]):
         console.print(f"{target.name} was {words}", style="red", highlight=False)
     for reason, n in [*result["errors"].items()][:5]:

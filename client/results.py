@@ -27,6 +27,21 @@ class Key:
     short: str = ""
     rare: bool = False
 
+    def shown(self, value: float) -> str:
+        """Format a value that is scaled already."""
+        return share(value) if self.scale == 100 else self.form.format(value)
+
+
+def share(percent: float, digits: int = 0) -> str:
+    """Format a share; with more digits where it would be shown as 0 or as 100 and is neither.
+
+    399 of 400 are 99.8%, and not 100%.
+    """
+    part = 1e-9 < percent < 100 - 1e-9  # more of it is an error of floating point
+    while part and float(f"{percent:.{digits}f}") in (0, 100):
+        digits += 1
+    return f"{percent:,.{digits}f}"
+
 
 UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:,.0f}")}  # scale and form of milliseconds
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from client.progress import Progress, Step
+from client.results import share
 from compare.analysis import Estimate, difference
 from compare.sweep import enough_requests
 from simulate.space import Candidate, Space
@@ -238,7 +239,7 @@ class Search:
         """Return in words how a setting did."""
         results = self.results[one.name].values()
         n, growing = len(results), sum(map(self.grows, results))
-        text = f"{one.name}: {100 * self.share(one):.1f}% within the limits, enough in "
+        text = f"{one.name}: {share(100 * self.share(one), 1)}% within the limits, enough in "
         text += f"{n - self.misses(one)} of {n} traces"
         return text + f", the queue grows in {growing}" * bool(growing)
 

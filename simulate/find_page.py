@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from client import drawing
 from client.machine import save_json
-from client.results import KEYS, OF_PRICE, Key
+from client.results import KEYS, OF_PRICE, Key, share
 from compare.analysis import Estimate, difference, estimate
 from compare.report import panels
 from compare.report.tables import cell_of, formatted, markdown, signed
@@ -75,12 +75,12 @@ def rows(search: Search) -> list[dict[str, str]]:
         results = search.results[one.name].values()
         n, met = len(results), len(results) - search.misses(one)
         gap = search.gap(search.best, one).times(key.scale) if search.best else None
-        shares = estimate([each.shares[""] for each in results])
+        shares = estimate([100 * each.shares[""] for each in results])
         row = {
             "setting": f"{one.name}{' ←' * search.is_best(one)}",
             key.heading: formatted(_scaled(search.values(one), key), key.form),
             "− the best's": signed(gap, key.form) if gap else "–",
-            "within the limits, %": formatted(shares.times(100), "{:.1f}"),
+            "within the limits, %": formatted(shares, "{:.1f}", share(shares.mean, 1)),
             "enough in": f"{met} of {n} traces",
             "queue grows in": f"{sum(map(search.grows, results))}",
             "first token p99, ms": f"{sum(each.p99_ttft_ms for each in results) / n:,.0f}",

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from client.drawing import INK, legend_below, new_figure, patches, plain_log, styled, styles
+from client.results import share
 from compare.report.sections import Group, Groups
 from stats import LIMITED
 
@@ -192,17 +193,17 @@ def computed_rows(
     for y, (name, style) in enumerate(styles(rows).items()):
         counts = rows[name]
         computed = sum(counts.values())
-        share = {kind: 100 * n / computed if computed else 0.0 for kind, n in counts.items()}
+        parts = {kind: 100 * n / computed if computed else 0.0 for kind, n in counts.items()}
         end = 0.0
         for kind, colour in (("live", style.colour), *((k, KINDS[k][0]) for k in kinds)):
-            axis.barh(y, share[kind], left=end, color=colour, height=0.62)
-            end += share[kind]
-        text = f"{share['live']:.0f}% of {computed:,}"
+            axis.barh(y, parts[kind], left=end, color=colour, height=0.62)
+            end += parts[kind]
+        text = f"{share(parts['live'])}% of {computed:,}"
         centred: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "fontsize": 11}
-        axis.text(share["live"] / 2, y, text, **centred)
+        axis.text(parts["live"] / 2, y, text, **centred)
         if (fraction := expected[name]) is not None:
             # of live and idle rows: the others are not the batch's doing
-            at = (100 - share["padding"] - share["rejected"]) * fraction
+            at = (100 - parts["padding"] - parts["rejected"]) * fraction
             axis.plot([at, at], [y - 0.42, y + 0.42], color="black", lw=2.5)
     axis.set_yticks(range(len(rows)), list(rows))
     axis.invert_yaxis()
@@ -248,8 +249,8 @@ def distributions(
             how: dict[str, Any] = {"color": style.colour, "ls": line or style.line, "lw": 2}
             if line:  # the line says which run, so the marker says which of two variants
                 how |= {"marker": style.marker, "markevery": 0.25, "ms": 5}
-            share = 100 * np.arange(1, len(sizes) + 1) / len(sizes)
-            axis.step(sizes, share, where="post", label=name, **how)
+            y = 100 * np.arange(1, len(sizes) + 1) / len(sizes)
+            axis.step(sizes, y, where="post", label=name, **how)
         axis.set(xlabel=f"{measure.title}, {measure.unit}", ylim=(0, 101))
         drawn = np.concatenate([[], *(line.get_xdata() for line in axis.lines)])
         drawn = drawn[drawn > 0]

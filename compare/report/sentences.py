@@ -14,7 +14,7 @@ from client.bounds import cut_in_words, warm_up_in_words
 from client.groups import described
 from client.machine import processor
 from client.quoting import code, escape, unescape
-from client.results import KEYS
+from client.results import KEYS, share
 from client.runs import Run, differing
 from client.summary import CLIENT_LIMITED_MS
 from client.wire import IN_WORDS
@@ -123,7 +123,7 @@ def busy(summary: Mapping[str, Any]) -> str | None:
     percent = summary["hardware"]["busy_before_percent"]
     if percent <= 20 or summary.get("simulated"):
         return None
-    used = f"Other processes used {percent:.0f}% of the processor before the run"
+    used = f"Other processes used {share(percent)}% of the processor before the run"
     return f"{used}: its numbers are suspect."
 
 
@@ -179,11 +179,12 @@ def identity(run: Run) -> str | None:
         return None
     if n == identical:
         return f"All {n:,} requests that every variant answered got the same text in each."
-    parted = sorted(100 * share for same in texts for share in same["parted_after"])
+    parted = sorted(100 * part for same in texts for part in same["parted_after"])
     return (
-        f"{identical:,} of {n:,} requests ({100 * identical / n:.0f}%) that every variant answered "
-        f"got the same text in each; the other texts begin to differ after {parted[0]:.0f} "
-        f"to {parted[-1]:.0f}% of their length (median {statistics.median(parted):.0f}%)."
+        f"{identical:,} of {n:,} requests ({share(100 * identical / n)}%) that every variant "
+        f"answered got the same text in each; the other texts begin to differ after "
+        f"{share(parted[0])} to {share(parted[-1])}% of their length "
+        f"(median {share(statistics.median(parted))}%)."
     )
 
 
@@ -329,13 +330,13 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 def point_line(name: str, point: Result) -> str:
     """A point of a sweep in a line, as it is measured."""
-    latency, share = point["p50_normalized_latency_ms"], point["attainment"]
+    latency, part = point["p50_normalized_latency_ms"], point["attainment"]
     parts = [
         f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s",
         "no answer" if latency is None else f"{latency:,.1f} ms per token",
     ]
-    if share is not None:
-        parts.append(f"{share:.0%} within limits")
+    if part is not None:
+        parts.append(f"{share(100 * part)}% within limits")
     return f"{', '.join(parts)}; {in_words(point)}"
 
 

@@ -117,9 +117,11 @@ class Terminal:
 # ---- cells
 
 
-def formatted(value: Estimate, form: str) -> str:
-    """ "3,781 ± 40", or the mean alone where there is no interval; zero has no sign."""
-    text = form.format(value.mean).replace("-", "−")
+def formatted(value: Estimate, form: str, mean: str = "") -> str:
+    """ "3,781 ± 40", or the mean alone where there is no interval; zero has no sign. mean: as it is
+    shown, if not in this form.
+    """
+    text = (mean or form.format(value.mean)).replace("-", "−")
     text = text if re.search("[1-9]", text) else text.lstrip("+−")
     return text if value.half is None else f"{text} ± {form.format(value.half)}"
 
@@ -139,9 +141,9 @@ def cell_of(key: Key, results: Sequence[Result]) -> str:
         return "; ".join(dict.fromkeys(values))
     found = estimate(values, STEPS.get(key.name, 0.0))
     if len(values) == len(results):
-        return formatted(found, key.form)
+        return formatted(found, key.form, key.shown(found.mean))
     # an interval of those that have it would claim too much
-    mean = formatted(Estimate(found.mean, None), key.form)
+    mean = formatted(Estimate(found.mean, None), key.form, key.shown(found.mean))
     return f"{mean} ({len(values)} of {len(results)} seeds)"
 
 
@@ -187,8 +189,8 @@ def present(keys: Sequence[Key], cases: Iterable[Case]) -> list[Key]:
 
     def is_shown(key: Key) -> bool:
         values = known(key, results)
-        zero = key.form.format(0) if key.rare else None
-        return any(key.form.format(value) != zero for value in values)
+        zero = key.shown(0) if key.rare else None
+        return any(key.shown(value) != zero for value in values)
 
     return list(filter(is_shown, keys))
 

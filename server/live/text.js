@@ -30,6 +30,12 @@ export function figure(x) {
   return x.toFixed(x >= 10 ? 1 : 2);
 }
 
+/** A share in percent; with more digits where it would be shown as 0 or as 100 and is neither. */
+export function percent(share, digits = 0) {
+  const text = (100 * share).toFixed(digits), part = share > 1e-11 && share < 1 - 1e-11;
+  return part && [0, 100].includes(Number(text)) ? percent(share, digits + 1) : `${text}%`;
+}
+
 export function duration(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   return seconds < 1 ? `${figure(seconds * 1000)} ms` : `${figure(seconds)} s`;

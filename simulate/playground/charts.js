@@ -1,5 +1,7 @@
 /* Charts by hand: SVG of a few paths on logarithmic axes. A variant is a colour and a dash. */
 
+import {percent} from "./live/text.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 34;
 
@@ -135,7 +137,7 @@ export class Distribution extends Chart {
     const value = this.valueAt(at);
     this.cursor.setAttribute("d", value === null ? "" : `M${at} ${TOP}V${HEIGHT - BOTTOM}`);
     const shares = this.series.map(({name, values}) =>
-      `${name} ${Math.round(100 * values.filter((each) => each <= value).length / values.length)}%`);
+      `${name} ${percent(values.filter((each) => each <= value).length / values.length)}`);
     this.said.textContent = value === null ? this.about : `within ${duration(value)}: ${shares.join(", ")}`;
   }
 }
@@ -148,7 +150,7 @@ export class Shares extends Chart {
       const kinds = Object.entries(values).filter(([, n]) => n);
       const all = kinds.reduce((sum, [, n]) => sum + n, 0), y = TOP + slot * i;
       const said = kinds.map(([kind, n]) =>
-        `${kind === "live" ? "useful" : kind} ${(100 * n / all).toFixed(1)}%`);
+        `${kind === "live" ? "useful" : kind} ${percent(n / all, 1)}`);
       draw(this.svg, "text", {x: 0, y: y + 10}, `${name}: ${said.join(", ")}`);
       let x = 0;
       for (const [kind, n] of kinds) {

@@ -5,7 +5,7 @@
    In reading order: state · controls · variants · results · the editor · the worker · start. */
 
 import {Distribution, Scatter, Shares, duration, swatch} from "./charts.js";
-import {count, element, figure, get} from "./live/text.js";
+import {count, element, figure, get, percent} from "./live/text.js";
 
 // ---- state
 
@@ -224,7 +224,6 @@ function makeControls() {
 
 // ---- variants
 
-const percent = (x) => `${(100 * x).toFixed(1)}%`;
 const COLUMNS = [ // head, field of what is measured, format, whether more is better, help
   ["tokens/s", "throughput", figure, true,
     "Tokens of all answers, divided by the time from the first request to the last answer."],
@@ -234,7 +233,7 @@ const COLUMNS = [ // head, field of what is measured, format, whether more is be
     "Time to first token (TTFT); where answers are not streamed, until the server has computed it."],
   ["gap, p99", "gap", duration, false,
     "From one token of an answer to the next, at the server; 99 of 100 gaps are shorter."],
-  ["useful rows", "useful", percent, true,
+  ["useful rows", "useful", (x) => percent(x, 1), true,
     "Share of the computed rows that gave a request something new. The others are idle (their " +
     "request is finished, its batch is not), or compute again what a preemption has cost."],
 ];
