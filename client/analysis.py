@@ -34,6 +34,7 @@ def growth(answers: Answers | Iterable[Answer]) -> float:
     neighbours are alike, so slope and error are of the means of ten blocks of requests.
     """
     answers = Answers.of(answers)
+    answers = Answers(answers.rows[~np.isnan(answers.ttft_s)], {})
     ordered = np.argsort(answers["sent_at"], kind="stable")
     blocks = [block for block in np.array_split(ordered, BLOCKS) if len(block)]
     at, ttft_s = (
@@ -120,8 +121,8 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
 
     From its first admission on, all rows are full, and request-level batches are whole, so tokens /
     seconds is what the server can do. Instants are the server's own, if it gave them; else a
-    request waits until its first token, as this client saw it. Tokens whose gaps are not known come
-    at equal intervals.
+    request waits until its first token, as this client saw it; where it saw none, there is no
+    stretch. Tokens whose gaps are not known come at equal intervals.
     """
     answers = Answers.of(answers)
     server, client = answers.times_at_server, answers.times
@@ -129,6 +130,8 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
     arrived_at = np.where(known, server.started_at, client.started_at)
     first = np.where(known, server.first_token_at, client.first_token_at)
     admitted_at = np.where(known, server.admitted_at, first)
+    if np.isnan(admitted_at).any():
+        return 0, 0.0
     arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
     last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)  # of those together
     waiting_after = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
@@ -167,7 +170,8 @@ def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
     """Return the longest time from admission to answer, in which an empty server fills."""
     answers = Answers.of(answers)
     queue_s = answers.reported("queue_s")
-    served_s = answers.e2e_s - np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
+    waited_s = np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
+    served_s = answers.e2e_s - np.nan_to_num(waited_s)
     return float(served_s.max(initial=0.0))
 
 

@@ -5,6 +5,7 @@ server's statistics.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -282,7 +283,8 @@ def _record(outcome: Outcome, warm_up: bool) -> dict[str, Any]:
         record |= {name: getattr(outcome, name) for name in stamps}
     if (answer := outcome.answer) is None:
         return record | {"error": outcome.error}
-    record |= {name: getattr(answer, name) for name in ANSWERED}
+    values = {name: getattr(answer, name) for name in ANSWERED}
+    record |= {name: None if math.isnan(value) else value for name, value in values.items()}
     timings = answer.timings and {k: v for k, v in answer.timings.items() if k != "itl_s"}
     return record | {"timings": timings, "text": outcome.text}
 

@@ -38,8 +38,9 @@ ROW = np.dtype(
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One request as the client saw it, in seconds since the run's start; `timings` are the
-    server's own, if it gave them. itl_s: gaps between the arrivals of a stream's events, or of a
-    plain answer between tokens at the server.
+    server's own, if it gave them. first_token_at, last_token_at: NaN where no event showed a token.
+    itl_s: gaps between the arrivals of a stream's events, or of a plain answer between tokens at
+    the server.
     """
 
     id: int

@@ -67,10 +67,11 @@ def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float)
 def meet(answers: Answers, limits_ms: Limits) -> np.ndarray:
     """Return which answers meet all limits, from the schedule: a late client helps no server."""
     good = np.ones(len(answers), bool)
+    seen = ~np.isnan(answers.ttft_s)  # a measure that is not known meets no limit
     for name, limit in limits_ms.items():
         measure = MEASURES[name]
         seconds = answers.values(measure) + (answers.lag_s if measure.from_start else 0.0)
-        good &= np.nan_to_num(seconds) * 1e3 <= limit
+        good &= np.where(np.isnan(seconds), seen, seconds * 1e3 <= limit)
     return good
 
 

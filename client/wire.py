@@ -8,6 +8,7 @@ sending of others. Token counts come from the server's `usage`, never from count
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -139,7 +140,7 @@ class Streaming(Wire):
 class OpenAI(Wire):
     """POST /v1/completions as a stream, on servers that know `ignore_eos` beyond an end-of-text."""
 
-    path = "/v1/completions"
+    path, greets = "/v1/completions", False  # greets: its first chunk is no token
     form = "chunks in another form than OpenAI's completions; is another --api meant?"
 
     def __init__(self, model: str, asked: Asked | None = None):
@@ -191,8 +192,8 @@ class OpenAI(Wire):
             )
         if usage["completion_tokens"] == 0:
             raise Unreadable("an answer without a token")
-        # its tokens decode to nothing; they are tokens all the same
-        times = times or [arrived[0][0]]
+        # tokens that decode to nothing are tokens all the same; a chat may have said its role alone
+        times = times or [math.nan if self.greets else arrived[0][0]]
         return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
 
 
@@ -201,7 +202,7 @@ class Chat(OpenAI):
     chat is the server's, so that prompts are text alone.
     """
 
-    ids = False
+    ids, greets = False, True
     path = "/v1/chat/completions"
     form = "chunks in another form than OpenAI's chat completions; is another --api meant?"
 
@@ -210,11 +211,14 @@ class Chat(OpenAI):
 
     def _text(self, choice: Any) -> str | None:
         """A first delta may have a role alone. Reasoning is `reasoning` to vLLM today, and
-        `reasoning_content` to llama.cpp; some versions of vLLM sent it as both.
+        `reasoning_content` to llama.cpp; some versions of vLLM sent it as both. What comes under
+        other names (calls of tools, a refusal) are tokens, too, without a text here.
         """
         delta = choice["delta"] or {}
-        reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
-        return reasoning + (delta.get("content") or "") or None
+        if not _says({**delta, "role": None}):
+            return None
+        texts = delta.get("reasoning") or delta.get("reasoning_content"), delta.get("content")
+        return "".join(text for text in texts if isinstance(text, str))
 
 
 def wire(api: str, model: str = "", stream: bool = False, asked: Asked | None = None) -> Wire:
@@ -308,6 +312,13 @@ def _answer(
         reply.request.id, reply.scheduled_at, reply.sent_at, first, last, reply.answered_at,
         tokens.prompt_tokens, tokens.completion_tokens, gaps, timings,
     )  # fmt: skip
+
+
+def _says(value: Any) -> bool:
+    """Return whether JSON has a text that is not empty."""
+    if isinstance(value, dict | list):
+        return any(map(_says, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and value != ""
 
 
 def _gaps(times: Sequence[float]) -> list[float]:

@@ -20,6 +20,7 @@ WIDTH = 48  # of the longest bar
 SHOWN = {  # a part's letter, colour and word, in the order of a bar
     "client": ("c", "bright_black", "client"),
     "first": ("f", "yellow", "first token"),  # all that another server's client knows
+    "answer": ("a", "white", "answer"),  # where its first token was not seen
     "batch": ("w", "yellow", "waited"),
     "blocks": ("b", "red", "waited for blocks"),
     "prefill": ("p", "cyan", "prefill"),
@@ -85,6 +86,8 @@ def _slow(run: Run, i: int, name: str, record: Mapping[str, Any], latency_s: flo
     result, timings = run.results[i][name], record["timings"]
     seed = f"seed {run.summaries[i]['seed']}, " if len(run.summaries) > 1 else ""
     if timings is None:
+        if record["first_token_at"] is None:
+            return Slow(record, seed, latency_s, {"answer": latency_s}, {})
         first_s = record["first_token_at"] - record["sent_at"]
         parts = {"first": first_s, "decode": latency_s - first_s}
         return Slow(record, seed, latency_s, parts, {})

@@ -129,7 +129,7 @@ def drawings(run: Run) -> dict[str, Drawing]:
 def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Return `latencies` of answered requests."""
     names = ("sent_at", "first_token_at", "last_token_at", "answered_at", "completion_tokens")
-    return latencies(*(np.array([r[name] for r in answered]) for name in names))
+    return latencies(*(np.array([r[name] for r in answered], float) for name in names))
 
 
 def latencies(start: Any, first: Any, last: Any, end: Any, tokens: Any) -> dict[str, np.ndarray]:

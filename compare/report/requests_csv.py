@@ -40,7 +40,9 @@ def _row(request: Mapping[str, Any]) -> Iterator[Any]:
     yield from (request.get(name) for name in AS_SAVED.values())
     timings, times = request.get("timings") or {}, None
     if "text" in request:  # it was answered
-        times = Times(request["sent_at"], math.nan, *(request[name] for name in OF_CLIENT))
+        first, last, *rest = (request[name] for name in OF_CLIENT)
+        seen = (math.nan, math.nan) if first is None else (first, last)
+        times = Times(request["sent_at"], math.nan, *seen, *rest)
     for measure in SHOWN:
         at_client = measure.of(times) if times else math.nan
         seconds = timings.get(measure.field, math.nan) if measure.by_server else at_client

@@ -17,6 +17,7 @@ from client.analysis import (
     growth_in_flight,
     occupancy_over_time,
     overload,
+    slowest_row_s,
 )
 from client.measure import judged
 from client.outcomes import Answer, Outcome
@@ -201,6 +202,9 @@ def test_another_server_is_seen_from_its_first_tokens() -> None:
     queue = [replace(queued(0.1 * i, 4.0 * i, 4, 1.0), timings=None) for i in range(6)]
     tokens, seconds = always_waiting(queue)
     assert tokens / seconds == pytest.approx(1.0) and seconds >= 12
+    unseen = [replace(queue[-1], first_token_at=math.nan, last_token_at=math.nan)]
+    assert always_waiting(queue[:-1] + unseen) == (0, 0.0), "it may wait, or not"
+    assert slowest_row_s(unseen) == unseen[0].e2e_s and growth(queue + unseen) == growth(queue) > 0
 
 
 def test_what_stays_in_flight_grows_although_nothing_waits() -> None:

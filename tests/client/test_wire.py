@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -125,6 +126,30 @@ def test_a_chats_token_comes_with_the_first_delta_that_says_something(
         OpenAI("m").read(reply(*pieces))
     with pytest.raises(Unreadable, match="is another --api meant"):
         Chat("m").read(reply((2.0, chunk("a")), (2.6, USAGE + DONE)))
+
+
+CALL = [{"index": 0, "function": {"arguments": "{"}}]
+EMPTY = [{"index": 1, "id": None, "function": {"arguments": ""}}]
+
+
+@pytest.mark.parametrize("delta", [
+    {"tool_calls": CALL}, {"refusal": "no"}, {"thinking": "so"}, {"function_call": {"name": "f"}},
+    {"content": [{"type": "text", "text": "a"}]},
+])  # fmt: skip
+def test_what_a_chat_says_under_any_name_are_tokens(delta: dict[str, Any]) -> None:
+    """All tokens of a call were taken to come with the role: TTFT 2 ms for 500, and no TPOT."""
+    begun = said(role="assistant", content="", refusal=None, tool_calls=EMPTY)
+    pieces = [(1.6, begun), (2.0, said(**delta)), (2.5, said(**delta)), (3.0, said("stop"))]
+    answer, _ = Chat("m").read(reply(*pieces, (3.0, USAGE + DONE)))
+    assert (answer.first_token_at, answer.last_token_at, answer.itl_s) == (2.0, 2.5, [0.5])
+    assert (answer.ttft_s, answer.tpot_s, answer.e2e_s) == (0.5, 0.25, 1.5)
+
+
+def test_where_a_chat_shows_no_token_no_first_one_is_known() -> None:
+    pieces = [(1.6, said(role="assistant", content="")), (3.0, said("stop")), (3.0, USAGE + DONE)]
+    answer, text = Chat("m").read(reply(*pieces))
+    assert math.isnan(answer.ttft_s) and math.isnan(answer.tpot_s) and answer.itl_s == []
+    assert (answer.completion_tokens, answer.e2e_s, text) == (3, 1.5, "")
 
 
 NO_TOKEN = event({"choices": [], "usage": USED | {"completion_tokens": 0}})

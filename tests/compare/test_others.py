@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from compare.options import parse
 from config import ConfigError
 from tests.programs import output, ran
 from tests.servers import ROOT
-from tests.stub import Handler, stub
+from tests.stub import Handler, Stub, stub
 
 SECRET = "sesame-of-the-gateway"
 HEADER = f"X-Api-Key: {SECRET}"
@@ -50,6 +51,43 @@ def test_chats_are_compared_and_a_header_is_neither_saved_nor_shown(tmp_path: Pa
     assert "a word for each" in " ".join(shown.split()) and SECRET not in shown
     for path in tmp_path.rglob("*"):
         assert SECRET not in path.read_text(errors="replace"), path
+
+
+class Silent(Stub):
+    """Says nothing of every second answer: it has a role, an end, and a usage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.RequestHandlerClass = OfSilent
+
+
+class OfSilent(Handler):
+    def _event(self, event: dict[str, Any]) -> None:
+        for choice in event["choices"]:
+            if len(self.server.bodies) % 2:
+                choice["delta"] = {"role": "assistant", "content": ""}
+        super()._event(event)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_first_token_that_is_not_seen_has_no_time_anywhere(tmp_path: Path) -> None:
+    limits = "--goodput ttft:60000 tpot:60000"
+    load = f"--api chat --numsamples 6 --arrival closed:1 --lengths fixed:4 --quiet {limits}"
+    with stub(Silent) as other:
+        files = f"--out {tmp_path} --figure {tmp_path}/f.png"
+        shown = output("client.client", f"--url {other.url} {load} {files}")
+    assert "6 answered, 0 failed" in shown and "50% of all, within" in shown
+    result = json.loads((tmp_path / "stub.json").read_text())
+    firsts = [request["first_token_at"] for request in result["requests"]]
+    assert [first is None for first in firsts] == [True, False] * 3
+    assert result["p50_ttft_ms"] > 0 and result["mean_e2el_ms"] > 0 and result["attainment"] == 0.5
+    with (tmp_path / "requests.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    for name in ("first_token_at_s", "ttft_ms", "tpot_ms"):
+        assert [row[name] == "" for row in rows] == [True, False] * 3, name
+    assert all(row["e2el_ms"] for row in rows)
+    assert "| stub |" in (tmp_path / "report.md").read_text()
+    assert output("compare", f"--slowest 6 {tmp_path}").count(": answer ") == 3
 
 
 def test_a_secret_that_a_server_repeats_is_hidden(tmp_path: Path) -> None:
