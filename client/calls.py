@@ -62,7 +62,7 @@ def stream(
     """POST to /inference at `url`; `show` each piece of text as it comes. Raises ServerError."""
     with _exchange("POST", f"{url}/inference", body | {"stream": True}, timeout_s, key) as response:
         other = b""
-        for line in response.iter_lines():
+        for line in response.iter_lines(1):  # else 512 bytes are waited for
             if (content := data_of(line)) == DONE:
                 return
             if content is None:

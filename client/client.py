@@ -38,7 +38,7 @@ from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Output, Progress  # noqa: E402
 from client.results import KEYS, SHOWN_OF_STATS, share  # noqa: E402
-from client.summary import latency_line  # noqa: E402
+from client.summary import latency_line, resent_in_words  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
 from client.wire import APIS, IN_WORDS, OpenAI  # noqa: E402
 from client.workloads import Workload  # noqa: E402
@@ -258,6 +258,8 @@ def _show(
     )
     if cut := cut_in_words(target.name, [result]):
         console.print(f"{cut}; no measure counts these.")
+    if resent := resent_in_words({target.name: [result]}):
+        console.print(resent)
     if known.warm_up:
         console.print(warm_up_in_words(known.warm_up))
     if known.goodput:

@@ -16,18 +16,22 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import aiohttp
 
 from client.calls import headers, hidden
 from client.outcomes import Outcome, Outcomes
 from client.traces import Request
-from client.wire import Plain, Reply, Unreadable, Wire, refusal, utf8
+from client.wire import DONE, DONE_LINE, Plain, Reply, Unreadable, Wire, refusal, utf8
 from config.open_files import allow_open_files
 
 # connections that idle longer are not used again: some servers close theirs after 2 s, and a
 # request sent just then is lost
 KEEPALIVE_S = 1.0
+# after [DONE]: most servers end their answer with it or at once, and their connections are kept;
+# those of others are closed, as the next request of a closed loop waits meanwhile
+LINGER_S = 0.005
 TICK_S = 0.05
 HEAD_START_S = 0.05  # between the first line of the trace and its sending
 UNSENT = "not sent, as an earlier turn of its conversation failed"
@@ -84,6 +88,7 @@ class _Replay:
     """One replay; instants are seconds since its start."""
 
     _session: aiohttp.ClientSession
+    _fresh: aiohttp.ClientSession  # whose connections are new
     _start: float  # on the clock of time.perf_counter
     _sending: asyncio.Task[None]
 
@@ -96,11 +101,18 @@ class _Replay:
 
     async def run(self, timeout_s: float, key: str | None) -> None:
         users = self._requests[0].users
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-            headers=headers(key) | dict(self._wire.headers),
-        ) as self._session:
+        notes = aiohttp.TraceConfig()
+        notes.on_connection_reuseconn.append(_note_kept)
+        how: dict[str, Any] = {
+            "timeout": aiohttp.ClientTimeout(total=timeout_s),
+            "headers": headers(key) | dict(self._wire.headers),
+        }
+        kept = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        new = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with (
+            aiohttp.ClientSession(connector=kept, trace_configs=[notes], **how) as self._session,
+            aiohttp.ClientSession(connector=new, **how) as self._fresh,
+        ):
             self._start = time.perf_counter() + HEAD_START_S
             first_at = 0.0 if users else min(request.at for request in self._requests)
             sending = self._closed_loop(users) if users else self._open_loop()
@@ -155,17 +167,11 @@ class _Replay:
     async def _send(self, request: Request, scheduled_at: float, body: bytes) -> Outcome:
         sent_at = self._now()
         self._watch.sent()
-        pieces = []
         answer, text, error = None, "", ""
+        notes: set[str] = set()
         try:
-            async with self._session.post(
-                self._url + self._wire.path,
-                data=body,
-                # of these headers the library would take only a key off one that leads elsewhere
-                allow_redirects=not self._wire.headers,
-            ) as response:
-                async for data in response.content.iter_any():
-                    pieces.append((self._now(), data))
+            async with await self._posted(body, notes) as response:
+                pieces = await self._pieces(response)
             reply = Reply(request, scheduled_at, sent_at, pieces or [(self._now(), b"")])
             if response.method != "POST":  # 301 to 303: the library went on with a GET
                 response = response.history[0]
@@ -181,8 +187,37 @@ class _Replay:
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
         ended_at = answer.answered_at if answer else self._now()
         texts = utf8(text), utf8(hidden(error, self._wire.headers))
-        self._end(outcome := Outcome(request, scheduled_at, sent_at, ended_at, answer, *texts))
+        outcome = Outcome(request, scheduled_at, sent_at, ended_at, answer, *texts)
+        self._end(outcome := outcome._replace(resent="resent" in notes))
         return outcome
+
+    async def _posted(self, body: bytes, notes: set[str]) -> aiohttp.ClientResponse:
+        """Send a request; and once more, if a kept connection was closed before any answer: a
+        server may close it just then. notes: gets "kept" and "resent".
+        """
+        # of these headers the library would take only a key off one that leads elsewhere
+        how: dict[str, Any] = {"data": body, "allow_redirects": not self._wire.headers}
+        url = self._url + self._wire.path
+        try:
+            return await self._session.post(url, trace_request_ctx=notes, **how)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as lost:
+            begun = not isinstance(getattr(lost, "message", ""), str)  # an answer's first line
+            if "kept" not in notes or begun:
+                raise
+        notes.add("resent")
+        return await self._fresh.post(url, **how)
+
+    async def _pieces(self, response: aiohttp.ClientResponse) -> list[tuple[float, bytes]]:
+        """Return (instant, bytes) of an answer, which is over with [DONE], whatever follows."""
+        pieces, end = [], b"\n"
+        async for data in response.content.iter_any():
+            pieces.append((self._now(), data))
+            end = end[-32:] + data
+            if DONE in end and DONE_LINE.search(end):
+                with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+                    await asyncio.wait_for(response.content.read(), LINGER_S)
+                break
+        return pieces
 
     def _end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.request.id] = outcome
@@ -213,6 +248,11 @@ class _Replay:
         """Sleep until an instant, unless it is past."""
         if (remaining := instant - self._now()) > 0:
             await asyncio.sleep(remaining)
+
+
+async def _note_kept(_: Any, request: Any, __: Any) -> None:
+    """Note that a request is sent on a kept connection."""
+    request.trace_request_ctx.add("kept")
 
 
 @contextlib.contextmanager

@@ -196,6 +196,7 @@ def judged(
         "partial": False,
         "cut": None,
         "warm_up": [],  # ids
+        "resent": sum(outcome.resent for outcome in outcomes),
         "sample": outcomes.sample,
         "mean_in_flight": None,
         **dict.fromkeys(OURS),

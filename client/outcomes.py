@@ -71,6 +71,7 @@ class Outcome(NamedTuple):
     text: str = ""
     error: str = ""
     sent: bool = True  # false where an earlier turn failed, and there was nothing to send
+    resent: bool = False  # once more, as the server had closed a kept connection
 
     @property
     def row(self) -> tuple[float, ...]:

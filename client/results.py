@@ -66,7 +66,7 @@ def _without_column(names: str) -> list[Key]:
 
 OF_POINT = [  # of each rate of a sweep, and the summary
     *_without_column(
-        "completed failed errors client_limited wall_clock_s requested_rate mean_num_tokens "
+        "completed failed errors resent client_limited wall_clock_s requested_rate mean_num_tokens "
         "request_throughput busy_s mean_queue_time_ms p50_schedule_lag_ms p99_schedule_lag_ms "
         "mean_in_flight draft_tokens accepted_tokens"
     ),

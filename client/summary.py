@@ -56,6 +56,20 @@ def client_behind(result: Mapping[str, Any]) -> bool:
     return (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
 
 
+def resent_in_words(servers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """Return how many requests were sent twice, of each server a result a seed; None if none."""
+    # older runs have none
+    each = {name: sum(r.get("resent", 0) for r in results) for name, results in servers.items()}
+    if not (n := sum(each.values())):
+        return None
+    of = ", ".join(f"{of:,} of {name}" for name, of in each.items() if of)
+    return (
+        f"{n:,} request{'s were' if n > 1 else ' was'} sent again on a fresh connection ({of}): "
+        "the kept one was closed before any of an answer came. Latencies count from the first "
+        "sending."
+    )
+
+
 def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
     """Return rate and share of n that meet all limits; None without limits or requests."""
     if not limits_ms or not n:

@@ -9,6 +9,7 @@ sending of others. Token counts come from the server's `usage`, never from count
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +26,7 @@ from stats import times_from
 APIS = ("inference", "openai", "chat")
 IN_WORDS = "token ids are sent as text, a word for each"
 DONE = b"[DONE]"  # the last event of a stream
+DONE_LINE = re.compile(rb"[\r\n]data:[ \t]*\[DONE\]")
 BYTE_ORDER_MARK = "\ufeff".encode()
 EARLIEST_S = -1.0  # a first token before its request: clocks that count seconds differ by less
 Number = Annotated[int | float, Field(ge=0, le=1e10)]  # seconds since the epoch, too

@@ -16,7 +16,7 @@ from client.machine import processor
 from client.quoting import code, escape, unescape
 from client.results import KEYS, share
 from client.runs import Run, differing
-from client.summary import CLIENT_LIMITED_MS
+from client.summary import CLIENT_LIMITED_MS, resent_in_words
 from client.wire import IN_WORDS
 from compare import calibrate
 from compare.report.tables import Result, cell_of
@@ -31,7 +31,7 @@ def sentences(run: Run) -> list[str]:
     """Sentences that apply to a run, the gravest first: those in bold."""
     applying = [
         simulated(run), partial(run), cut(run), *failures(run), *overloads(run),
-        *other_lengths(run), client_limited(run), busy(run.first),
+        *other_lengths(run), client_limited(run), busy(run.first), resent_in_words(run.variants),
         warm_up_in_words(run.warm_up) if run.warm_up else None, sampled(run),
         identity(run), littles_law(run), seeds(run),
     ]  # fmt: skip
