@@ -228,7 +228,9 @@ def report(folder: Path, *flags: str) -> None:
     """Make the report of a saved run by the program for it. Raises RunError with its errors."""
     program = [sys.executable, "-m", "compare.report", str(folder.resolve()), *flags]
     path = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, cwd=ROOT, env=path, capture_output=True, text=True)
+    done = subprocess.run(
+        program, cwd=ROOT, env=path, capture_output=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
         why = done.stderr.strip().removeprefix("error: ")
         raise runs.RunError(f"the run is saved in {folder}, but has no report: {why}")

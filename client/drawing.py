@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import textwrap
 import warnings
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from client.saving import write
 from client.summary import line_text
 from config import MODES
 
@@ -25,6 +27,8 @@ COLOURS = 128  # of a PNG
 INK = "#444444"  # in a legend, for the colour of any variant
 MANY = 5_000  # points, which as shapes would make a page of megabytes
 OF_ALL: dict[Any, Any] = {
+    # whatever a user's matplotlibrc says; of MPLBACKEND see config/environment.py
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"},
     "font.size": 12,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -90,16 +94,20 @@ def plain_log(axis: Any) -> None:
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure in the formats of the suffixes, reproducibly; a PNG in few colours."""
+    """Write a figure in the formats of the suffixes, reproducibly; a PNG in few colours. Raises
+    Unwritten.
+    """
     with matplotlib.rc_context(OF_ALL), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is a box
         for path in paths:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            kind, drawn = path.suffix[1:], io.BytesIO()
+            figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
             figure.set_layout_engine("none")  # computed once: it costs as much as drawing
-            if path.suffix == ".png":
-                with Image.open(path) as image:
+            if kind == "png":
+                with Image.open(drawn) as image:
                     flat = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-                flat.save(path, optimize=True)
+                flat.save(drawn := io.BytesIO(), "PNG", optimize=True)
+            write(path, drawn.getvalue())
 
 
 @styled

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from client.saving import written
 from config.reading import read_json
 from scheduling.user_policies import SOURCES, file_of
 
@@ -52,7 +53,7 @@ def hardware() -> dict[str, Any]:
 def cpu() -> str:
     """The processor's name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line[:10] == "model name")
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
@@ -124,8 +125,10 @@ def send_limit() -> dict[str, Any] | None:
 
 
 def save_json(path: Path, value: Any) -> None:
-    """Write JSON, indented. Raises ValueError for NaN, which other readers do not accept."""
-    with path.open("w") as file:  # piece by piece: one string of it can be as large as a run
+    """Write JSON, indented. Raises ValueError for NaN, which other readers do not accept,
+    and Unwritten.
+    """
+    with written(path) as file:  # piece by piece: one string of it can be as large as a run
         file.writelines(json.JSONEncoder(indent=1, allow_nan=False).iterencode(value))
         file.write("\n")
 
@@ -133,9 +136,8 @@ def save_json(path: Path, value: Any) -> None:
 def _first_line(*command: str, environ: Mapping[str, str] | None = None) -> str | None:
     """The first line that a program prints; None where it is missing, fails or prints nothing."""
     try:
-        output = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=30, env=environ
-        )
+        how: Any = {"encoding": "utf-8", "errors": "replace", "timeout": 30, "env": environ}
+        output = subprocess.run(command, capture_output=True, check=True, **how)
         return output.stdout.splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return None

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client.draws import Arrivals, WorkloadError, arrivals
+from client.saving import written
 from config.reading import read_lines
 from config.settings import Count, NotNegative
 
@@ -169,8 +170,9 @@ def openings(
 
 
 def save_trace(path: Path, requests: Sequence[Request]) -> None:
-    lines = (f"{each.model_dump_json(exclude_none=True)}\n" for each in requests)
-    path.write_text("".join(lines), "utf-8")
+    """Write a trace in our form. Raises Unwritten."""
+    with written(path) as file:
+        file.writelines(f"{each.model_dump_json(exclude_none=True)}\n" for each in requests)
 
 
 def load_trace(path: Path) -> list[Request]:

@@ -29,6 +29,7 @@ from rich.console import Console
 from client import arguments
 from client.results import KEYS
 from client.runs import Run
+from client.saving import written
 from client.traces import Request, load_trace
 from compare.analysis import CONFIDENCE, half_width
 from compare.report.tables import NONE, Terminal
@@ -212,7 +213,8 @@ def junit(path: Path, found: Sequence[Change] = ()) -> None:
     for tag in ("testcase", "failure", "error", "skipped"):
         count = {"testcase": "tests", "skipped": "skipped"}.get(tag, f"{tag}s")
         suite.set(count, str(len([*suite.iter(tag)])))
-    ElementTree.ElementTree(suite).write(path, encoding="unicode", xml_declaration=True)
+    with written(path) as file:
+        ElementTree.ElementTree(suite).write(file, encoding="unicode", xml_declaration=True)
 
 
 @dataclass(frozen=True, slots=True)

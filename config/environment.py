@@ -1,5 +1,5 @@
 """Where a package, or a folder for temporary files, is missing, a program ends with what to do and
-without a traceback.
+without a traceback; and no terminal's encoding, and no setting of matplotlib, stops one.
 
 Every folder with programs imports this first. It needs the standard library alone, and can be read
 by a Python that is too old for the rest.
@@ -7,6 +7,7 @@ by a Python that is too old for the rest.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -31,7 +32,7 @@ def sentence(error: BaseException) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or not package:
         return None
     for file in FILES:
-        if file.exists() and listed.search(file.read_text()):
+        if file.exists() and listed.search(file.read_text("utf-8")):
             install = f"pip install -r {os.path.relpath(file)}"
             if Path(sys.prefix).resolve() == VENV.resolve():
                 return f"error: {error}; {os.path.relpath(VENV)}/bin/python -m {install}"
@@ -51,5 +52,10 @@ def explain(
 
 
 sys.excepthook = explain
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks, as of Latin-1
+# no window is opened; notebooks name a backend that is installed for them alone, with which
+# matplotlib is not even imported
+os.environ["MPLBACKEND"] = "agg"
 if sys.version_info < (3, 11):  # noqa: UP036 - it is how a reader learns of it
     sys.exit("error: Python 3.11 or newer is needed; install it and try again")

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from client import saving
 from client.results import keys
 from client.runs import Run, RunError, load, read_json
 from compare import sweep
@@ -85,7 +86,7 @@ def quoted(source: str, part: str) -> str:
         return _formatted(_number(read_json(path), way), form)
     word, *arguments = part.split()
     if path.suffix == ".md":
-        return _table(path.read_text(), part)
+        return _table(path.read_text("utf-8"), part)
     return PARTS[word](load(path, requests=False), *arguments)
 
 
@@ -169,11 +170,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="bring the pages up to date")
     write, wrong = parser.parse_args(argv).write, False
     for page in pages():
-        text, differing = renewed(page.read_text())
+        text, differing = renewed(page.read_text("utf-8"))
         for name in differing:
             print(f"{page.relative_to(ROOT)}: {name}")
         if write:
-            page.write_text(text)
+            saving.write(page, text)
         wrong |= bool(differing)
     sys.exit(wrong and not write)
 

@@ -194,7 +194,7 @@ def onednn_multiplies_bfloat16() -> bool:
 def _instructions() -> set[str]:
     """Return the instruction sets of this processor, as /proc/cpuinfo names them."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
         return set()
     listed = [line for line in lines if line.startswith(("flags", "Features"))]

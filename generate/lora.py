@@ -84,7 +84,7 @@ def read_adapter(name: str, folder: str | Path, shape: Shape) -> Adapter:
     try:
         if not (path.is_file() and settings.is_file()):  # a pipe or a device may have no end
             raise FileNotFoundError(f"{path.name} or {settings.name}")
-        config = json.loads(settings.read_text())
+        config = json.loads(settings.read_text("utf-8"))
         rank, alpha, several = config["r"], float(config["lora_alpha"]), config.get("alpha_pattern")
         saved = {
             key.removeprefix("base_model.model.").removeprefix("transformer."): tensor.float()

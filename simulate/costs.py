@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import pairwise
@@ -216,7 +215,9 @@ HTTP = ("request", "answer", "request_turn", "answer_turn")  # between client an
 
 
 def save(costs: Costs, path: Path) -> None:
-    """Write a file that `load` reads; costs are named by their file."""
+    """Write a file that `load` reads; costs are named by their file. Raises Unwritten."""
+    from client.machine import save_json  # a browser has no psutil
+
     values: dict[str, Any] = {
         "unit": "picoseconds",
         "line": asdict(costs.line),
@@ -224,8 +225,7 @@ def save(costs: Costs, path: Path) -> None:
         "prompts": asdict(costs.prompts) if costs.prompts else None,
         **{name: getattr(costs, name) for name in _TIMES},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values | dict(costs.source), indent=1) + "\n")
+    save_json(path, values | dict(costs.source))
 
 
 def load(name: str | Path) -> Costs:

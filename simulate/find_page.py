@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from client import drawing
 from client.machine import save_json
 from client.results import KEYS, OF_PRICE, Key, share
+from client.saving import write as write_file
 from compare.analysis import Estimate, difference, estimate
 from compare.report import panels
 from compare.report.tables import cell_of, formatted, markdown, signed
@@ -124,10 +125,11 @@ def figure(search: Search, caption: str) -> Figure:
 
 def write(
     out: Path, search: Search, caption: str, served: str, left_out: str, facts: dict[str, Any]
-) -> None:
-    """Write find.json, find.md and find.png. served: by which command the best is."""
+) -> str:
+    """Write find.json, find.md and find.png; return the text of find.md. served: by which command
+    the best is. Raises Unwritten.
+    """
     question, n = search.question, len(search.question.seeds)
-    out.mkdir(parents=True, exist_ok=True)
     results = {
         "question": asdict(question),
         "best": search.best and search.best.name,
@@ -162,4 +164,5 @@ def write(
         f"{trials:,} trials were made, of {every:,} possible ones. {left_out}",
         f"{caption}, {facts['date']}, `{facts['command']}`",
     ]
-    (out / "find.md").write_text("\n\n".join(filter(None, parts)) + "\n")
+    write_file(out / "find.md", text := "\n\n".join(filter(None, parts)) + "\n")
+    return text

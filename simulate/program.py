@@ -22,6 +22,7 @@ from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
 from client.progress import Output, Progress
 from client.runs import RunError, files, refuse_overwriting
+from client.saving import write
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
 from compare.resume import options_of
@@ -176,14 +177,13 @@ def find(options: Simulation) -> bool:
         asked = command_line(Simulating.program, sys.argv[1:])
         facts = stamp() | {"command": asked, "costs": options.costs.name}
         with progress.step("drawing figures"):
-            find_page.write(options.out, search, caption, served, left_out, facts)
+            text = find_page.write(options.out, search, caption, served, left_out, facts)
         if search.best and options.verify:
             from simulate import verify
 
             for line in verify.verified(options, search, options.verify, progress):
                 progress.say(line)
-                with (options.out / "find.md").open("a") as file:
-                    file.write(f"\n{line}\n")
+                write(options.out / "find.md", text := f"{text}\n{line}\n")
         progress.say(f"find.md, find.json and find.png: {options.out}")
     return search.best is not None
 

@@ -20,6 +20,7 @@ from typing import Any
 from client.calls import ServerError
 from client.draws import WorkloadError
 from client.runs import LIVE, Run, RunError, load, refuse_overwriting
+from client.saving import write
 from client.traces import Request, load_trace
 from compare.report import report
 from config import Config, ConfigError, Parser, refuse_unknown
@@ -209,18 +210,14 @@ def chosen(texts: Mapping[str, str], names: list[str] | None) -> list[str]:
 
 
 def write_page(run: Path, texts: list[str], out: Path | None) -> None:
-    """Write the page, and its link in the report beside it. Raises RunError."""
+    """Write the page, and its link in the report beside it. Raises RunError and Unwritten."""
     if (size := sum(map(len, texts))) > MOST_BYTES:
         raise RunError(
             f"the page of {run} would have {size / 1e6:.0f} MB, too much for a browser; take a "
             f"shorter run, or one server with --of"
         )
     out = out or run / LIVE
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page.saved(texts))
-    except OSError as error:
-        raise RunError(f"{out} cannot be written: {error.strerror}") from None
+    write(out, page.saved(texts))
     if out == run / LIVE:
         report.write(load(run))  # which links it
     print(out)

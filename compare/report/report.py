@@ -23,6 +23,7 @@ from client import drawing
 from client.machine import processor, save_json
 from client.quoting import escape, unescape
 from client.runs import FIGURES, LIVE, Run
+from client.saving import write as write_file
 from client.summary import latency_line, line_text
 from compare.analysis import Estimate
 from compare.report import figures, requests_csv, sections, sentences, tables
@@ -178,15 +179,14 @@ def over_seeds(run: Run) -> dict[str, Any]:
 
 def write_files(folder: Path, text: str, drawn: Mapping[str, Drawing], svg: bool = False) -> None:
     """Write report.md and report.html, and its figures; make the folder if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.md").write_text(text)
+    write_file(folder / "report.md", text)
     vectors = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, draw in drawn.items():
             vector = (folder if svg else Path(scratch)) / f"{name}.svg"
             drawing.save(draw(), folder / f"{name}.png", vector)
             vectors[name] = vector.read_bytes()
-    (folder / "report.html").write_text(as_page(text, vectors))
+    write_file(folder / "report.html", as_page(text, vectors))
 
 
 STYLE = """

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from client.runs import REQUESTS, Run
+from client.saving import written
 from stats import MEASURES, Times
 
 AS_SAVED = {
@@ -26,7 +27,7 @@ SHOWN = [m for m in MEASURES.values() if not m.pooled and (m.in_results or m.in_
 
 def write(run: Run) -> None:
     """Write the requests of all seeds that the report counts."""
-    with (run.folder / REQUESTS).open("w", encoding="utf-8", newline="") as file:
+    with written(run.folder / REQUESTS) as file:
         writer = csv.writer(file)
         writer.writerow(("variant", "seed", "warm_up", *AS_SAVED, *(m.key for m in SHOWN), "error"))
         for summary, results in zip(run.summaries, run.results):

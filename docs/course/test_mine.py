@@ -110,7 +110,7 @@ def violation(path: Path) -> str | None:
     """Return what ./test.sh --policy says of a file that violates the contract."""
     command = [sys.executable, "-m", "tests.contract", "--policy", os.path.relpath(path, ROOT)]
     environ = os.environ | {user_policies.HANDED_ON: "{}"}  # this file alone
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", env=environ)
     said = f"the worked schedule is right; the contract is violated.\n\n{done.stdout}{done.stderr}"
     return said if done.returncode else None
 
@@ -136,7 +136,7 @@ def problem(name: str, of: Policy | Order | Victim) -> str | None:
         for label in got if iteration.rows else ():
             got[label].append(cells.get(label, "."))
 
-    text = (ROOT / "docs" / "examples" / f"{exercise.trace}.jsonl").read_text()
+    text = (ROOT / "docs" / "examples" / f"{exercise.trace}.jsonl").read_text("utf-8")
     asks = [
         Ask(each["at"], len(each["prompt_ids"]), each["num_tokens"], user=each.get("user"))
         for each in map(json.loads, text.rstrip("\n").split("\n"))

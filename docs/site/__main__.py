@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from client.machine import git_environ
+from client.saving import write
 from simulate.playground.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +79,7 @@ class Pages:
             if path.startswith(LEFT_OUT):
                 continue
             if path.endswith(".md"):
-                text = FENCE.sub(r"\1", COMMENT.sub("", (ROOT / path).read_text()))
+                text = FENCE.sub(r"\1", COMMENT.sub("", (ROOT / path).read_text("utf-8")))
                 text = LINK.sub(lambda link, page=path: self._target(page, link[1]), text)  # type: ignore[misc]
                 text = COMMANDS.sub(lambda block: f"```bash\n{folded(block[1])}```", text)
                 settings = {"hide": HIDDEN.get(path), "tags": SEARCHED.get(path)}
@@ -110,18 +111,16 @@ class Pages:
             names = sorted(each for each in self._tracked if posixpath.dirname(each) == path)
             return f"# {path}\n\n" + "".join(f"- `{name}`\n" for name in names)
         try:
-            text = (ROOT / path).read_text()
+            text = (ROOT / path).read_text("utf-8")
         except UnicodeDecodeError:
             text = "not text"
         return f"# {path}\n\n````{LANGUAGES.get(path.rpartition('.')[2], 'text')}\n{text}\n````\n"
 
     def _write(self, path: str, text: str, **settings: Any) -> None:
         """settings: the page's own, for MkDocs."""
-        target = self._folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
         given = ((name, value) for name, value in settings.items() if value)
         front = "".join(f"{name}: {json.dumps(value)}\n" for name, value in given)
-        target.write_text(f"---\n{front}---\n{text}" if front else text)
+        write(self._folder / path, f"---\n{front}---\n{text}" if front else text)
 
 
 def folded(commands: str) -> str:
@@ -163,8 +162,8 @@ def claims(field: str) -> str:
 def tracked() -> set[str]:
     """Return the repository's files, new ones too, without those that git ignores."""
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
-    environ = git_environ()
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout
+    how: dict[str, Any] = {"encoding": "utf-8", "env": git_environ()}
+    listed = subprocess.run(command, capture_output=True, check=True, **how).stdout
     return {path for path in listed.splitlines() if (ROOT / path).is_file()}
 
 
@@ -192,7 +191,7 @@ def make_html() -> None:
 def _run(module: str, *arguments: str) -> None:
     environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", module, *arguments]
-    subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
+    subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=environ)
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ def build() -> Path:
     except ValueError as error:
         raise KernelUnavailable(f"CXX is no command ({error}); correct or unset it") from None
     sources = sorted(FOLDER.glob("*.cpp"))
-    texts = [path.read_text() for path in (*sources, *sorted(FOLDER.glob("*.h")))]
+    texts = [path.read_text("utf-8") for path in (*sources, *sorted(FOLDER.glob("*.h")))]
     key = "\0".join([*compiler, *FLAGS, *texts, _processor()])
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     cache = Path(caches, "effective-batching")
@@ -145,7 +145,8 @@ def build() -> Path:
 
 
 def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+    how: Any = {"encoding": "utf-8", "errors": "replace", "timeout": TIMEOUT_S}
+    subprocess.run(command, check=True, capture_output=True, **how)
 
 
 def why_unavailable() -> str | None:
@@ -216,7 +217,10 @@ def _openmp() -> list[str]:
         for file in (*root.glob("lib/lib*omp*"), *root.parent.glob("torch.libs/lib*omp*"))
     ]
     # the sixth field of a line is a path, which may hold spaces
-    fields = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    fields = [
+        line.split(maxsplit=5)
+        for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    ]
     mapped = {line[5] for line in fields if len(line) == 6}
     return _runtimes(packaged) or _runtimes(mapped) or ["libgomp.so.1"]
 
@@ -228,7 +232,7 @@ def _runtimes(paths: Iterable[str]) -> list[str]:
 def _processor() -> str:
     """Return what -march=native depends on: different machines may share a home folder."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
         return ""
     kinds = ("flags", "Features", "model name", "CPU part")

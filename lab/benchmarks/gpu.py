@@ -175,7 +175,7 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
         return "no time was left"
     # after SIGTERM a comparison stops its servers and keeps what it has
     limit = ["timeout", f"--kill-after={STOP_S}", f"{seconds:.3f}"]
-    with log.open("w") as file:
+    with log.open("wb") as file:
         words = [*limit, sys.executable, "-u", "-m", *command]  # what was printed stays
         start = time.monotonic()
         with subprocess.Popen(words, stdout=file, stderr=file) as process:
@@ -193,13 +193,15 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
 
 def said_in(log: Path) -> list[str]:
     """The lines for people of what a part printed."""
-    return [line for line in log.read_text().splitlines() if not line.startswith("{")]
+    return [
+        line for line in log.read_text("utf-8", "replace").splitlines() if not line.startswith("{")
+    ]
 
 
 def found(name: str, out: Path) -> str:
     """A table of a part's page, with what is said of it; without a page, its lines for people."""
     for written in (out / name).glob("*.md"):
-        blocks = written.read_text().split("\n\n")
+        blocks = written.read_text("utf-8").split("\n\n")
         tables = [i for i, block in enumerate(blocks) if block.startswith("|")]
         for at in tables[PARTS[name].table :]:
             # and those that follow at once
@@ -248,7 +250,7 @@ def section(name: str, ran: Mapping[str, Any] | None, out: Path, here: bool = Tr
     blocks = [f"## {PARTS[name].heading}", f"{how}, {ran['date']}.", found(name, out)]
     steps = out / name / "engine.json"
     if SAMPLED in PARTS[name].command and steps.exists():
-        result = json.loads(steps.read_text())
+        result = json.loads(steps.read_text("utf-8"))
         settings, gpu = result["config"], result["hardware"]["gpu"] or ""
         ours = (settings["model"], settings["dtype"]) == (DEFAULTS["model"], "bfloat16")
         of_gpu = (aims for called, aims in TARGETS.items() if ours and called in gpu)
@@ -266,7 +268,7 @@ def kept(out: Path, result: Mapping[str, Any], only: Collection[str]) -> dict[st
     if out.exists() and not saved.exists():
         raise ConfigError(f"{out} is there and holds no earlier run of this; choose another --out")
     if only and saved.exists():
-        earlier = json.loads(saved.read_text())
+        earlier = json.loads(saved.read_text("utf-8"))
         now, then = (json.dumps([r["config"], r["hardware"]["gpu"]]) for r in (result, earlier))
         if now != then:
             raise ConfigError(

@@ -18,6 +18,7 @@ from typing import Any
 from client.arguments import folder
 from client.calls import ServerError
 from client.machine import command_line, stamp
+from client.saving import write
 from compare.program import sigterm_is_ctrl_c
 from config import (
     ONLY_OVER_HTTP,
@@ -129,9 +130,8 @@ class Benchmark:
             f"# {title}\n\n{setup}; `{result['command']}`, commit {result['commit']}, "
             f"{result['date']}.\n\n{body}\n"
         )
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.md").write_text(page)
-        (folder / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        write(folder / f"{self.name}.md", page)
+        write(folder / f"{self.name}.json", json.dumps(result, indent=1) + "\n")
         print(f"{page}\n{self.name}.md and {self.name}.json: {folder}")
 
 

@@ -26,6 +26,7 @@ from client.calls import ServerError, get
 from client.load import Watch, replay
 from client.machine import ROOT
 from client.measure import measure
+from client.saving import write
 from client.traces import Request, Trace
 from client.wire import wire
 from config import free_port
@@ -124,7 +125,7 @@ def vllm(folder: Path, flags: str, recording: Path) -> Iterator[str]:
     base = f"--max-num-seqs {ROWS} --max-num-batched-tokens {BUDGET}"
     cache = f"--num-gpu-blocks-override {BLOCKS + 1} --no-enable-prefix-caching"
     command = [sys.executable, *f"{words} {FIXED} {scheduler} {base} {cache} {flags}".split()]
-    with (folder / "vllm.log").open("w") as log:
+    with (folder / "vllm.log").open("wb") as log:
         server = subprocess.Popen(
             [*command, "--port", str(port)], stdout=log, stderr=log, env=environment
         )
@@ -200,8 +201,8 @@ def rate_of(folder: Path) -> float:
         with vllm(folder, "", folder / "burst.jsonl") as url:
             began = time.monotonic()
             replay(url, burst, wire("openai", "small"))
-            path.write_text(json.dumps(round(LOAD * len(burst) / (time.monotonic() - began), 2)))
-    return float(json.loads(path.read_text()))
+            write(path, json.dumps(round(LOAD * len(burst) / (time.monotonic() - began), 2)))
+    return float(json.loads(path.read_text("utf-8")))
 
 
 def summarized(cases: Cases) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
 def speed(command: list[str]) -> tuple[str, float]:
     """Run a command that prints "NAME, … 123.4 tok/s"; return both. Raises ServerError."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ServerError(str(error)) from None
     output = done.stdout + done.stderr

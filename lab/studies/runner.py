@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client import drawing
+from client import drawing, saving
 from client.machine import ROOT, command_line, stamp
 from config import ConfigError
 from config.reading import parse, read_lines
@@ -55,9 +55,8 @@ class FinishedRuns:
 
     def add(self, run: Run, result: Mapping[str, Any]) -> None:
         line = json.dumps({"run": run, "code": self._code, "result": result})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(line + "\n")
+        before = self.path.read_bytes() if self.path.exists() else b""
+        saving.write(self.path, before + line.encode() + b"\n")
         self._results[_key(run)] = json.loads(line)["result"]
 
 
@@ -150,6 +149,6 @@ def write(
     if drawn := draws(result["cases"], caption.replace("`", "")):
         drawing.save(drawn, folder / f"{study.name}.png")
         page += f"\n![{study.figure}]({study.name}.png)\n"
-    (folder / f"{study.name}.md").write_text(page)
-    (folder / f"{study.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    saving.write(folder / f"{study.name}.md", page)
+    saving.write(folder / f"{study.name}.json", json.dumps(result, indent=1) + "\n")
     print(f"{body}\n{study.name}.md and every seed's numbers: {folder}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from client.calls import ServerError
+from client.saving import write
 from generate.auto import build
 from lab.studies.study import Case, Cases, Study, Table, values
 from scheduling.building import build_scheduler
@@ -177,7 +178,7 @@ def vllm_scheduler(limits: Limits) -> Any:
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_positions": LONGEST}
     shape = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(shape))
+        write(Path(folder, "config.json"), json.dumps(shape))
         model = ModelConfig(model=folder, dtype="float32", skip_tokenizer_init=True)
         config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=cache)
     layer = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)

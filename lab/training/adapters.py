@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from client.arguments import folder
+from client.saving import write
 from config.shapes import SHAPES
 from generate.auto import physical_cores
 from generate.checkpoint import load_model
@@ -116,9 +117,8 @@ def main() -> None:
     for name, style in STYLES.items():
         print(name)
         tensors = train(style, corpus)
-        (out / name).mkdir(parents=True, exist_ok=True)
-        save_file(tensors, out / name / "adapter_model.safetensors", {"format": "pt"})
-        (out / name / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write(out / name / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
+        write(out / name / "adapter_config.json", json.dumps(config, indent=1) + "\n")
     print(f"wrote {out}; --lora capitals={out}/capitals,list={out}/list serves them")
 
 

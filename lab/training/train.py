@@ -18,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
 
 from client.arguments import folder
+from client.saving import write
 from config.shapes import SHAPES, Shape
 from generate.auto import native_bfloat16, physical_cores
 from generate.weights import DEMO
@@ -148,12 +149,12 @@ def export(model: GPT2, corpus: Corpus, folder: Path) -> None:
         f"transformer.{name}": parameter.half().contiguous()
         for name, parameter in model.named_parameters()
     }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((DEMO / "config.json").read_text())
+    write(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
+    config = json.loads((DEMO / "config.json").read_text("utf-8"))
     config |= asdict(model.shape) | {"n_positions": model.shape.n_ctx}
     config["trained_on"] = {"text": f"CPython {platform.python_version()}", "sha256": corpus.digest}
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (folder / "held_out.txt").write_bytes(corpus.held_out)
+    write(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    write(folder / "held_out.txt", corpus.held_out)
     for name in ("tokenizer.json", "tokenizer_config.json"):  # of bytes, for Hugging Face's tools
         shutil.copy(DEMO / name, folder)
 
@@ -165,9 +166,8 @@ def main() -> None:
     args = parser.parse_args()
     out: Path = args.out or Path("runs/demo-draft" if args.draft else "runs/demo")
     torch.set_num_threads(physical_cores())
-    out.mkdir(parents=True, exist_ok=True)
     corpus = load_corpus()
-    shipped = json.loads((DEMO / "config.json").read_text())["trained_on"]
+    shipped = json.loads((DEMO / "config.json").read_text("utf-8"))["trained_on"]
     if corpus.digest != shipped["sha256"]:
         print(f"note: the shipped model learnt from another text, that of {shipped['text']}")
     export(train(DRAFT if args.draft else Recipe(), corpus), corpus, out)

@@ -28,7 +28,7 @@ SCRIPT = f'<script type="module" src="live/{SCRIPTS[-1]}"></script>'
 @functools.cache
 def read(name: str = "page.html") -> str:
     """Return the page as a server serves it, without data, or one of its FILES."""
-    return (HERE / name).read_text()
+    return (HERE / name).read_text("utf-8")
 
 
 def saved(histories: Sequence[str]) -> str:

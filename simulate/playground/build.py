@@ -20,6 +20,7 @@ from typing import Any
 
 import sortedcontainers
 
+from client.saving import write
 from config import ConfigError
 from server.live import page
 from simulate.costs import FOLDER, Costs
@@ -67,9 +68,8 @@ def pyodide(folder: Path) -> None:
                 f"pyodide {VERSION} cannot be got from npm ({error}); install Node.js, which has "
                 "npm, or try again with a network"
             ) from None
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        (folder / name).write_bytes(content)
+        write(folder / name, content)
     for name, sha256 in PYODIDE.items():
         if _sha256(folder / name) != sha256:
             raise BuildError(f"{name} of pyodide {VERSION} is not the one pinned in {__file__}")
@@ -116,7 +116,7 @@ def archive(all_settings: worker.Settings, own: Path | None = None) -> bytes:
         "if getattr(m, '__file__', None)), sep='\\n')"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", listing], cwd=ROOT, check=True, capture_output=True, text=True
+        [sys.executable, "-c", listing], cwd=ROOT, check=True, capture_output=True, encoding="utf-8"
     )
     ours = [Path(line) for line in loaded.stdout.splitlines()]
     files = {
@@ -150,13 +150,12 @@ def build(folder: Path, own: Path | None = None) -> int:
     n = len(files["app.zip"]) + sum((folder / name).stat().st_size for name in FETCHED)
     files["worker.js"] = f"const BYTES = {n};\n".encode() + files["worker.js"]
     names = sorted([*files, *PYODIDE])
-    (folder / "live").mkdir(exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        write(folder / name, content)
     digest = hashlib.sha256("".join(_sha256(folder / name) for name in names).encode())
     version, kept = f"playground-{digest.hexdigest()[:12]}", json.dumps(["./", *names])
     begin = f'const VERSION = "{version}", FILES = {kept};\n'
-    (folder / "offline.js").write_text(begin + (here / "offline.js").read_text())
+    write(folder / "offline.js", begin + (here / "offline.js").read_text("utf-8"))
     return sum((folder / name).stat().st_size for name in [*names, "offline.js"])
 
 

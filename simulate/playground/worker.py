@@ -208,7 +208,7 @@ def learn(code: str) -> dict[str, Any]:
     user_policies.PROBLEMS.clear()
     names: list[str] = []
     path = Path(FILE).resolve()
-    path.write_text(code)
+    path.write_text(code, "utf-8")
     try:
         names = [f"{FILE}:{word.rpartition(':')[2]}" for word in user_policies.offered(path)]
     except Exception as error:

@@ -12,6 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
+from client.saving import write
 from lab.benchmarks import HELP
 
 SIZES = {  # layers, heads, width
@@ -23,8 +24,8 @@ SIZES = {  # layers, heads, width
 def vocabulary(folder: Path) -> None:
     """Write GPT-2's number of tokens, the i-th of them "ti", and no merges."""
     tokens = {f"t{i}": i for i in range(50256)} | {"<|endoftext|>": 50256}
-    (folder / "vocab.json").write_text(json.dumps(tokens))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
+    write(folder / "vocab.json", json.dumps(tokens))
+    write(folder / "merges.txt", "#version: 0.2\n")
 
 
 def main() -> None:
