@@ -5,8 +5,6 @@ seeds, a folder each. NAME.json may be compressed (NAME.json.gz).
 from __future__ import annotations
 
 import contextlib
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -157,13 +155,8 @@ def summaries(folder: Path) -> dict[Path, dict[str, Any]]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read NAME.json, or NAME.json.gz where only that is there. Raises OSError and ValueError."""
-    if path.exists() or not (packed := path.with_name(f"{path.name}.gz")).exists():
-        value = reading.read_json(path)
-    else:
-        try:
-            value = reading.parse(gzip.decompress(packed.read_bytes()))
-        except (EOFError, zlib.error) as error:
-            raise ValueError(f"{packed.name}: {error}") from None
+    packed = path.with_name(f"{path.name}.gz")
+    value = reading.read_json(packed if packed.exists() and not path.exists() else path)
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no JSON object")
     return value

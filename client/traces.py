@@ -185,7 +185,7 @@ def lines_of(path: Path) -> list[str]:
     try:
         lines = read_lines(path)
     except (OSError, ValueError) as error:
-        hint = ""
+        hint = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         if isinstance(error, FileNotFoundError):
             hint = "; check the path"
             if (path.parent / "summary.json").exists():

@@ -8,14 +8,20 @@ where a text in JSON has U+2028, U+2029 or U+0085. Knows the standard library al
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import io
 import json
 import math
 import os
 import re
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
+GZIP, LFS = b"\x1f\x8b", b"version https://git-lfs"  # with which such files begin
 MOST_DIGITS = 300  # of a whole number: with more it is beyond a float
 
 
@@ -27,14 +33,33 @@ def parse(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, which gzip may have packed. Raises OSError, and ValueError for a packed one that
+    is damaged, and for the pointer that Git LFS leaves where it did not fetch a file.
+    """
+    with path.open("rb") as file:
+        begins = file.peek(len(LFS))
+        if begins.startswith(LFS):
+            raise ValueError("it is Git LFS's pointer to a file; fetch the file with git lfs pull")
+        packed = begins.startswith(GZIP)
+        try:
+            with gzip.open(file) if packed else contextlib.nullcontext(file) as content:
+                yield cast(BinaryIO, content)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"it cannot be read to its end ({error}); pack it again") from None
+
+
 def read_json(path: Path) -> Any:
-    """Return the value in a file of JSON. Raises OSError and ValueError."""
-    return parse(path.read_bytes())
+    """Return the value in a file of JSON, as `opened` reads it. Raises OSError and ValueError."""
+    with opened(path) as file:
+        return parse(file.read())
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file. Raises OSError and ValueError."""
-    lines = path.read_text("utf-8-sig").split("\n")
+    """Return the lines of a text file, as `opened` reads it. Raises OSError and ValueError."""
+    with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
+        lines = text.read().split("\n")
     return lines if lines[-1] else lines[:-1]
 
 

@@ -5,17 +5,16 @@ served when, and each iteration.
 from __future__ import annotations
 
 import contextlib
-import gzip
-import zlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TextIO, cast
+from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from client.runs import RunError
-from config.reading import parse
+from config import reading
 from config.settings import Count
 from scheduling.inference import Inference, Iteration, Row, State
 
@@ -253,21 +252,19 @@ def is_recording(path: Path) -> bool:
     if not path.is_file():
         return False
     with opened(path) as file, contextlib.suppress(ValueError):
-        head = parse(file.readline())
+        head = reading.parse(file.readline())
         return isinstance(head, dict) and not {"format", "vllm"}.isdisjoint(head)
     return False
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
-    """Open a recording, which may be compressed by gzip. Raises RunError for a damaged one."""
-    with path.open("rb") as file:
-        of = gzip.open if file.read(2) == b"\x1f\x8b" else open
+    """Open a recording, which gzip may have packed. Raises RunError for a damaged one."""
     try:
-        with cast(TextIO, of(path, "rt", encoding="utf-8", errors="replace")) as text:
+        with reading.opened(path) as file, io.TextIOWrapper(file, "utf-8", "replace") as text:
             yield text
-    except (EOFError, OSError, zlib.error) as error:
-        raise RunError(f"{path} cannot be read to its end ({error}); compress it again") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from None
 
 
 def read(path: Path) -> Recording:
@@ -279,7 +276,7 @@ def read(path: Path) -> Recording:
     with opened(path) as file:
         first, second = file.readline(), file.readline()
     try:
-        head = Head.model_validate(_of_format_1(parse(first)))
+        head = Head.model_validate(_of_format_1(reading.parse(first)))
     except ValueError as error:  # of pydantic too
         raise RunError(
             f"{path}: its first line has another form ({_wrong(error)}), and this code reads "

@@ -161,6 +161,16 @@ def test_a_file_that_is_deep_huge_or_no_text_is_refused(name: str, tmp_path: Pat
             parse(text)
 
 
+@pytest.mark.parametrize("name", [n for n in READERS if n not in ("calls.jsonl", "client.json")])
+def test_every_reader_unpacks_gzip_and_names_a_pointer_of_git_lfs(
+    name: str, tmp_path: Path
+) -> None:
+    """Recordings of vLLM alone were unpacked, and a trace's pointer was "no trace"."""
+    assert read(name, gzip.compress(READERS[name][2].encode()), tmp_path) is None
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab12\nsize 27901454\n"
+    assert "fetch the file with git lfs pull" in str(read(name, pointer, tmp_path))
+
+
 @examples(300)
 @given(share=st.floats(0, 1, exclude_min=True), most=st.sampled_from([*MOST.values()]))
 def test_a_size_that_is_read_is_printed_as_one_that_is_read(share: float, most: PoolSize) -> None:
