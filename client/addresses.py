@@ -12,7 +12,7 @@ from dotenv import dotenv_values
 
 from client.arguments import asked_of
 from client.calls import ServerError, get
-from client.formats import words_and_signs
+from client.formats import about_tokens
 from client.machine import ROOT
 from client.measure import Target, openai_model
 from client.quoting import named
@@ -93,6 +93,6 @@ def context_of(url: str, arguments: argparse.Namespace) -> Context | None:
         about = get(url + route, key=api_key(arguments.api_key), secrets=asked.headers)
         config = about["data"][0] if route else about["config"]
         by_bytes = config.get("tokenizer") == "bytes"
-        count = (lambda text: len(text.encode())) if by_bytes else words_and_signs
+        count = (lambda text: len(text.encode())) if by_bytes else about_tokens
         return Context(int(config["max_model_len"]), count)
     return None

@@ -48,6 +48,9 @@ ANSWERING = ("gpt", "assistant", "chatgpt", "bing", "bard")
 TALKS = '[{"conversations": [{"from": "human", "value": "…"}, …]}, …]'
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_US = 1e24
+CJK = "\u3001-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"  # without spaces
+PIECES = re.compile(rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]")
+CountTokens = Callable[[str], int]
 KNOWN = "docs/measuring.md lists the forms of traces"
 
 
@@ -77,11 +80,14 @@ class Row:
     think_s: float | None = None
     stream: int = 0  # the conversation whose ids follow the blocks
     request: Request | None = None  # of a file in our form
+    line: int = 0  # of a table, or of JSON lines of others
 
 
-def rows(path: Path, lines: Sequence[str], of_prompts: bool, unit: str | None) -> Iterator[Row]:
+def rows(
+    path: Path, lines: Sequence[str], of_prompts: bool, unit: str | None, count: CountTokens
+) -> Iterator[Row]:
     """Return the rows of a file, in its order. of_prompts: its lines may be prompts. unit: of its
-    times, whatever it says. Raises WorkloadError, which names the line.
+    times, whatever it says. count: of a text's tokens. Raises WorkloadError, which names the line.
     """
     number, first = next((n, each.strip()) for n, each in enumerate(lines, 1) if each.strip())
     names: Iterable[str] = ()
@@ -97,7 +103,7 @@ def rows(path: Path, lines: Sequence[str], of_prompts: bool, unit: str | None) -
     if first[0] == "{":
         return map(_ours, parsed(path, lines))
     if first[0] == "[":
-        return _talks(path, "\n".join(lines))
+        return _talks(path, "\n".join(lines), count)
     if not of_prompts:
         table = "a table begins with arrived_at,num_prefill_tokens,num_decode_tokens, say"
         why = f"it is no trace: {table}; add --lengths if each line is a prompt ({KNOWN})"
@@ -120,12 +126,17 @@ def _recorded(
         if number <= begins or not line.strip():
             continue
         try:
-            values = dict(zip(header, next(csv.reader([line])))) if header else parse(line)
+            cells, columns = next(csv.reader([line])) if header else (), len({*header})
+            if len(cells) != columns:
+                raise ValueError(f"{len(cells)} values for {columns} columns; give one for each")
+            values = dict(zip(header, cells)) if header else parse(line)
             if not isinstance(values, dict):
                 raise ValueError("give a JSON object in each line")
-            yield _row(values, unit, "s" if header or BAILIAN in values else "ms")
+            row = _row(values, unit, "s" if header or BAILIAN in values else "ms")
         except (ValueError, csv.Error) as error:
             raise WorkloadError(f"{path}, line {number}: {error}; {KNOWN}") from None
+        row.line = number
+        yield row
 
 
 def _row(values: dict[str, Any], unit: str | None, of_form: str) -> Row:
@@ -133,10 +144,13 @@ def _row(values: dict[str, Any], unit: str | None, of_form: str) -> Row:
     which names the value.
     """
     held: dict[str, Any] = {}
+    named: dict[str, str] = {}
     for name, value in values.items():
         if not (column := _column(name)) or value is None or value == "":
             continue
         holds, own_unit = column
+        if named.setdefault(holds, name) != name:
+            raise ValueError(f"{named[holds]} and {name} mean the same; leave one of them out")
         read, kind = READ.get(holds, (None, "a time"))
         try:
             factor = UNITS[unit or own_unit or of_form]
@@ -197,15 +211,13 @@ READ: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def words_and_signs(text: str) -> int:
+def about_tokens(text: str) -> int:
     """Return about how many tokens a text has, whatever the tokenizer."""
-    return len(re.findall(r"\w+|[^\w\s]", text))
+    return sum(max(1, len(piece) // 4) for piece in PIECES.findall(text))
 
 
-def _talks(path: Path, text: str) -> Iterator[Row]:
-    """Yield the turns of ShareGPT's conversations; answers have as many tokens as words and signs.
-    Raises WorkloadError.
-    """
+def _talks(path: Path, text: str, count: CountTokens) -> Iterator[Row]:
+    """Yield the turns of ShareGPT's conversations. Raises WorkloadError."""
     try:
         for k, talk in enumerate(parse(text), 1):
             said: list[str] = []
@@ -213,7 +225,7 @@ def _talks(path: Path, text: str) -> Iterator[Row]:
                 if turn["from"] not in ANSWERING:
                     said.append(turn["value"])
                 elif said:  # it may begin with an answer
-                    own, num_tokens = utf8("\n".join(said)), words_and_signs(turn["value"])
+                    own, num_tokens = utf8("\n".join(said)), count(turn["value"])
                     yield Row(text=own, own=own, num_tokens=num_tokens, session=k)
                     said = []
     except (ValueError, TypeError, LookupError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from client import draws
 from client.draws import MOST, TokenIds, WorkloadError
-from client.formats import Row, rows, words_and_signs
+from client.formats import CountTokens, Row, about_tokens, rows
 from client.traces import Request, Trace, lines_of
 
 
@@ -28,7 +28,7 @@ class Context:
     """The longest request, prompt and completion, that each server takes."""
 
     tokens: int
-    count: Callable[[str], int] = words_and_signs
+    count: CountTokens = about_tokens
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class TraceFile:
         words = {"lengths": self.lengths or where, "arrival": self.arrival or where}
         if self.scale != 1:
             words["scale_tokens"] = f"{float(self.scale):g}"
-        read = rows(self.path, lines_of(self.path), bool(self.lengths), self.time_unit)
+        count, of_prompts = context.count if context else about_tokens, bool(self.lengths)
+        read = rows(self.path, lines_of(self.path), of_prompts, self.time_unit, count)
         recorded = [*itertools.islice(read, self.most)]
         served = self._sized([r for r in recorded if (r.text or r.tokens) and r.num_tokens != 0])
         left = {"without tokens": len(recorded) - len(served)}
@@ -66,10 +67,12 @@ class TraceFile:
             if not why:
                 raise self._error("it holds no requests")
             fix = "add --scale-tokens 0.1, or a larger --max-model-len"
+            if any(row.request or row.text is not None for row in recorded):
+                fix = "give servers a larger --max-model-len, or the trace shorter texts"
             if left["without tokens"] == len(recorded):
                 fix = "give requests with a token or more of prompt and completion"
             raise self._error(f"it holds no requests that can be served: {why}; {fix}")
-        return self._sent(_trace(served, self.scale)), words
+        return self._sent(_trace(served, self.scale), served), words
 
     def _error(self, sentence: str) -> WorkloadError:
         return WorkloadError(f"{self.path}: {sentence}")
@@ -80,10 +83,10 @@ class TraceFile:
             rng = np.random.default_rng([self.seed, 15])
             for row, drawn in zip(recorded, draws.lengths(self.lengths)(rng, len(recorded))):
                 row.num_tokens = int(drawn)
-        if without := sum(row.num_tokens is None for row in recorded):
+        if without := [row for row in recorded if row.num_tokens is None]:
             raise self._error(
-                f"{without:,} of {len(recorded):,} requests have no completion lengths; add "
-                "--lengths, such as fixed:100"
+                f"{len(without):,} of {len(recorded):,} requests have no completion lengths; add "
+                f"--lengths, such as fixed:100{_or_mend(without, recorded)}"
             )
         sized = [*recorded] if any(row.request for row in recorded) else _conversations(recorded)
         for row in sized if self.scale != 1 else ():
@@ -94,15 +97,23 @@ class TraceFile:
                 row.num_tokens = math.ceil((row.num_tokens or 0) * self.scale)
         return sized
 
-    def _sent(self, trace: Trace) -> Trace:
+    def _sent(self, trace: Trace, served: Sequence[Row]) -> Trace:
         """Return a trace with the arrivals that are asked for. Raises WorkloadError."""
         if self.arrival:
             return trace.sent_as(self.arrival, self.seed)
         if np.isnan(trace.at).any():
-            raise self._error("it does not say when to send; add --arrival, such as poisson:2")
+            mend = _or_mend([row for row in served if row.at is None], served)
+            raise self._error(
+                f"it does not say when to send; add --arrival, such as poisson:2{mend}"
+            )
         if trace.at.max() > MOST:
             raise self._error("its times are too far apart; name their unit, --time-unit ms or us")
         return trace
+
+
+def _or_mend(without: Sequence[Row], of: Sequence[Row]) -> str:
+    """Return another way on, where some rows alone lack a value."""
+    return f", or mend line {without[0].line}" if len(without) < len(of) else ""
 
 
 def _conversations(recorded: Sequence[Row]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from fractions import Fraction
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from client.draws import WorkloadError
+from client.formats import about_tokens
 from client.groups import describe, described
 from client.progress import Progress
 from client.trace_file import Context, TraceFile
@@ -29,8 +31,11 @@ def trace_of(tmp_path: Path) -> Callable[..., list[Request]]:
     """Reads a file of this text, or of these JSON lines, as its flags say."""
 
     def read(content: Any, context: Context | None = None, **flags: Any) -> list[Request]:
-        text = content if isinstance(content, str) else "\n".join(map(json.dumps, content))
-        (tmp_path / "trace").write_text(text, newline="")
+        if not isinstance(content, str | bytes):
+            content = "\n".join(map(json.dumps, content))
+        if isinstance(content, str):
+            content = content.encode()
+        (tmp_path / "trace").write_bytes(content)
         return [*TraceFile(tmp_path / "trace", **flags).requests(context)[0]]
 
     return read
@@ -50,6 +55,7 @@ SHAREGPT = [
     ]},
     {"id": "a", "conversations": [{"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]},
 ]  # fmt: skip
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:ab12\nsize 27901454\n"
 OURS = '{"id": 4, "at": 2, "prompt": "a", "num_tokens": 3}'
 LINES, BURST = {"lengths": "fixed:7"}, {"arrival": "burst"}
 # {form: (file, flags, of each request: at, prompt or its tokens, completion tokens, turn it follows
@@ -83,6 +89,7 @@ FORMS: dict[str, tuple[Any, dict[str, Any], list[tuple[Any, ...]]]] = {
     "ms by --time-unit": (
         f"{VIDUR}\n500,4,2\n2000,4,2", {"time_unit": "ms"}, [(0.0, 4, 2), (1.5, 4, 2)],
     ),
+    "packed by gzip": (gzip.compress(f"{VIDUR}\n0,4,2\n".encode()), {}, [(0.0, 4, 2)]),
     "Mooncake": (
         [{"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [0, 1]},
          {"timestamp": 30535, "input_length": 3, "output_length": 1, "hash_ids": [2]}], {},
@@ -199,6 +206,28 @@ def test_a_comparison_leaves_out_what_its_smallest_context_cannot_hold(
     assert comparison.workload["left_out"] == "1 of 2 requests (1 beyond the context of 50)"
 
 
+@pytest.mark.parametrize(("text", "tokens"), [
+    ("今天天气很好" * 40, 240), ("きょうはとても" * 40, 280), ("한국어 " * 40, 120), ("、。", 2),
+    ("0123456789abcdef" * 20, 80), ("Hello there, you two!", 6), ("internationalization", 5),
+])  # fmt: skip
+def test_texts_of_any_script_have_about_as_many_tokens_as_without_spaces(
+    text: str, tokens: int, trace_of: Callable[..., Any]
+) -> None:
+    """272 Chinese characters were one token, and 320 hexadecimal digits, too."""
+    assert about_tokens(text) == tokens
+    said = [{"from": "human", "value": "a"}, {"from": "gpt", "value": text}]
+    talk = json.dumps([{"conversations": said}])
+    [request] = trace_of(talk, **BURST)
+    assert request.num_tokens == tokens
+    [request] = trace_of(talk, Context(9000, lambda text: len(text.encode())), **BURST)
+    assert request.num_tokens == len(text.encode()), "where a tokenizer is known, it counts answers"
+
+
+def test_advice_for_texts_that_are_too_long_is_not_refused(trace_of: Callable[..., Any]) -> None:
+    with pytest.raises(WorkloadError, match=r"1 beyond .* a larger --max-model-len, or the trace"):
+        trace_of("今天" * 50, Context(100), **LINES, **BURST)
+
+
 def test_texts_cannot_be_counted_without_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiktoken.get_encoding", mock.Mock(side_effect=OSError))
     compared._encoder.cache_clear()
@@ -220,7 +249,18 @@ def test_texts_cannot_be_counted_without_the_tokenizer(monkeypatch: pytest.Monke
     (f"{AZURE}\n1,9,4.5", {}, "line 2: GeneratedTokens: '4.5' is not a whole number"),
     (f"{VIDUR}\n0,9,4\n1700000000000,9,4", {}, "name their unit, --time-unit ms or us"),
     ([{"text_input": "a"}], BURST, "1 of 1 requests have no completion lengths; add"),
-    (f"{VIDUR}\n1,2,3\n1,2", {}, "1 of 2 requests have no completion lengths; add --lengths"),
+    (f"{VIDUR}\n1,2,3\n1,2", {}, "line 3: 2 values for 3 columns; give one for each"),
+    (f"{VIDUR}\n1,1,024,4", LINES, "line 2: 4 values for 3 columns; give one for each"),
+    (f"{VIDUR}\n1,2,3\n1,2,", {}, "1 of 2 requests have no completion lengths; add --lengths, "
+     "such as fixed:100, or mend line 3$"),
+    (f"{VIDUR}\n1,2,3\n,2,4", {}, "when to send; such as poisson:2, or mend line 3$"),
+    (f"{VIDUR},arrived_at\n0,9,4,1", {}, "line 2: 4 values for 3 columns; give one for each"),
+    (f"{VIDUR},timestamp\n0,9,4,17000", {}, "line 2: arrived_at and timestamp mean the same"),
+    ([{"timestamp": 5, "arrived_at": 5, "input_length": 9, "output_length": 1}], {},
+     "line 1: timestamp and arrived_at mean the same"),
+    (f"{VIDUR}\n0,9,4\n".encode("utf-16"), {}, "save it as UTF-8"),
+    (LFS, LINES, "it is Git LFS's pointer to a file; fetch the file with git lfs pull"),
+    (gzip.compress(VIDUR.encode())[:-4], LINES, "it cannot be read to its end .*; pack it again"),
     ([{"text_input": "a", "output_length": 1}, 5], BURST, "line 2: give a JSON object"),
     ([{"timestamp": -1, "input_length": 9, "output_length": 1}], {}, "line 1: timestamp: -1 is no"),
     ([{"input_length": 600, "output_length": 5, "hash_ids": [0, 1, 2]}], {},
