@@ -36,6 +36,7 @@ FIGURES = {  # {file name without its ending: title}
 NOT_SHOWN = ("mode", "port", "host")
 LIVE = "live.html"  # the page of its rows, which `python -m simulate.saved_page` makes
 REQUESTS = "requests.csv"
+OF_SWEEP = "run=*[0-9].json"  # files in a folder of a setting, of vllm bench sweep serve
 DRAWN = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")]
 REPORT = ("report.md", "report.html", LIVE, REQUESTS, *DRAWN)
 
@@ -109,6 +110,8 @@ class Run:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run of ours."""
+    if any(folder.glob(OF_SWEEP)):  # its summary.json is another one
+        return False
     return any(folder.glob("seed-*/summary.json")) or (folder / "summary.json").exists()
 
 

@@ -7,12 +7,14 @@ defines it otherwise than `stats.DEFINITIONS`, by its source in the version that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from client.runs import RunError
+from client.quoting import escape
+from client.runs import OF_SWEEP, RunError
 from config.reading import parse, read_json, read_lines
 
 Json = Mapping[str, Any]
@@ -21,7 +23,7 @@ NUMBERS = (
     "completed", "failed", "wall_clock_s", "total_input_tokens", "total_output_tokens",
     "request_throughput", "output_throughput", "total_token_throughput",
 )  # fmt: skip
-REQUEST = (  # instants in seconds, on the tool's clock
+REQUEST = (  # instants in seconds, since the run's first
     "sent_at", "first_token_at", "last_token_at", "answered_at", "prompt_tokens",
     "completion_tokens",
 )  # fmt: skip
@@ -30,21 +32,24 @@ LAST_TOKEN = "ends with the last token, not with the end of the answer"
 SERVER, TOKENIZER = "the server", "the tool's tokenizer"
 CONNECTED = "starts when the headers are written, so that connecting does not count"
 # what a reader finds in a file: settings and hardware in words; numbers by the tool's names, of a
-# latency mean, p50 and p99 in ms; the values of REQUEST for each answered one, if they are there
-Found = tuple[Mapping[str, str], Json, Iterable[tuple[float, ...]]]
+# latency mean, p50 and p99 in ms; a record of each request, if they are there
+Found = tuple[Mapping[str, str], Json, Sequence[Any]]
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
 
 
 class Tool(NamedTuple):
     """A load generator.
 
-    version: whose source and files were read. read: reader of a file. keys: keys by which its file
-    is known. names: {our name: the tool's}, where they differ. differs: {our measure, or
-    "percentiles": how its definition departs from ours}.
+    version: whose source and files were read. read: reader of a file. request: returns a record's
+    values of REQUEST, None for one that is missing; nothing for a request that was not answered.
+    keys: keys by which its file is known. names: {our name: the tool's}, where they differ.
+    differs: {our measure, or "percentiles": how its definition departs from ours}.
     """
 
     name: str
     version: str
     read: Callable[[Path, Json], Found]
+    request: Callable[[Any], Sequence[Any]]
     keys: frozenset[str]
     names: Mapping[str, str]
     differs: Mapping[str, str]
@@ -56,7 +61,8 @@ class Measured:
 
     tool: None for our own. facts: settings and hardware in words, where they are recorded. results:
     numbers with the keys of our NAME.json, one mapping a seed. requests: the answered ones with the
-    keys REQUEST; none where the file has none.
+    keys REQUEST, NaN for what is missing; none where the file has none. remarks: in Markdown, why
+    not to trust it.
     """
 
     name: str
@@ -65,6 +71,7 @@ class Measured:
     facts: Mapping[str, str]
     results: Sequence[Json]
     requests: Sequence[Json]
+    remarks: Sequence[str] = ()
 
 
 def _guidellm(path: Path, file: Json) -> Found:
@@ -92,12 +99,13 @@ def _guidellm(path: Path, file: Json) -> Found:
             three = [ms * of["mean"], ms * of["median"], ms * of["percentiles"]["p99"]]
             whole = of["total_sum"] if name.endswith("count") else of["mean"]
             numbers[name] = whole if name.endswith(("count", "per_second")) else three
+    return facts, numbers, run["requests"]["successful"]
+
+
+def _guidellm_request(record: Json) -> Sequence[Any]:
     instants = ("request_start", "first_token_iteration", "last_token_iteration", "request_end")
-    requests = (
-        (*map(each["info"]["timings"].get, instants), each["prompt_tokens"], each["output_tokens"])
-        for each in run["requests"]["successful"]
-    )
-    return facts, numbers, requests
+    tokens = record["prompt_tokens"], record["output_tokens"]
+    return *map(record["info"]["timings"].get, instants), *tokens
 
 
 def _aiperf(path: Path, file: Json) -> Found:
@@ -119,19 +127,21 @@ def _aiperf(path: Path, file: Json) -> Found:
         for name, of in file.items()
         if isinstance(of, dict) and "avg" in of
     }
-    records = path.with_name("profile_export.jsonl")
-    lines = read_lines(records) if records.exists() else []
-    return facts, numbers, filter(None, map(_aiperf_request, map(parse, lines)))
+    stem = re.sub("^profile_export_aiperf$", "profile_export", path.name.split(".json")[0])
+    records = path.with_name(f"{stem}.jsonl")
+    return facts, numbers, read_lines(records) if records.exists() else []
 
 
-def _aiperf_request(record: Json) -> tuple[float, ...] | None:
+def _aiperf_request(line: str) -> Sequence[Any]:
+    record = parse(line)
     if record.get("error") or record["metadata"]["benchmark_phase"] != "profiling":
-        return None
+        return ()
     of = {name: metric["value"] for name, metric in record["metrics"].items()}
     start = record["metadata"]["request_start_ns"] / 1e9
-    last = start + of["request_latency"] / 1e3
-    tokens = of["input_sequence_length"], of["output_sequence_length"]
-    return (start, start + of["time_to_first_token"] / 1e3, last, last, *tokens)
+    ends = (of.get(name, math.nan) for name in ("time_to_first_token", "request_latency"))
+    first, last = (start + ms / 1e3 for ms in ends)
+    tokens = of.get("input_sequence_length"), of.get("output_sequence_length")
+    return start, first, last, last, *tokens
 
 
 def _vllm(path: Path, file: Json) -> Found:
@@ -149,16 +159,20 @@ def _vllm(path: Path, file: Json) -> Found:
         if f"mean_{name}_ms" in file
     }
     columns = ("start_times", "ttfts", "latencies", "input_lens", "output_lens", "errors")
-    requests = (  # of --save-detailed
-        (start, start + ttft, start + e2el, start + e2el, prompt, n)
-        for start, ttft, e2el, prompt, n, error in zip(*(file.get(name, ()) for name in columns))
-        if not error
-    )
-    return facts, {**file, **latencies}, requests
+    detailed = file.keys() >= set(columns)  # by --save-detailed
+    records = [*zip(*map(file.get, columns), strict=True)] if detailed else []
+    return facts, {**file, **latencies}, records
+
+
+def _vllm_request(record: Sequence[Any]) -> Sequence[Any]:
+    start, ttft, e2el, prompt, n, error = record
+    if error or not e2el:  # an error may have no words
+        return ()
+    return start, start + (ttft or math.nan), start + e2el, start + e2el, prompt, n
 
 
 GUIDELLM = Tool(
-    "guidellm", "0.8.1", _guidellm, frozenset({"metadata", "benchmarks"}),
+    "guidellm", "0.8.1", _guidellm, _guidellm_request, frozenset({"metadata", "benchmarks"}),
     {
         "ttft": "time_to_first_token_ms", "tpot": "inter_token_latency_ms",
         "e2el": "request_latency", "normalized_latency": "time_per_output_token_ms",
@@ -176,7 +190,8 @@ GUIDELLM = Tool(
     },
 )  # fmt: skip
 AIPERF = Tool(
-    "aiperf", "0.13.0", _aiperf, frozenset({"aiperf_version", "request_count"}),
+    "aiperf", "0.13.0", _aiperf, _aiperf_request,
+    frozenset({"aiperf_version", "request_count"}),
     {
         "ttft": "time_to_first_token", "tpot": "inter_token_latency",
         "itl": "inter_chunk_latency", "e2el": "request_latency",
@@ -190,7 +205,7 @@ AIPERF = Tool(
     },
 )  # fmt: skip
 VLLM = Tool(
-    "vllm bench serve", "0.32.0", _vllm,
+    "vllm bench serve", "0.32.0", _vllm, _vllm_request,
     frozenset({"endpoint_type", "request_rate", "burstiness"}), {"wall_clock_s": "duration"},
     {
         "e2el": LAST_TOKEN,
@@ -200,20 +215,41 @@ VLLM = Tool(
 TOOLS = (GUIDELLM, AIPERF, VLLM)
 
 
+def settings(path: Path) -> list[Path]:
+    """Return the folders of a sweep of vLLM, one of each setting; of all else the path itself."""
+    folders = {run.parent for run in path.glob(f"*/{OF_SWEEP}")}
+    return sorted(folders, key=lambda folder: (len(folder.name), folder.name)) or [path]
+
+
 def read(path: Path) -> Measured:
-    """Read a tool's file, or a folder's only one. Raises RunError, also for another version."""
-    paths = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    """Read a tool's file, a folder's only one, or the files of a setting of a sweep, which are
+    seeds. Raises RunError, also for another version.
+    """
+    seeds = sorted(path.glob(OF_SWEEP))
+    paths = seeds or (sorted(path.glob("*.json")) if path.is_dir() else [path])
     files = {each: _json(each) for each in paths}
     of_tools = [(each, tool) for each in paths for tool in TOOLS if tool.keys <= files[each].keys()]
-    if len(of_tools) != 1:
+    if len(of_tools) != 1 and not (of_tools and seeds):
         raise RunError(
             f"{path} holds {'several runs' if of_tools else 'no run'} of tools that are known "
             f"here; give the folder that compare.sh wrote, or one JSON file of "
             f"{', '.join(f'{tool.name} ({tool.version})' for tool in TOOLS)}"
         )
-    [(each, tool)] = of_tools
+    runs = [_run(tool, each, files[each]) for each, tool in of_tools]
+    if not seeds:
+        return runs[0]
+    return Measured(
+        re.sub("(SERVE|BENCH)-+", "", path.resolve().name), path, runs[0].tool, runs[0].facts,
+        [each for run in runs for each in run.results],
+        [each for run in runs for each in run.requests],
+        [each for run in runs for each in run.remarks],
+    )  # fmt: skip
+
+
+def _run(tool: Tool, path: Path, file: Json) -> Measured:
+    """Return what one file says. Raises RunError."""
     try:
-        facts, own, requests = tool.read(each, files[each])
+        facts, own, records = tool.read(path, file)
         result: dict[str, float | None] = {
             name: _number(own[tool.names.get(name, name)]) for name in NUMBERS
         }
@@ -221,13 +257,35 @@ def read(path: Path) -> Measured:
             three = own.get(tool.names.get(measure, measure)) or (None, None, None)
             shown = (each if each is None else _number(each) for each in three)
             result |= {f"{s}_{measure}_ms": v for s, v in zip(("mean", "p50", "p99"), shown)}
-        answered = [dict(zip(REQUEST, _request(values))) for values in sorted(requests)]
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        answered, left_out = _requests(tool, records)
+    except UNREADABLE as error:
         raise RunError(
-            f"{each} comes from a version of {tool.name} that is not read here, or has many runs "
+            f"{path} comes from a version of {tool.name} that is not read here, or has many runs "
             f"({error!r}); measure again with {tool.name} {tool.version}, one run a file"
         ) from None
-    return Measured(tool.name, each, tool, facts, [result], answered)
+    remarks = []
+    if file.get("was_cancelled") or file.get("is_complete") is False:  # by aiperf
+        reason = str(file.get("incomplete_reason") or "cancelled before its end").rstrip(".")
+        remarks.append(f"**Partial**: {escape(reason)}.")
+    if left_out:
+        remarks.append(f"{left_out:,} of {len(records):,} records cannot be read.")
+    return Measured(tool.name, path, tool, facts, [result], answered, remarks)
+
+
+def _requests(tool: Tool, records: Sequence[Any]) -> tuple[list[Json], int]:
+    """Return the answered requests of records, and how many records cannot be read."""
+    answered, left_out = [], 0
+    for record in records:
+        try:
+            if values := tool.request(record):
+                answered.append(_request(values))
+        except UNREADABLE:
+            left_out += 1
+    begin = min((sent for sent, *_ in answered), default=0.0)
+    return [
+        {name: value - begin * name.endswith("_at") for name, value in zip(REQUEST, values)}
+        for values in answered
+    ], left_out
 
 
 def _number(value: Any) -> float:
@@ -238,10 +296,10 @@ def _number(value: Any) -> float:
 
 
 def _request(values: Sequence[Any]) -> list[float]:
-    """Return the values of REQUEST, NaN for a missing instant. Raises TypeError and ValueError."""
-    numbers = [math.nan if each is None else _number(each) for each in values]
+    """Return the values of REQUEST, NaN for what is missing. Raises TypeError and ValueError."""
+    numbers = [math.nan if each is None or each != each else _number(each) for each in values]
     sent, first, last, answered = numbers[:4]
-    if first < sent or last < first or answered < sent:
+    if not sent <= MOST or first < sent or last < first or answered < sent:
         raise ValueError(f"instants {numbers[:4]} of a request are not in order")
     return numbers
 

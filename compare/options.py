@@ -21,6 +21,7 @@ from client.wire import OTHERS, Asked
 from compare import variants
 from compare.check import JUDGED, LIMIT, Check
 from compare.deployments import Deployment, add_deployment, deployment_of
+from compare.foreign import settings
 from compare.servers import ROOT
 from compare.variants import BASIC, Variant
 from config import (
@@ -234,11 +235,12 @@ def parse_alone(argv: Sequence[str], *names: str) -> argparse.Namespace:
 def parse_runs(argv: Sequence[str]) -> tuple[list[Path], Path]:
     """Return the runs of --runs, and the folder of --out. Raises ConfigError."""
     known = parse_alone(argv, "--runs", "--out", "--overwrite")
-    if len(known.runs) < 2:
+    runs = [each for path in known.runs for each in settings(path)]
+    if len(runs) < 2:
         raise ConfigError("--runs compares two runs or more; name another one")
     out = known.out or new_folder()
     refuse_overwriting(files(out), known.overwrite)
-    return known.runs, out
+    return runs, out
 
 
 def parse_slowest(argv: Sequence[str]) -> tuple[int, Path]:

@@ -214,6 +214,7 @@ def _measured(run: Run) -> list[Measured]:
         Measured(
             name if ours else "client.py", run.folder, None, facts,
             [result[name] for result in run.results if name in result], run.answered(name),
+            [remark for remark in (sentences.partial(run), sentences.cut(run)) if remark],
         )
         for name in run.names
     ]  # fmt: skip
@@ -239,6 +240,7 @@ def compare_measured(runs: Sequence[Measured], out: Path) -> str:
     text = document([
         f"# {' against '.join(named)}",
         "## What differs", *_facts(named),
+        *(f"{name}: {remark}" for name, run in named.items() for remark in run.remarks),
         "## What each tool reports", *_numbers(named),
         "## The same requests, by one definition", *_ratios(columns, values),
         f"![{FIGURES['distributions']}](distributions.png)", FIGURE,
@@ -324,16 +326,23 @@ def _ratios(columns: Mapping[str, Columns], values: Mapping[str, Columns]) -> li
     by_instant = np.argsort(columns[first]["sent_at"])
     rows = [["", *same]]
     for measure in LIMITED.values():
-        known = by_instant[~np.isnan(values[first][measure.name][by_instant])]
-        blocks = np.array_split(known, min(BLOCKS, len(known) or 1))
-        if not len(known):
-            continue
-        logs = {
-            name: [math.log(values[name][measure.name][block].mean() + TICK_S) for block in blocks]
-            for name in (first, *same)
-        }
-        rows.append([measure.title, *(_ratio(logs[first], logs[name]) for name in same)])
+        of_first, *of_others = (values[name][measure.name][by_instant] for name in (first, *same))
+        ratios = [_ratio(*_logs(of_first, of_other)) for of_other in of_others]
+        if set(ratios) != {tables.NONE}:
+            rows.append([measure.title, *ratios])
     return [tables.markdown(rows), PAIRED.format(first=first)]
+
+
+def _logs(first: np.ndarray, second: np.ndarray) -> Sequence[list[float]]:
+    """Return logarithms of two runs' means, over stretches of the requests that both timed."""
+    known = ~np.isnan(first + second)
+    if not known.any():
+        return [math.nan], [math.nan]
+    n = min(BLOCKS, int(known.sum()))
+    return [
+        [math.log(block.mean() + TICK_S) for block in np.array_split(each[known], n)]
+        for each in (first, second)
+    ]
 
 
 def _ratio(first: Sequence[float], second: Sequence[float]) -> str:
