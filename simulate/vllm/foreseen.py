@@ -186,21 +186,25 @@ class OwnServer:
         else:
             answered = [dict(each) for each in foreign.read(path).requests]
         answered.sort(key=lambda request: request["sent_at"])
-        served = self.traffic.served[-len(answered) :]
-        pairs = list(zip(answered, served))
-        same = [r["completion_tokens"] == len(i.tokens) for r, i in pairs]
-        if not answered or len(served) < len(answered) or sum(same) < ALIKE * len(same):
+        at = np.array([[r["sent_at"], r["first_token_at"]] for r in answered], float)
+        made = np.array([r["completion_tokens"] for r in answered])
+        served = [([i.arrived_at, i.token_times[0]], len(i.tokens)) for i in self.traffic.served]
+        at_vllm, recorded = (np.array(each) for each in zip(*served))
+        n = len(answered)
+        stretches = [slice(k, k + n) for k in range(len(served) - n + 1)]
+        alike = [each for each in stretches if np.mean(recorded[each] == made) >= ALIKE]
+        if np.isnan(at).all(axis=0).any() or not alike:  # answers that are no streams lack times
             raise RunError(
-                f"{path} holds {len(answered)} requests with times, which are not the last ones of "
-                f"{self.recording.path}; give the client's run that was sent while it was recorded"
+                f"{path} holds {n} requests with times and lengths that are not those in a row of "
+                f"{self.recording.path}; give the client's run of streams that was recorded"
             )
-        late = [
-            (r["first_token_at"] - r["sent_at"]) - (i.token_times[0] - i.arrived_at)
-            for (r, i), alike in zip(pairs, same)
-            if alike
-        ]
-        apart = np.percentile([i.arrived_at - r["sent_at"] for r, i in pairs], (10, 90))
-        if (answer := round(float(np.median(late)) * PS)) < 0 or apart[1] - apart[0] > APART_S:
+
+        def apart(stretch: slice) -> Any:  # of requests of equal lengths, times say which they are
+            return np.ptp(np.nanpercentile(at_vllm[stretch] - at, (10, 90), axis=0), axis=0)
+
+        which = min(alike, key=lambda stretch: float(apart(stretch).sum()))
+        late = np.diff(at - at_vllm[which])[recorded[which] == made]
+        if (answer := round(float(np.nanmedian(late)) * PS)) < 0 or apart(which)[0] > APART_S:
             raise RunError(
                 f"{path} was not sent while {self.recording.path} was recorded: its requests came "
                 "at other times; give the client's run of these requests"
@@ -225,9 +229,9 @@ def own_server(path: Path, client: Path | None) -> OwnServer:
 
 
 _STATISTICS: dict[str, Callable[[Any], Any]] = {
-    "mean": np.mean,
-    "p50": np.median,
-    "p99": lambda values: np.percentile(values, 99),
+    "mean": np.nanmean,
+    "p50": np.nanmedian,
+    "p99": lambda values: np.nanpercentile(values, 99),
 }
 
 

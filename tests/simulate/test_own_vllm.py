@@ -307,8 +307,27 @@ def test_a_clients_run_adds_https_share(tmp_path: Path) -> None:
     late = own.measured["mean_ttft_ms"] - alone.measured["mean_ttft_ms"]
     assert late == pytest.approx(250, abs=1)
     other, _ = recorded(tmp_path / "other.jsonl", drawn(100, seed=7))
-    with pytest.raises(RunError, match="which are not the last ones of"):
+    with pytest.raises(RunError, match=r"100 requests with times .* not those in a row of"):
         OwnServer.of(recording, bench(tmp_path / "bench.json", other, 0.25))
+
+
+@pytest.mark.parametrize("more", ["before", "after", "both"])
+def test_of_equal_requests_their_times_say_which_are_the_clients(more: str, tmp_path: Path) -> None:
+    """They were paired with the last ones, and so shifted where another one followed."""
+    alike = {"prompt_ids": [1] * 40, "num_tokens": 20}
+    equal = [each.model_copy(update=alike) for each in drawn(150, rate=9.0)]
+    recording, _ = recorded(tmp_path / "it.jsonl", equal)
+    bench(tmp_path / "bench.json", recording, 0.25)
+    file = json.loads((tmp_path / "bench.json").read_text())
+    of_client = slice(int(more != "after"), -1 if more != "before" else None)
+    for name in ("start_times", "ttfts", "latencies", "input_lens", "output_lens", "errors"):
+        file[name] = file[name][of_client]
+    if more == "both":
+        file["ttfts"][7] = None  # one record without it loses no other
+    (tmp_path / "bench.json").write_text(json.dumps(file))
+    own = OwnServer.of(recording, tmp_path / "bench.json")
+    assert own.costs.answer == pytest.approx(0.25 * PS, rel=1e-6)
+    assert own.at_client and math.isfinite(own.at_client["mean_ttft_ms"])
 
 
 def moved(line: str, by: float) -> str:
