@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             raise ValueError("it is Git LFS's pointer to a file; fetch the file with git lfs pull")
         packed = begins.startswith(GZIP)
         try:
-            with gzip.open(file) if packed else contextlib.nullcontext(file) as content:
+            with gzip.GzipFile(fileobj=file) if packed else contextlib.nullcontext(file) as content:
                 yield cast(BinaryIO, content)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"it cannot be read to its end ({error}); pack it again") from None
