@@ -279,7 +279,7 @@ DEFINITIONS = {
     "the server; must be equal, but for a tenth, and for 5 ms a request and chance",
     "growth": "seconds that each second of sending adds to TTFT: least squares over ten blocks, "
     "less the slope's error; of conversations until the last begins; over 0.05 the server is "
-    "overloaded; 0 for a burst and a closed loop",
+    "overloaded (of fewer than 3,000 answers it must be more); 0 for a burst and a closed loop",
     "growth_in_flight": "part of what is sent that stays in flight: least squares over ten blocks "
     "once the rows could fill, less twice the slope's error; the rest as of growth",
     "cost_per_million_tokens": "price of a machine-hour (--price) * machine-hours / millions of "

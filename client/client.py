@@ -28,7 +28,7 @@ from rich.table import Table  # noqa: E402
 
 from client import arguments, runs  # noqa: E402
 from client.addresses import api_key, context_of, server_url, target_of  # noqa: E402
-from client.analysis import overload, queue_grows  # noqa: E402
+from client.analysis import overload, overload_unknown  # noqa: E402
 from client.bounds import cut_in_words, warm_up_in_words  # noqa: E402
 from client.calls import ServerError, stream  # noqa: E402
 from client.draws import ARRIVALS, WorkloadError  # noqa: E402
@@ -246,7 +246,7 @@ def _show(
             is_share = key in KEYS and KEYS[key].scale == 100
             shown = f"{share(100 * server[key], 1)}%" if is_share else f"{server[key]:{form}}"
             console.print(f"  {key}: {shown}")
-    title = f"{target.name} as this client saw it" + " (overloaded)" * queue_grows(result)
+    title = f"{target.name} as this client saw it" + " (overloaded)" * bool(overload([result]))
     table = Table("milliseconds", *SHOWN, title=title, title_justify="left")
     for name, each in MEASURES.items():
         if each.title and result[f"mean_{name}_ms"] is not None:
@@ -270,6 +270,8 @@ def _show(
         console.print(f"{rate:.2f} requests per second, {part}% of all, within {limits}")
     if words := overload([result]):
         console.print(f"{target.name} was {words}", style="red", highlight=False)
+    if words := overload_unknown({target.name: [result]}):
+        console.print(words, highlight=False)
     for reason, n in [*result["errors"].items()][:5]:
         console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
 

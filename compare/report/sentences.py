@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from client.analysis import APART, breaks_littles_law, overload, queue_grows
+from client.analysis import APART, breaks_littles_law, overload, overload_unknown, overloaded
 from client.bounds import cut_in_words, warm_up_in_words
 from client.groups import described
 from client.machine import processor
@@ -84,9 +84,10 @@ def failures(run: Run) -> list[str]:
 
 
 def overloads(run: Run) -> list[str]:
-    """Return what each overloaded server's numbers mean."""
+    """Return what each overloaded server's numbers mean, and of which that is not known."""
     found = {name: overload(results) for name, results in run.variants.items()}
-    return [f"**{name}** was {clause}." for name, clause in found.items() if clause]
+    said = [f"**{name}** was {clause}." for name, clause in found.items() if clause]
+    return [*said, *filter(None, [overload_unknown(run.variants)])]
 
 
 def other_lengths(run: Run) -> list[str]:
@@ -345,7 +346,7 @@ def result_line(name: str, result: Result) -> str:
     ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
     if result["cut"]:
         ended += f", cut at {result['cut']['at']}"
-    ended += ", overloaded" * queue_grows(result)
+    ended += ", overloaded" * bool(overloaded(result))
     return (
         f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
         f"{result['output_throughput']:,.0f} tok/s, {ended}"

@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from client.analysis import queue_grows
+from client.analysis import overloaded
 from client.results import KEYS, Key, keys
 from client.runs import Run
 from client.summary import line_text
@@ -165,7 +165,7 @@ def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
 def label(name: str, results: Sequence[Result]) -> str:
     """A server's name, marked where its numbers are not what they seem."""
     marks = [mark for mark in ("partial", "cut") if any(result.get(mark) for result in results)]
-    marks += ["overloaded"] * queue_grows(*results)
+    marks += {True: ["overloaded"], None: ["overloaded?"]}.get(overloaded(*results), [])
     return f"{name} ({', '.join(marks)})" if marks else name
 
 

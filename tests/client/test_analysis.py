@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from client.analysis import (
+    ENOUGH,
     always_waiting,
     batch_sizes,
     expected_useful_fraction,
@@ -17,12 +18,17 @@ from client.analysis import (
     growth_in_flight,
     occupancy_over_time,
     overload,
+    overload_unknown,
+    overloaded,
     slowest_row_s,
 )
 from client.measure import judged
 from client.outcomes import Answer, Outcome
 from client.summary import latency_line, summarise
 from client.traces import Request
+from client.workloads import Workload
+from compare.report.tables import label
+from lab.studies import virtual
 from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
 from tests.compare.test_sweep import CALM
 
@@ -54,6 +60,61 @@ def test_an_overload_is_that_of_the_means_over_seeds(
 ) -> None:
     words = overload([CALM | changed for changed in seeds])
     assert words == (said and f"overloaded: {said}; its latencies are those of a run of 6.2 s")
+
+
+NEAR = {"p99_ttft_ms": 700.0, "growth": 0.0}  # near its capacity, of five seconds
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [
+    ([NEAR], None),  # and it was "not overloaded" in a third of such runs at 1.1 of the capacity
+    ([NEAR | {"growth": 0.15}], None),  # and "overloaded" in one of six at 0.9
+    ([NEAR | {"growth": 0.3}], True),
+    ([NEAR | {"growth": 4.0, "completed": 20}], True),  # five times what it can do
+    ([NEAR | {"completed": ENOUGH, "growth": 0.06}], True),
+    ([NEAR | {"completed": ENOUGH, "growth": 0.04}], False),
+    ([NEAR | {"growth": 0.01}] * 5, False),  # seeds agree
+    ([NEAR | {"growth": 0.04}] * 5, None),
+    ([NEAR | {"growth": 0.06}] * 30, True),
+    ([{}], False),  # hardly a request waits
+    ([{"p99_ttft_ms": 200.0, "p99_e2el_ms": 400.0}], False),  # all are short, as in batches
+    ([{"p99_ttft_ms": 200.0, "p99_e2el_ms": 900.0}], None),
+    ([NEAR | {"requested_rate": None}], False),  # at no rate
+    ([NEAR | {"completed": 0, "failed": 100, "p99_ttft_ms": None}], False),  # that is said apart
+])  # fmt: skip
+def test_few_answers_near_the_capacity_do_not_say_whether_a_server_overloads(
+    seeds: list[dict[str, float]], verdict: bool | None
+) -> None:
+    results = [CALM | changed for changed in seeds]
+    assert overloaded(*results) is verdict
+    assert bool(overload(results)) == bool(verdict)
+    words = overload_unknown({"a": results, "calm": [CALM]})
+    assert bool(words) == (verdict is None)
+    if words:
+        assert words.startswith("Whether a overloaded cannot be known from so few answers: ")
+        assert "that takes 3,000" in words
+        assert label("a", results) == "a (overloaded?)"
+
+
+@pytest.mark.parametrize(("load", "wrong", "said"), [
+    (0.3, True, {False}), (0.9, True, {False, None}),
+    (1.1, False, {True, None}), (5.0, False, {True}),
+])  # fmt: skip
+@pytest.mark.parametrize(("mode", "capacity"), [("nobatch", 8.6), ("static", 51.5)])
+def test_a_hundred_requests_are_hardly_ever_judged_wrongly(
+    mode: str, capacity: float, load: float, wrong: bool, said: set[bool | None]
+) -> None:
+    """In virtual time. By the limit for any number three of these at 1.1 were "not overloaded"."""
+    results = [
+        virtual.measures(
+            virtual.server({"mode": mode}),
+            Workload(seed=seed).requests(100, f"poisson:{load * capacity}"),
+        )
+        for seed in range(6)
+    ]
+    verdicts = [overloaded(result) for result in results]
+    assert verdicts.count(wrong) <= 1 and overloaded(*results) in said
+    if len(said) == 1:  # far from the capacity a few requests do say it
+        assert {*verdicts} == said
 
 
 @pytest.mark.parametrize("users", [None, 9])
