@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -23,6 +23,7 @@ from simulate.simulation import Simulation
 from simulate.space import Candidate, command, settings_of
 
 FOUND, DEFAULT = "found", "default"
+CLOSE = 0.1  # half the interval of real ÷ predicted, beyond which it says nothing
 
 
 def check(options: Simulation) -> None:
@@ -66,27 +67,36 @@ def verified(options: Simulation, search: Search, runs: int, progress: Progress)
     from compare.report import report  # matplotlib takes 0.6 s to load
 
     report.write(run)
-    for name, results in run.variants.items():
+    for name in run.names:
+        results = {s["seed"]: s["variants"][name] for s in run.summaries if name in s["variants"]}
         yield f"{name}, {command(options, pairs[name])}: {held(search, pairs[name], results)}"
 
 
-def held(search: Search, one: Candidate, results: list[dict[str, Any]]) -> str:
-    """Return in words whether the mean of real runs lies where that of as many is expected."""
-    key, question, n = key_of(search), search.question, len(results)
+def held(search: Search, one: Candidate, results: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return in words whether real runs, by seed, are as predicted of the same seeds' traces."""
+    key, question = key_of(search), search.question
     measure = question.measure
     if measure == "goodput" and not question.of_requests:
         measure = "request_throughput"
-    live, values = statistics.fmean(result[measure] for result in results), search.values(one)
-
-    def said(value: float) -> str:
-        return key.form.format(key.scale * value)
-
-    predicted = estimate(values)
-    mean, half = predicted.mean, predicted.half
-    text = f"{key.heading}: {said(live)} in {n} real run{'s' * (n > 1)}, {said(mean)} predicted"
-    if half is not None:
-        half *= math.sqrt(1 + len(values) / n)  # of the mean of n more
-        text += f" ({said(mean - half)} to {said(mean + half)})"
-        if abs(live - mean) <= half:
-            return f"{text}: held"
-    return f"{text}: {100 * (live / mean - 1):+.1f}%" if mean else text
+    predicted = search.results[one.name]
+    pairs = [
+        (result[measure] or 0.0, predicted[seed].values[""])
+        for seed, result in results.items()
+        if seed in predicted
+    ]
+    live, mean = (key.form.format(key.scale * statistics.fmean(values)) for values in zip(*pairs))
+    n = len(pairs)
+    text = f"{key.heading}: {live} in {n} real run{'s' * (n > 1)}, {mean} predicted"
+    if not all(value > 0 for pair in pairs for value in pair):
+        return text
+    # what a trace does to both cancels in their ratio
+    ratio = estimate([math.log(real / foreseen) for real, foreseen in pairs])
+    off = f"{100 * math.expm1(ratio.mean):+.1f}%"
+    if ratio.half is None:
+        return f"{text}: {off}"
+    low, high = (100 * math.expm1(ratio.mean + sign * ratio.half) for sign in (-1, 1))
+    if ratio.shown:
+        said = "off"
+    else:
+        said = "held" if ratio.half <= CLOSE else "cannot tell, more runs would"
+    return f"{text}: {off} ({low:+.1f} to {high:+.1f}%), {said}"
