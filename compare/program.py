@@ -24,7 +24,7 @@ from compare import calibrate, slowest
 from compare.comparison import Comparison
 from compare.options import parse, parse_runs, parse_slowest
 from compare.report import sentences
-from compare.resume import options_of
+from compare.resume import begin
 from config import ConfigError
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     argv = sys.argv[1:]
     named = {word.partition("=")[0] for word in argv}
     if not named & {"--runs", "--slowest"}:
-        run_and_exit(lambda p: Comparison(options_of(argv, parse, Comparison.program), p))
+        run_and_exit(lambda p: Comparison(begin(argv, parse, Comparison.program), p))
         return
     try:
         if "--slowest" in named:

@@ -19,13 +19,20 @@ OF_CHECK = ("--limit", "--junit", "--out", "--overwrite")
 Given = TypeVar("Given", bound=Options)
 
 
+def begin(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], program: str) -> Given:
+    """Parse a program's command line, as `options_of`. First the file of a check's --junit gets an
+    error: whatever fails from here on, no answer of an earlier check is left.
+    """
+    checks = any(word.partition("=")[0] == "--check" for word in argv)
+    if checks and (file := _known(argv, "--junit")[0].junit) is not None:
+        junit(file)
+    return options_of(argv, parse, program)
+
+
 def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], program: str) -> Given:
     """Parse a command line; one with --resume or --check by the flags of the run that it names.
     Raises ConfigError, and RunError without a run.
     """
-    checks = any(word.partition("=")[0] == "--check" for word in argv)
-    if checks and (file := _known(argv, "--junit")[0].junit) is not None:
-        junit(file)  # whatever fails from here on, no file of an earlier check is left
     known, more = _known(argv, "--resume")
     if (folder := known.resume) is not None:
         _, words = _saved(folder, program)

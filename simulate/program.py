@@ -25,7 +25,7 @@ from client.runs import RunError, files, refuse_overwriting
 from client.saving import write
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
-from compare.resume import options_of
+from compare.resume import begin
 from config import (
     NOT_SIMULATED,
     ConfigError,
@@ -190,7 +190,7 @@ def find(options: Simulation) -> bool:
 
 def main() -> None:
     try:
-        options = options_of(sys.argv[1:], parse, Simulating.program)
+        options = begin(sys.argv[1:], parse, Simulating.program)
         if options.recording:
             with Progress(Output()) as progress, progress.step(f"replaying {options.recording}"):
                 replayed = replay_file(options.recording)

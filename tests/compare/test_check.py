@@ -21,7 +21,7 @@ from compare import check
 from compare.check import CANNOT_TELL, NOT_WORSE, WORSE, Change, changes
 from compare.comparison import Comparison
 from compare.options import Options, parse
-from compare.resume import options_of
+from compare.resume import begin, options_of
 from config import ConfigError
 from simulate import program
 from tests.conftest import undraw
@@ -228,7 +228,7 @@ def test_a_check_that_does_not_end_leaves_an_error_and_no_earlier_answer(
     check.junit(junit, [compared([1.0, 1.0])])
     given = shlex.split(f"--check {saved} --junit {junit} {words.format(saved=saved)}")
     with contextlib.suppress(ConfigError):
-        options_of(given, program.parse, "./simulate.sh")
+        begin(given, program.parse, "./simulate.sh")
     assert suite_of(junit) == ["1", "0", "1", "0"]
 
 
@@ -250,10 +250,7 @@ def test_a_check_has_the_saved_traces_and_settings(saved: Path, tmp_path: Path) 
     assert [len(comparison.traffic(seed)[1]) for seed in comparison.seeds] == [40, 7, 40]
 
 
-def test_the_workflow_for_github_has_commands_that_are_understood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # it writes --junit
+def test_the_workflow_for_github_has_commands_that_are_understood(saved: Path) -> None:
     text = (ROOT / "docs" / "examples" / "check.yml").read_text()
     measure, again = re.findall(r"bench/compare.sh (.*)", text)
     assert compare(*shlex.split(measure)).names == ["dynamic", "mine"]
