@@ -23,7 +23,7 @@ NUMBERS = (
     "completed", "failed", "wall_clock_s", "total_input_tokens", "total_output_tokens",
     "request_throughput", "output_throughput", "total_token_throughput",
 )  # fmt: skip
-REQUEST = (  # instants in seconds, since the run's first
+REQUEST = (  # instants in seconds, on the tool's clock
     "sent_at", "first_token_at", "last_token_at", "answered_at", "prompt_tokens",
     "completion_tokens",
 )  # fmt: skip
@@ -61,8 +61,8 @@ class Measured:
 
     tool: None for our own. facts: settings and hardware in words, where they are recorded. results:
     numbers with the keys of our NAME.json, one mapping a seed. requests: the answered ones with the
-    keys REQUEST, NaN for what is missing; none where the file has none. remarks: in Markdown, why
-    not to trust it.
+    keys REQUEST, NaN for what is missing, of the first seed of a sweep; none where the file has
+    none. remarks: in Markdown, why not to trust it.
     """
 
     name: str
@@ -240,8 +240,7 @@ def read(path: Path) -> Measured:
         return runs[0]
     return Measured(
         re.sub("(SERVE|BENCH)-+", "", path.resolve().name), path, runs[0].tool, runs[0].facts,
-        [each for run in runs for each in run.results],
-        [each for run in runs for each in run.requests],
+        [run.results[0] for run in runs], runs[0].requests,
         [each for run in runs for each in run.remarks],
     )  # fmt: skip
 
@@ -257,7 +256,13 @@ def _run(tool: Tool, path: Path, file: Json) -> Measured:
             three = own.get(tool.names.get(measure, measure)) or (None, None, None)
             shown = (each if each is None else _number(each) for each in three)
             result |= {f"{s}_{measure}_ms": v for s, v in zip(("mean", "p50", "p99"), shown)}
-        answered, left_out = _requests(tool, records)
+        answered, left_out = [], 0
+        for record in records:
+            try:
+                if values := tool.request(record):
+                    answered.append(dict(zip(REQUEST, _request(values))))
+            except UNREADABLE:
+                left_out += 1
     except UNREADABLE as error:
         raise RunError(
             f"{path} comes from a version of {tool.name} that is not read here, or has many runs "
@@ -270,22 +275,6 @@ def _run(tool: Tool, path: Path, file: Json) -> Measured:
     if left_out:
         remarks.append(f"{left_out:,} of {len(records):,} records cannot be read.")
     return Measured(tool.name, path, tool, facts, [result], answered, remarks)
-
-
-def _requests(tool: Tool, records: Sequence[Any]) -> tuple[list[Json], int]:
-    """Return the answered requests of records, and how many records cannot be read."""
-    answered, left_out = [], 0
-    for record in records:
-        try:
-            if values := tool.request(record):
-                answered.append(_request(values))
-        except UNREADABLE:
-            left_out += 1
-    begin = min((sent for sent, *_ in answered), default=0.0)
-    return [
-        {name: value - begin * name.endswith("_at") for name, value in zip(REQUEST, values)}
-        for values in answered
-    ], left_out
 
 
 def _number(value: Any) -> float:

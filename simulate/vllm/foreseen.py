@@ -191,20 +191,20 @@ class OwnServer:
         served = [([i.arrived_at, i.token_times[0]], len(i.tokens)) for i in self.traffic.served]
         at_vllm, recorded = (np.array(each) for each in zip(*served))
         n = len(answered)
-        stretches = [slice(k, k + n) for k in range(len(served) - n + 1)]
+        stretches = [slice(k, k + n) for k in range(len(served) - n + 1) if n]
         alike = [each for each in stretches if np.mean(recorded[each] == made) >= ALIKE]
         if np.isnan(at).all(axis=0).any() or not alike:  # answers that are no streams lack times
             raise RunError(
                 f"{path} holds {n} requests with times and lengths that are not those in a row of "
-                f"{self.recording.path}; give the client's run of streams that was recorded"
+                f"{self.recording.path}; give the client's streams, sent while it was recorded"
             )
-
-        def apart(stretch: slice) -> Any:  # of requests of equal lengths, times say which they are
-            return np.ptp(np.nanpercentile(at_vllm[stretch] - at, (10, 90), axis=0), axis=0)
-
-        which = min(alike, key=lambda stretch: float(apart(stretch).sum()))
+        # of requests of equal lengths their times say which they are
+        later = (np.nanpercentile(at_vllm[each] - at, (10, 90), axis=0) for each in alike)
+        apart = [np.ptp(each, axis=0) for each in later]
+        best = int(np.argmin(np.sum(apart, axis=1)))
+        which = alike[best]
         late = np.diff(at - at_vllm[which])[recorded[which] == made]
-        if (answer := round(float(np.nanmedian(late)) * PS)) < 0 or apart(which)[0] > APART_S:
+        if (answer := round(float(np.nanmedian(late)) * PS)) < 0 or apart[best][0] > APART_S:
             raise RunError(
                 f"{path} was not sent while {self.recording.path} was recorded: its requests came "
                 "at other times; give the client's run of these requests"

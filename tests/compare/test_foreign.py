@@ -256,10 +256,8 @@ def test_a_sweep_of_vllm_is_a_run_of_each_setting(tmp_path: Path) -> None:
     assert "| requests | 40 answered, 0 failed | 120 answered, 0 failed |" in text
     [folder] = (tmp_path / "sweep").glob("*n=2")
     run = foreign.read(folder)
-    assert len(run.results) == 3 and max(request["sent_at"] for request in run.requests) < 10
-    side_by_side.beside(
-        [folder, FILES / "aiperf", folder.with_name("SERVE--max_num_seqs=16")], tmp_path / "out"
-    )
+    assert len(run.results) == 3 and len(run.requests) == 40
+    assert "| time to first token | no difference shown (× 1.00 (1.00 to 1.00)) |" in text
 
 
 @pytest.mark.parametrize(
