@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 
-from client.users import NAME
+from client.users import NAME, missing
 
 
 def named(text: str) -> str:
     """Return a server's name in reports and files, made from its own or its model's."""
     name = "-".join(NAME.findall(text))
-    return name if name.lower() not in ("", "summary") else f"{name}-model".lstrip("-")
+    lost = missing(name) or name.lower() in ("", "summary")
+    return f"{name}-model".lstrip("-") if lost else name
 
 
 def escape(text: object) -> str:

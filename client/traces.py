@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client.draws import Arrivals, WorkloadError, arrivals
 from client.saving import written
+from client.users import missing
 from config.reading import read_lines
 from config.settings import Count, NotNegative
 
@@ -232,6 +233,8 @@ def _wrong(request: Request, before: dict[int, Request], followed: set[int | Non
         return "give either prompt or prompt_ids"
     if not (request.prompt or request.prompt_ids):
         return "the prompt is empty"
+    if why := missing(request.user) or missing(request.slo_class):
+        return f"{why}; choose another name"
     if request.id in before:
         return f"an earlier line has the id {request.id} too; number the requests anew"
     if (request.after is None) != (request.think_s is None):

@@ -19,7 +19,13 @@ from scheduling.inference import Slo
 from scheduling.policies.deadlines import read_slo_classes
 
 NAME = re.compile(r"[\w.-]+")  # of a user or a server: any of these may be a file name
+MISSING = re.compile(r"#?NA|(#?N/A )?#?N/A|n/a|<NA>|NULL|null|None|-?nan|-?NaN|-?1\.#(IND|QNAN)")
 SECONDS = re.compile(r"([\d.]+)-([\d.]+)")
+
+
+def missing(name: str | None) -> str:
+    """Return why a variant, user or class cannot have a name in requests.csv, if so."""
+    return f"{name} is a missing value to pandas.read_csv" if MISSING.fullmatch(name or "") else ""
 
 
 class Drawn(NamedTuple):
@@ -51,6 +57,8 @@ class Stream(NamedTuple):
             begins, ends = map(float, seconds.groups()) if seconds else (0.0, None)
             if not NAME.fullmatch(user) or (ends is not None and not begins < ends < math.inf):
                 raise ValueError
+            if why := missing(user):
+                raise WorkloadError(f"{why}; choose another name")
             distribution = draws.lengths(lengths if seconds else rest)
             return cls(user, number(rate), distribution, begins, ends)
         except WorkloadError as error:
@@ -165,6 +173,8 @@ def read_slo_mix(specs: Sequence[str]) -> tuple[dict[str, Slo], Shares]:
         ) from None
     try:
         classes = read_slo_classes(" ".join(each for _, each in pairs))
+        if why := next(filter(None, map(missing, classes)), ""):
+            raise ValueError(f"{why}; choose another name")
     except ValueError as error:
         raise WorkloadError(f"--slo-mix: {error}") from None
     return classes, Shares("--slo-mix", specs, shares, range(len(shares)))

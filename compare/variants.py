@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.addresses import base_url
-from client.users import NAME
+from client.users import NAME, missing
 from config import (
     MODES,
     Config,
@@ -61,15 +61,18 @@ def parse_modes(text: str | None) -> dict[str, Variant]:
         raise ConfigError("--modes names a mode twice")
     named: dict[str, Variant] = {}
     for mode in modes:
-        if taken(name := mode.rpartition(":")[2], named):
-            raise ConfigError(f"--modes {text}: {name} is taken; give it a name with --variant")
+        if why := unfit(name := mode.rpartition(":")[2], named):
+            raise ConfigError(f"--modes {text}: {why}; give it a name with --variant")
         named[name] = Variant(mode, {})
     return named
 
 
-def taken(name: str, others: Iterable[str]) -> bool:
-    """Return whether one file would be that of another name too, on systems that ignore case."""
-    return name.casefold() in {"summary", *(other.casefold() for other in others)}
+def unfit(name: str, others: Iterable[str]) -> str:
+    """Return why no variant can have a name, if so: its file would be another one's too, on systems
+    that ignore case, or tables would lose it.
+    """
+    taken = name.casefold() in {"summary", *(other.casefold() for other in others)}
+    return f"{name} is taken" if taken else missing(name)
 
 
 def parse_variants(
@@ -94,8 +97,9 @@ def parse_variants(
                     "give NAME='MODE --setting …', such as small='dynamic --token-budget 32'"
                 )
             refuse_unknown(parser, unknown)
-            if taken(name, variants) or (name in MODES and name != known.mode):
-                raise ConfigError(f"{name} is taken; choose another name")
+            others = [*variants, *(mode for mode in MODES if mode == name != known.mode)]
+            if why := unfit(name, others):
+                raise ConfigError(f"{why}; choose another name")
             variants[name] = Variant(known.mode, settings(known))
             if mode is None:  # else the settings that it is built on are not known here
                 build(known.mode, flags_of(variants[name], of_all), values)
@@ -111,7 +115,7 @@ def parse_also(texts: Sequence[str], variants: Collection[str] = ()) -> dict[str
         name, _, url = text.partition("=")
         if not NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
             raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
-        if taken(name, (*MODES, *variants, *also)):
-            raise ConfigError(f"--also {text!r}: {name} is taken; choose another name")
+        if why := unfit(name, (*MODES, *variants, *also)):
+            raise ConfigError(f"--also {text!r}: {why}; choose another name")
         also[name] = base_url(url, "--also")
     return also

@@ -74,6 +74,8 @@ IDS = {"prompt": None, "prompt_ids": [1]}
     ([FIRST, FIRST], "line 2: an earlier line has the id 0 too"),
     ([FIRST, FIRST | {"id": 1, "users": 2}], "numbers of users"),
     ([FIRST | {"user": ""}], "line 1: user: "),
+    ([FIRST, FIRST | {"id": 1, "user": "NA"}], "line 2: NA is a missing value to pandas.read_csv"),
+    ([FIRST | {"slo_class": "null"}], "line 1: null is a missing value to pandas.read_csv; choose"),
     ([FIRST | {"priority": -1}], "line 1: priority: "),
     ([FIRST, LATER | {"after": 7}], "line 2: after: no line before it has the id 7"),
     ([FIRST, LATER, LATER | {"id": 2}], "line 3: after: another request follows 0 already"),

@@ -315,6 +315,8 @@ def test_users_of_a_comparison_send_for_their_seconds_or_300_requests() -> None:
     ({"priorities": ["0.5:1", "0.5:1"]}, "give SHARE:LEVEL"),
     ({"slo_mix": ["0.5:a=ttft:1", "0.4:b=tpot:1"]}, "sum to 0.9; make it 1"),
     ({"slo_mix": ["a=ttft:1"]}, "give SHARE:NAME=ttft:MS,tpot:MS"),
+    ({"users": ["NA,2,fixed:4", "b,2,fixed:4"]}, "--users 'NA,2,fixed:4': NA is a missing value"),
+    ({"slo_mix": ["1:None=ttft:1"]}, "--slo-mix: None is a missing value to pandas.read_csv; ch"),
     ({"slo_mix": ["1:a=e2el:1"]}, "--slo-mix: 'a=e2el:1' is no class; write NAME=ttft:MS"),
     ({"adapters": "4"}, "unknown adapters '4'; give N:DISTRIBUTION of distinct, uniform"),
 ])  # fmt: skip

@@ -206,6 +206,9 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
         "--variant a=dynamic --also A=http://h", "--also Static=http://h",
         "--modes static,mine.py:Static", "--modes a.py:Gate,b.py:Gate",
     )),
+    *((words, "is a missing value to pandas.read_csv") for words in (  # of requests.csv
+        "--variant NA=dynamic", "--also null=http://h", "--modes dynamic,mine.py:None",
+    )),
     ("--variant base=dynamic --baseline other", "'other' is not compared; name one of base"),
     (" ".join(f"--variant v{i}=dynamic" for i in range(13)), "a figure shows at most 12"),
 ])  # fmt: skip

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from client import client, runs
 from client.quoting import code, escape, named, unescape
-from client.users import NAME
+from client.users import NAME, missing
 from compare.deployments import OF_EACH
 from compare.report import report
 from compare.report.report import as_page
@@ -226,3 +226,7 @@ def test_a_report_and_its_figures_are_dark_where_the_system_is(
 def test_a_servers_name_is_a_file_name_too() -> None:
     assert named("gpt2-medium_1.5") == "gpt2-medium_1.5" and NAME.fullmatch(named("../a b|c$"))
     assert named("") == "model" and named("Summary") == "Summary-model"
+    assert named("org/None") == "org-None" and named("NA") == "NA-model", "no missing value"
+    values = "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None"
+    assert all(map(missing, [*values.split("|"), "n/a", "nan", "null"])), "of pandas 2.3"
+    assert not any(map(missing, ("", "na", "N", "NAs", "nano", "none", None)))
