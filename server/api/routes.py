@@ -61,8 +61,8 @@ RESET = Route("POST", "/stats/reset", "start a new run")
 REQUEST = Route(
     "GET",
     "/requests/{name}",
-    "where a request's time went, and what ran beside it: by its X-Request-Id or its number, of "
-    "those in flight and the last 2,000 that ended",
+    "where a request's time went, and what ran beside it: by its X-Request-Id, or else by its "
+    "number, of those in flight and the last 2,000 that ended",
 )
 FORGET_PREFIXES = Route("POST", "/reset_prefix_cache", "forget all prefixes, as vLLM's")
 PAGE = Route("GET", "/live", "a page that shows the rows of the batch; it holds no data")

@@ -78,7 +78,8 @@ export const server = {
   async askParts() {
     const id = state.pinned, at = performance.now();
     if (id === this.parts.id && (this.parts.over || at - this.parts.at < RETRY_MS)) return;
-    const request = id === null ? null : await this.request(id);
+    const found = id === null ? null : await this.request(id);
+    const request = found?.id === id ? found : null; // a client may number its own
     const over = !["waiting", "running"].includes(request?.state);
     this.parts = {id, at, over};
     sayParts(request);

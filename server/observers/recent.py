@@ -30,7 +30,9 @@ class RecentRequests:
         self._ended.append(self._known(inference, inference.answered_at))
 
     def find(self, name: str) -> list[dict[str, Any]]:
-        """Return the inferences of a request, by its `request_id` or by a number of theirs."""
+        """Return the inferences of a request by its `request_id`, or else the one of this number:
+        clients may number their requests, too.
+        """
 
         def look(scheduler: Scheduler) -> list[Known]:
             now, known = self._manager.clock(), [*self._ended]
@@ -43,11 +45,9 @@ class RecentRequests:
 
         known = self._manager.inspect(look)
         stays = [stay for stay, _ in known]
-        return [
-            told | {"neighbours": neighbours(stay, stays)}
-            for stay, told in known
-            if name in (told["request_id"], str(stay.id))
-        ]
+        named = [each for each in known if each[1]["request_id"] == name]
+        named = named or [each for each in known if str(each[0].id) == name]
+        return [told | {"neighbours": neighbours(stay, stays)} for stay, told in named]
 
     def _known(self, inference: Inference, until: float) -> Known:
         i = inference

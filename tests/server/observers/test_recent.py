@@ -51,6 +51,17 @@ def test_a_request_is_known_while_it_waits_and_runs_and_afterwards(client_of: Cl
     assert (second["completion_tokens"], second["neighbours"]["ran_before"]) == (2, 1)
 
 
+def test_an_id_that_a_client_gave_is_found_and_not_the_number_of_another(
+    client_of: ClientOf,
+) -> None:
+    """Of a client that numbers its requests, /requests/0 found two."""
+    client = client_of()
+    for name in ("5", "0", "other"):
+        ask = {"prompt": "hi", "num_tokens": 2}
+        client.post("/inference", json=ask, headers={"X-Request-Id": name})
+    assert [told(client, name)["id"] for name in ("5", "0", "other", "2")] == [0, 1, 2, 2]
+
+
 def test_a_request_that_failed_is_known_and_old_ones_are_forgotten(
     client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
