@@ -91,7 +91,9 @@ def context_of(url: str, arguments: argparse.Namespace) -> Context | None:
     route = "/v1/models" if asked.api in OTHERS else ""
     with contextlib.suppress(ServerError, LookupError, TypeError, ValueError, AttributeError):
         about = get(url + route, key=api_key(arguments.api_key), secrets=asked.headers)
-        config = about["data"][0] if route else about["config"]
+        model = arguments.model or asked.extra.get("model")
+        models = about["data"] if route else [about["config"] | {"id": model}]
+        [config, *_] = [each for each in models if model in (None, each["id"])]
         by_bytes = config.get("tokenizer") == "bytes"
         count = (lambda text: len(text.encode())) if by_bytes else about_tokens
         return Context(int(config["max_model_len"]), count)

@@ -163,12 +163,12 @@ class Options:
 
     @property
     def model(self) -> str:
-        return self.config(self.reference).model
+        """The model of each variant."""
+        return ", ".join(dict.fromkeys(self.config(name).model for name in self.variants))
 
-    @property
-    def key(self) -> str | None:
-        """The API key of the servers that are started; those that run already do not get it."""
-        secret = self.config(next(iter(self.variants))).api_key
+    def key(self, name: str) -> str | None:
+        """Return the API key of a server that is started; those that run already do not get it."""
+        secret = self.config(name).api_key
         return secret.get_secret_value() if secret else None
 
     @property
@@ -309,8 +309,7 @@ def chosen(known: argparse.Namespace, mode: str | None = None) -> dict[str, Any]
     """
     compared = variants.parse_modes(known.modes)
     if known.variant:
-        of_all, values = variants.settings(known), from_environment(os.environ)
-        compared = variants.parse_variants(known.variant, of_all, values, mode)
+        compared = variants.parse_variants(known.variant, mode)
     goodput = known.goodput
     if goodput is None:
         goodput = SWEEP_GOODPUT if known.sweep and not known.slo_mix else []
@@ -336,7 +335,13 @@ def check(options: Options) -> None:
     """Raise ConfigError for what cannot be compared."""
     if any("api_keys" in options.settings(name) for name in options.variants):
         raise ConfigError("--api-keys names several users, and this client is one; use --api-key")
-    configs = {name: options.config(name) for name in options.variants}
+    configs = {}
+    for name, variant in options.variants.items():
+        try:
+            configs[name] = options.config(name)
+        except ConfigError as error:
+            of = "" if variant == Variant(name, {}) else f"variant {name}: "
+            raise ConfigError(f"{of}{error}") from None
     shedding = [name for name, config in configs.items() if config.shed]
     if shedding and not (options.workload["slo_mix"] or options.trace):
         raise ConfigError(

@@ -20,7 +20,6 @@ from config import (
     meaningful,
     refuse_unknown,
 )
-from generate.auto import build
 
 BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
 
@@ -75,14 +74,9 @@ def unfit(name: str, others: Iterable[str]) -> str:
     return f"{name} is taken" if taken else missing(name)
 
 
-def parse_variants(
-    texts: Sequence[str],
-    of_all: Mapping[str, Any],
-    values: Mapping[str, str],
-    mode: str | None = None,
-) -> dict[str, Variant]:
-    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. of_all: settings of every
-    variant; values: of the environment; mode: of those without one. Raises ConfigError.
+def parse_variants(texts: Sequence[str], mode: str | None = None) -> dict[str, Variant]:
+    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. mode: of those without one.
+    Raises ConfigError.
     """
     variants: dict[str, Variant] = {}
     for text in texts:
@@ -101,8 +95,6 @@ def parse_variants(
             if why := unfit(name, others):
                 raise ConfigError(f"{why}; choose another name")
             variants[name] = Variant(known.mode, settings(known))
-            if mode is None:  # else the settings that it is built on are not known here
-                build(known.mode, flags_of(variants[name], of_all), values)
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"--variant {text!r}: {error}") from None
     return variants

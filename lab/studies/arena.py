@@ -180,7 +180,7 @@ def serve(
         del shared["watermark"]
     flags = [f"{flag(name)} {value}" for name, value in {**shared, **trace.settings}.items()]
     words = " ".join([mode, *flags, *own])
-    [variant] = parse_variants([f"policy={words}"], {}, {}).values()
+    [variant] = parse_variants([f"policy={words}"]).values()
     settings = {"mode": variant.mode, **variant.flags}
     return virtual.served(settings, requests, costs=load(costs), stream=True)
 

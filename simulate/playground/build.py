@@ -105,6 +105,8 @@ def _origin(costs: Costs) -> str:
         return f"an estimate, not measured: {estimate}"
     if recording := source.get("recording"):
         return str(recording)
+    if not {"hardware", "config", "date"} <= source.keys():
+        return f"{costs.name}, of a file that does not say where they were measured"
     hardware, model = source["hardware"], source["config"]["model"]
     return f"{model} as measured on {hardware['gpu'] or hardware['cpu']}, {source['date'][:10]}"
 

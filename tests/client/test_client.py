@@ -146,6 +146,18 @@ def test_recorded_lengths_are_sent_up_to_the_context_of_the_server(
     assert sizes == [(9, 2), (90, 4)]
 
 
+def test_the_context_is_that_of_the_model_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was that of the first one listed, whatever --model named."""
+    listed = [{"id": "A", "max_model_len": 100}, {"id": "B", "max_model_len": 200}]
+    monkeypatch.setattr(addresses, "get", lambda *_, **__: {"data": listed})
+    for words, tokens in (
+        ("", 100), ("--model B", 200), ("""--extra-body '{"model": "B"}'""", 200), ("--model C", 0),
+    ):  # fmt: skip
+        known = client.parse(split(f"--api openai --numsamples 3 {words}"))
+        found = addresses.context_of("http://h", known)
+        assert (found.tokens if found else 0) == tokens
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     """Requests beyond the context, and conversations that outgrow it."""

@@ -54,6 +54,14 @@ def test_servers_are_ours_whatever_the_current_folder_has(
         assert get(url)["mode"] == "dynamic"
 
 
+def test_a_variant_has_a_model_and_a_key_of_its_own() -> None:
+    """Each server got the first one's key, and one model was named for all."""
+    one, other = "a=dynamic --model fake --max-model-len 131072 --api-key one", "b=dynamic"
+    options = parse(["--variant", one, "--variant", other])
+    assert options.model == "fake, demo" and options.context.tokens == 1024
+    assert [options.key(name) for name in "ab"] == ["one", None]
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_comparison_writes_all_it_promises(tmp_path: Path) -> None:
     """And it shows what it waits for: it was silent for minutes in all."""
@@ -189,7 +197,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
     ("--variant base=dynamic --modes static", "--modes and --variant both say"),
     *((f"--variant {wrong}", "give NAME='MODE --setting …'")
       for wrong in ("dynamic", "a=", "'a b=dynamic'")),
-    ("--variant a=dynamo", r"'a=dynamo': unknown mode 'dynamo' \(did you mean dynamic"),
+    ("--variant a=dynamo", r"variant a: unknown mode 'dynamo' \(did you mean dynamic"),
     ("--variant a='dynamic --batch-size-target 4'", "target has no meaning in mode dynamic"),
     ("--variant a='dynamic --nope 4'", "unknown flag --nope"),
     ("""--variant "a=dynamic 'x" """, "No closing quotation"),

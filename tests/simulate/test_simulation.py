@@ -323,6 +323,24 @@ def test_a_trace_beyond_the_context_ends_with_a_sentence(tmp_path: Path) -> None
     assert done.returncode == 2 and said in done.stderr and not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.parametrize(("costs", "model", "longest"), [
+    ("fake", "fake", 131_072),
+    ("second", "fake", 131_072),
+    ("FILE", "fake", 131_072),
+    ("roofline:h100,gpt2,bfloat16", "gpt2", 1_024),
+])  # fmt: skip
+def test_a_variant_is_as_long_as_the_model_of_its_costs(
+    costs: str, model: str, longest: int, tmp_path: Path
+) -> None:
+    """It was checked as demo, whose context is shorter; a file may name no model."""
+    save(FAKE, tmp_path / "mine.json")
+    words = ["--costs", costs.replace("FILE", str(tmp_path / "mine.json")), "--variant"]
+    config = parse([*words, f"x=dynamic --max-model-len {longest}"]).config("x")
+    assert (config.model, config.max_model_len) == (model, longest)
+    with pytest.raises(ConfigError, match=f"variant x: max_model_len .* positions of {model};"):
+        parse([*words, f"x=dynamic --max-model-len {2**20 + 1 if longest > 1024 else 1025}"])
+
+
 def test_the_environment_changes_no_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There, settings may be of real servers; those of the scheduler are of both."""
     plain = parse([]).config("dynamic")

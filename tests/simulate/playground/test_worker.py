@@ -16,7 +16,7 @@ import pytest
 from client.traces import load_trace
 from scheduling import user_policies
 from scheduling.policies import MODES, ORDERS
-from simulate.costs import FOLDER
+from simulate.costs import FOLDER, load
 from simulate.playground import build, worker
 from simulate.playground.build import BURST, ESTIMATES, MOST_BYTES, BuildError, settings
 from simulate.playground.serve import Handler, Server
@@ -69,16 +69,20 @@ def test_costs_of_a_readers_own_are_a_file_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--costs mine.json became --costs mine, which ./simulate.sh does not know, and demo.json the
-    repository's demo; and of a short context ./simulate.sh left requests out.
+    repository's demo; and of a short context ./simulate.sh left requests out. One that does not
+    say where it was measured ended with a traceback.
     """
     costs = json.loads((FOLDER / "demo.json").read_text())
     costs["config"]["max_model_len"] = 64
     (tmp_path / "demo.json").write_text(json.dumps(costs))
+    bare = {name: costs[name] for name in ("unit", "line", "decode")}
+    (tmp_path / "bare.json").write_text(json.dumps(bare))
     (tmp_path / "trace.jsonl").write_text(worker.jsonl(STATE))
     monkeypatch.chdir(tmp_path)
     of_costs, shown = settings(Path("demo.json"))
     state = STATE | {"costs": "demo.json", "variants": ["dynamic"]}
     assert {"demo", "demo.json"} < shown.keys() == of_costs.keys()
+    assert build._origin(load(tmp_path / "bare.json")).startswith("bare, of a file that does not")
     answers = worker.served("dynamic", state, of_costs)["answers"]
     assert [sorted(answers)] == simulated(worker.command(state), tmp_path / "trace.jsonl")
 
