@@ -162,19 +162,24 @@ def _heads(c: Config) -> int:
     return max(each.shape.head_size for each in (c, c.draft_model) if each is not None)
 
 
-def _beyond_memory(c: Config) -> dict[str, Any] | None:
-    """Return what models need and this machine has, in GB, if that is too little. A GPU's free
+def beyond_memory(c: Config, servers: int = 1) -> str | None:
+    """Return why this machine's memory does not hold so many servers; None if it does. A GPU's free
     memory is known once the weights are there.
     """
     models = [each for each in (c, c.draft_model) if each is not None]
     weights = sum(each.shape.weight_bytes(each.dtype, each.multiplied_as) for each in models)
     kv = sum(each.n_blocks * each.block_bytes for each in models)
-    memory = psutil.virtual_memory().total
+    weights, kv, memory = servers * weights, servers * kv, psutil.virtual_memory().total
     if c.model == "fake" or c.device != "cpu" or weights + kv <= memory:
         return None
-    sizes = {"weights": weights, "kv": kv, "all": weights + kv, "memory": memory}
     names = " and ".join(each.model for each in models)
-    return {"names": names, **{name: size / 1e9 for name, size in sizes.items()}}
+    several, lower = (f"{servers} replicas of ", "--replicas or ") if servers > 1 else ("", "")
+    need = "need" if several or len(models) > 1 else "needs"
+    return (
+        f"{several}{names} {need} {weights / 1e9:.2f} GB of weights + {kv / 1e9:.2f} GB of keys "
+        f"and values = {(weights + kv) / 1e9:.2f} GB, and this machine has {memory / 1e9:.2f} GB; "
+        f"lower {lower}--kv-cache or choose a smaller --model"
+    )
 
 
 def _alike(c: Config) -> str:
@@ -278,9 +283,7 @@ CONTRADICTIONS: dict[str, Callable[[Config], Any]] = {
     "--max-batch-size or --max-model-len, or raise --block-size": lambda c: (
         c.n_blocks > MOST_BLOCKS and c.n_blocks
     ),
-    "{it[names]} need {it[weights]:.2f} GB of weights + {it[kv]:.2f} GB of keys and values = "
-    "{it[all]:.2f} GB, and this machine has {it[memory]:.2f} GB; lower --kv-cache or choose a "
-    "smaller --model": _beyond_memory,
+    "{it}": beyond_memory,
     "--order {c.order} pauses rows, and in mode {c.mode} a batch runs to its end; use mode "
     "dynamic, or one of the orders {it}": lambda c: (
         c.mode != "dynamic"

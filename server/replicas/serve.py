@@ -13,6 +13,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from config import Config, ConfigError, Parser, check_port, flag, parse
+from config.checks import beyond_memory
 from config.flags import add_replicas, check_replicas
 from generate import auto
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
@@ -176,9 +178,15 @@ def serve(argv: Sequence[str]) -> None:
 
 
 def check_resources(fleet: Fleet) -> None:
-    """Raise ConfigError if the cluster has too few CPUs or GPUs."""
+    """Raise ConfigError if the cluster has too few CPUs or GPUs, or this machine too little memory
+    for its share of the replicas: Ray does not say yet where each will run.
+    """
     import ray
 
+    machines = sum(node["Alive"] for node in ray.nodes())
+    if why := beyond_memory(fleet.config, ceil(fleet.most / machines)):
+        share = f"with {fleet.most} replicas spread evenly over {machines} machines, "
+        raise ConfigError(f"{share if machines > 1 else ''}{why}")
     available = ray.cluster_resources()
     for what, each in needs(fleet.config).items():
         needed, known = fleet.most * each, available.get(what, 0)

@@ -8,9 +8,11 @@ import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from client.load import Watch
@@ -99,6 +101,31 @@ def test_a_wrong_word_is_a_sentence_before_any_server_starts(
     with pytest.raises(ConfigError) as caught:
         parse(argv.split())
     assert WORDS[parse][argv] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_memory_is_counted_for_all_replicas_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray spreads them; how many a machine gets it does not say before."""
+    settings = {"model": "gpt2", "weights": "random", "tokenizer": "bytes", "device": "cpu"}
+    config = build("dynamic", settings | {"kv_cache": "2GB", "max_batch_size": 99}, {})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=5e9))
+    up, down = {"Alive": True}, {"Alive": False}
+
+    def refused(replicas: int, *nodes: dict[str, bool]) -> str:
+        known = {"cluster_resources": lambda: {"CPU": 64}, "nodes": lambda: nodes}
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(**known))
+        try:
+            serve.check_resources(serve.Fleet(config, replicas, "power_of_two", None))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert refused(1, up) == refused(2, up) == refused(4, up, up) == ""
+    assert refused(3, up).startswith("3 replicas of gpt2 need 0.")
+    assert refused(3, up).endswith(
+        "has 5.00 GB; lower --replicas or --kv-cache or choose a smaller --model"
+    )
+    apart = "with 5 replicas spread evenly over 2 machines, 3 replicas of gpt2 need "
+    assert refused(5, up, down, up).startswith(apart)
 
 
 def test_servers_share_the_cores_unless_threads_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
