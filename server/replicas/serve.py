@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = {  # of all processes on Ray
+    "PYTHONPATH": str(ROOT),
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    # a replica that hangs finishes nothing, however long Ray waits
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+}
 USAGE = "%(prog)s MODE --replicas N [--setting X …]"
 FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
 
@@ -39,7 +46,7 @@ FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)
 def main(argv: Sequence[str]) -> None:
     try:
         serve(argv)
-    except FAULTS as error:
+    except (*FAULTS, ConnectionError) as error:  # that one is Ray's, of RAY_ADDRESS
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -66,6 +73,9 @@ def read(argv: Sequence[str]) -> Fleet:
     if known.replicas is None:
         raise ConfigError("--router and --autoscale apply to several servers; add --replicas N")
     check_replicas(known.replicas)
+    if {*sys.executable} & {*"'\\"}:
+        message = "Ray starts nothing in a folder whose path has a ' or a \\; rename the folder of"
+        raise ConfigError(f"{message} {sys.executable}")
     rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
     most = rule.max_replicas if rule else known.replicas
     if any(word.partition("=")[0] == "--header-timeout-s" for word in settings):
@@ -134,13 +144,12 @@ def serve(argv: Sequence[str]) -> None:
 
     from server.replicas.ray_serve import APP, application
 
-    # a replica that hangs finishes nothing, however long Ray waits; its controller inherits this
-    os.environ["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] = "1"
     with contextlib.chdir(ROOT):  # in replicas the current folder's modules come before all others
         ray.init(
             os.environ.get("RAY_ADDRESS", "local"), namespace=APP, include_dashboard=False,
             logging_level=logging.ERROR, log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "RAY_SERVE_LOG_TO_STDERR": "0"}},
+            # Ray puts the interpreter's path into a line of bash as it is
+            runtime_env={"py_executable": shlex.quote(sys.executable), "env_vars": VARIABLES},
         )  # fmt: skip
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # ray.init has set its own

@@ -103,6 +103,17 @@ def test_a_wrong_word_is_a_sentence_before_any_server_starts(
     assert WORDS[parse][argv] in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("character", "'\\")
+def test_a_folder_in_which_ray_does_not_start_is_a_sentence(
+    character: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(sys, "executable", path := f"/a/new{character}comer/.venv/bin/python")
+    with pytest.raises(ConfigError, match="rename the folder of") as caught:
+        of_serve(["--replicas", "2"])
+    assert path in str(caught.value)
+
+
 def test_memory_is_counted_for_all_replicas_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray spreads them; how many a machine gets it does not say before."""
     settings = {"model": "gpt2", "weights": "random", "tokenizer": "bytes", "device": "cpu"}

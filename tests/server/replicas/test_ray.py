@@ -46,14 +46,18 @@ def remaining_of(session: int) -> list[str]:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two replicas, since they start slowly; each test leaves them whole, but the last one.
 
-    They start in a folder with a config.py and a server.py of a user's: replicas imported those.
+    The interpreter's path is one that bash would take apart: `ray.init` never returned. The current
+    folder has a config.py and a server.py of a user's: replicas imported those.
     """
     settings = {"loop_interval_ms": 20, "max_batch_size": 32, "body_timeout_s": 3}
     program = "-m", "server.replicas.serve", "dynamic", "--replicas", "2"
     folder = tmp_path_factory.mktemp("user")
     for name in ("config.py", "server.py"):
         (folder / name).write_text("raise SystemExit")
-    with contextlib.ExitStack() as stack:
+    venv = tmp_path_factory.mktemp("of") / 'a "new" co$mer; #ü'
+    venv.symlink_to(sys.prefix)
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(sys, "executable", str(venv / "bin" / "python"))
         with contextlib.chdir(folder):
             served = stack.enter_context(tools.serving(settings, program))
         yield served
@@ -159,6 +163,19 @@ def test_a_failed_start_is_a_sentence_and_leaves_nothing(
             output, _ = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 2 and all(each in output for each in sentences), output
             assert "Traceback" not in output and not remaining_of(process.pid)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_cluster_that_is_not_there_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Ray says so")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(SystemExit):
+        serve.main(["dynamic", "--model", "fake", "--replicas", "2", "--port", str(free_port())])
+    assert "error: Ray says so" in capsys.readouterr().err
 
 
 def test_paths_are_of_the_folder_from_which_it_is_started(tmp_path: Path) -> None:
