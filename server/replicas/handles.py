@@ -66,7 +66,7 @@ class Handles:
                         begun = True
                         yield each
             except GONE:
-                yield event(body_of(gone())) + DONE if begun else failure(gone())
+                yield cut_off("replica") if begun else failure(gone("replica"))
             finally:
                 events.cancel()  # does nothing unless the reader has gone before the end
 
@@ -90,9 +90,14 @@ class Handles:
         try:
             return await response
         except GONE:
-            return failure(gone())
+            return failure(gone("replica"))
 
 
-def gone() -> EngineFailed:
-    """Return the error of a dead replica's requests; not sent again, as one may have killed it."""
-    return EngineFailed("The replica that had this request is gone; send it once more.")
+def gone(what: str) -> EngineFailed:
+    """Return the error of a dead process's requests; not sent again, as one may have killed it."""
+    return EngineFailed(f"The {what} that had this request is gone; send it once more.")
+
+
+def cut_off(what: str) -> bytes:
+    """Return the end of such a stream."""
+    return event(body_of(gone(what))) + DONE

@@ -14,21 +14,22 @@ from fastapi import FastAPI
 from fastapi import Request as Http
 from fastapi.responses import Response, StreamingResponse
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
 from config import MAX_BODY_BYTES, Config
 from generate.tokenizer import load_tokenizer
 from scheduling import routers
-from scheduling.errors import InvalidRequest, ServingError
+from scheduling.errors import Draining, InvalidRequest, ServingError
 from server.api import about, routes
 from server.api.door import Admitted, Door, to_page
-from server.api.messages import REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer, request_id
+from server.api.messages import JSON, REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer, request_id
 from server.api.reader import RequestReader
 from server.api.refusals import Refused, failure, too_large, too_slow
 from server.api.routes import Call, Handler, Route
 from server.observers.run import Run
 from server.replicas import merging
-from server.replicas.handles import Handles
+from server.replicas.handles import Handles, cut_off, gone
 from server.request import Request
 
 # routes about one server: about a replica, if the path names one
@@ -36,6 +37,8 @@ OF_ONE = (
     *(routes.DESCRIPTION, routes.STATS, routes.METRICS, routes.REQUEST, *routes.OF_PAGE),
     *(routes.RESET, routes.FORGET_PREFIXES, *routes.PROBES),
 )
+# headers that Ray's proxy obeys begin so, with - or _; one keeps the row of a client that has gone
+ORDERS = "x-request-", "x-session-id", "serve-multiplexed-model-id"
 PREFIX = re.compile("/replicas/([^/]+)(/.*)")
 
 
@@ -140,9 +143,7 @@ def create_app(config: Config, replicas: Handles, pids: Sequence[int] = ()) -> F
 
 
 class AtTheDoor:
-    """ASGI middleware: every request passes the door; finds the replica that a path names, and puts
-    the request's id into the answer's headers.
-    """
+    """ASGI middleware: every request passes the door; finds the replica that a path names."""
 
     def __init__(self, app: Any, door: Door):
         self._app, self._door = app, door
@@ -155,26 +156,55 @@ class AtTheDoor:
         if match := PREFIX.fullmatch(path):
             prefix, path = f"/replicas/{match[1]}", match[2]
             scope = {**scope, "replica": match[1]}
-        given = headers.get(REQUEST_ID, "")
-        id_ = request_id(given)
-
-        async def named(message: Any) -> None:
-            # Ray's proxy adds an id that the request had, or its own, but not ours
-            if message["type"] == "http.response.start" and id_ != given:
-                MutableHeaders(scope=message)[REQUEST_ID] = id_
-            await send(message)
-
         admitted: Admitted | Answer
         try:
             admitted = self._door.admit(scope["method"], path, headers, prefix=prefix)
         except ServingError as error:
             admitted = failure(error)
         if isinstance(admitted, Answer):
-            await respond(admitted)(scope, receive, named)
+            await respond(admitted)(scope, receive, send)
             return
+        id_ = request_id(headers.get(REQUEST_ID, ""))
         # of a HEAD the HTTP server leaves the body out
         more = {"path": path, "method": admitted.route.method, "admitted": admitted, "id": id_}
-        await self._app({**scope, **more}, receive, named)
+        await self._app({**scope, **more}, receive, send)
+
+
+def middlewares() -> list[Middleware]:
+    """Return what Ray's proxy puts around itself."""
+    return [Middleware(around_proxy)]
+
+
+def around_proxy(app: Any) -> Any:
+    """Return ASGI middleware that lets no client give Ray's proxy orders, and makes errors ours."""
+
+    async def passed(scope: Any, receive: Any, send: Any) -> None:
+        headers = MutableHeaders(scope=scope)
+        id_ = request_id(headers.get(REQUEST_ID, ""))
+        for name in headers:
+            if name.replace("_", "-").startswith(ORDERS):
+                del headers[name]
+        headers[REQUEST_ID] = id_  # Ray's proxy puts it into the answer, too
+        kind, is_ours, is_whole = "", scope["type"] != "http", False
+
+        async def returned(message: Any) -> None:
+            nonlocal kind, is_ours, is_whole
+            if message["type"] == "http.response.start":
+                kind = Headers(raw=message["headers"])["Content-Type"]
+                is_ours = message["status"] < 400 or kind == JSON
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_ours:
+                await send(message)
+
+        await app(scope, receive, returned)
+        if not is_ours:  # it is Ray's, or there is none
+            ends = Draining("The replicas are starting or shutting down; send the request later.")
+            error = failure(ends if kind else gone("ingress"))
+            await respond(error._replace(headers={REQUEST_ID: id_}))(scope, receive, send)
+        elif kind.startswith(STREAM) and not is_whole:
+            await send({"type": "http.response.body", "body": cut_off("ingress")})
+
+    return passed
 
 
 def respond(answer: Answer) -> Response:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -62,6 +62,4 @@ class Families(Collector):
 
 def metrics(texts: Iterable[bytes]) -> bytes:
     """Merge several answers of GET /metrics."""
-    registry = CollectorRegistry()
-    registry.register(Families(texts))
-    return generate_latest(registry)
+    return generate_latest(Families(texts))

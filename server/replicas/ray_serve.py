@@ -20,7 +20,7 @@ from server.replicas.replica import needs
 
 APP = "effective-batching"
 REPORT_S = 0.1  # between reports of a replica to routers; Ray fetches them no more often
-HANGS_S = 10  # a replica that does not answer for so long, three times, is replaced
+HANGS_S = 10  # a replica or an ingress that does not answer for so long, three times, is replaced
 SPARE = 64  # requests for /stats and the page, beside completions
 
 
@@ -78,5 +78,5 @@ def application(
     return serve.deployment(serve.ingress(build)()).options(
         name="Ingress", max_ongoing_requests=most_replicas * most,
         graceful_shutdown_timeout_s=drain_s + 5, graceful_shutdown_wait_loop_s=0.1,
-        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=1, health_check_timeout_s=HANGS_S, ray_actor_options={"num_cpus": 0},
     ).bind(one)  # fmt: skip

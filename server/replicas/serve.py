@@ -38,6 +38,7 @@ VARIABLES = {  # of all processes on Ray
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # a replica that hangs finishes nothing, however long Ray waits
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "server.replicas.ingress:middlewares",
 }
 USAGE = "%(prog)s MODE --replicas N [--setting X …]"
 FAULTS = (ConfigError, TokenizerUnavailable, WeightsUnavailable)

@@ -120,6 +120,18 @@ def test_a_request_s_id_comes_back_once_and_one_without_gets_one(fast: str, stre
     assert id_of(WITH_KEY | {"X-Request-Id": "trace-7"}) == "trace-7"
     assert id_of(JSON | {"X-Request-Id": "trace-8"}) == "trace-8"
     assert id_of(WITH_KEY) != id_of(WITH_KEY)
+    for unfit in ("", "two words", "x" * 129, "caf\xe9"):
+        assert id_of(WITH_KEY | {"X-Request-Id": unfit}) not in ("", unfit)
+
+
+@pytest.mark.parametrize("header", [
+    {"X-Request-Timeout-Seconds": "0.1"},
+    {"X-Session-Id": "caf\xe9"},
+    {"serve-multiplexed-model-id": "caf\xe9"},
+    {"serve_multiplexed_model_id": "caf\xe9"},
+], ids=str)  # fmt: skip
+def test_headers_that_ray_s_proxy_obeys_have_no_effect(slow: str, header: dict[str, str]) -> None:
+    assert fetch(slow, "POST", INFERENCE, ASK | {"num_tokens": 20}, JSON | header).status == 200
 
 
 REFUSED: list[tuple[int, str, str, Any]] = [  # with a key, in JSON
@@ -262,7 +274,7 @@ def test_clients_that_go_away_free_their_rows(slow: str) -> None:
 
     before = cancelled()
     with closing(connected(slow)) as plain, closing(connected(slow)) as streaming:
-        send(plain, "POST", INFERENCE, LONG)
+        send(plain, "POST", INFERENCE, LONG, JSON | {"X-Request-Disconnect-Disabled": "?1"})
         send(streaming, "POST", INFERENCE, LONG | {"stream": True})
         with closing(streaming.getresponse()) as response:
             assert response.readline().startswith(b"data: ")

@@ -29,7 +29,8 @@ from scheduling import routers
 from scheduling.routers import ON_RAY, PrefixAffinity
 from server.replicas import serve
 from server.request import Request
-from tests.servers import PATIENCE_S, ROOT, free_port, launched, scrape, wait_until
+from tests.server.fronts import fetch
+from tests.servers import PATIENCE_S, ROOT, free_port, launched, metric, scrape, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -r requirements-ray.txt")
 pytestmark = pytest.mark.extra
@@ -82,10 +83,12 @@ def burst(url: str, n: int, tokens: int = 30) -> list[Any]:
 
 
 @contextlib.contextmanager
-def stream_at(fleet: Served, path: str = "/inference") -> Iterator[http.client.HTTPResponse]:
+def stream_at(
+    fleet: Served, path: str = "/inference", num_tokens: int = 100
+) -> Iterator[http.client.HTTPResponse]:
     """Send a streamed request; yield the answer once its first event has come."""
     with contextlib.closing(http.client.HTTPConnection(*fleet.address())) as connection:
-        body = json.dumps({"prompt": "hi", "num_tokens": 100, "stream": True})
+        body = json.dumps({"prompt": "hi", "num_tokens": num_tokens, "stream": True})
         connection.request("POST", path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         assert response.readline().startswith(b'data: {"index":0')
@@ -143,6 +146,30 @@ def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served
         *_, last, done = response.read().decode().split("\n\n")[:-1]
     assert "is gone; send it once more" in last and done == "data: [DONE]"
     wait_until(lambda: len(answering(fleet.url) - {victim}) == 2)
+
+
+def test_requests_of_an_ingress_that_is_killed_end_with_a_sentence(fleet: Served) -> None:
+    """A plain one had Ray's bare 500, and a stream was cut off; later ones wait for the next."""
+
+    def ingress() -> int:
+        return int(get(fleet.url)["pids"][-1])
+
+    def running() -> float:
+        servers = [f"{fleet.url}/replicas/{name}" for name in names(fleet.url)]
+        return sum(metric(each, "vllm:num_requests_running") for each in servers)
+
+    killed, sentence = ingress(), "The ingress that had this request is gone; send it once more."
+    body = {"prompt": "hi", "num_tokens": 300}
+    with stream_at(fleet, num_tokens=300) as streamed, ThreadPoolExecutor(1) as pool:
+        plain = pool.submit(fetch, fleet.url, "POST", "/inference", body)
+        wait_until(lambda: running() == 2)
+        os.kill(killed, signal.SIGKILL)
+        *_, last, done = streamed.read().decode().split("\n\n")[:-1]
+        response = plain.result()
+    assert sentence in last and done == "data: [DONE]"
+    assert response.status == 503 and sentence in response.body.decode()
+    assert response.headers["Content-Type"] == "application/json"
+    assert ingress() != killed
 
 
 @pytest.mark.parametrize(("flags", "sentences"), [
@@ -351,6 +378,14 @@ def test_a_request_goes_to_the_replica_that_it_names_or_to_one_with_room(name: s
 def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Served) -> None:
     with stream_at(fleet) as response:
         fleet.process.send_signal(signal.SIGTERM)
+        body = {"prompt": "hi", "num_tokens": 1}
+
+        def refusal() -> tuple[int, bytes] | None:
+            late = fetch(fleet.url, "POST", "/inference", body)
+            return None if late.status == 200 else (late.status, late.body)
+
+        status, text = wait_until(refusal)
+        assert status == 503 and json.loads(text)["error"]["code"] == "draining", "no 404 of Ray's"
         assert response.read().endswith(b"data: [DONE]\n\n")
     assert fleet.process.wait(PATIENCE_S) == 0
     wait_until(lambda: not remaining_of(fleet.process.pid))
