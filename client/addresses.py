@@ -34,7 +34,14 @@ def server_url(given: str | None) -> str:
 
 
 def base_url(url: str, flag: str) -> str:
-    """Return an address without the /v1 that OpenAI clients write. Raises ConfigError."""
+    """Return an address without the /v1 that OpenAI clients write. Raises ConfigError, also for one
+    that may have a secret, which reports would show.
+    """
+    if {*"@?#"} & {*url}:
+        raise ConfigError(
+            f"{flag}: an address is saved and shown, so it has no user, password, query or "
+            "fragment; write http://HOST:PORT/PATH, and send a secret with --api-key or --header"
+        )
     try:
         urlsplit(url).port  # noqa: B018
     except ValueError as error:

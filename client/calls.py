@@ -79,9 +79,9 @@ def _object(content: bytes) -> dict[str, Any]:
     return value
 
 
-def hidden(text: str, secrets: Mapping[str, str]) -> str:
-    """Return a text without the words of secret headers, which a server may repeat."""
-    for word in " ".join(secrets.values()).split():
+def hidden(text: str, key: str | None, secrets: Mapping[str, str]) -> str:
+    """Return a text without the key and the words of secret headers, which a server may repeat."""
+    for word in " ".join([key or "", *secrets.values()]).split():
         text = text.replace(word, "…") if len(word) >= SHORTEST_SECRET else text
     return text
 
@@ -107,7 +107,7 @@ def _exchange(
                 if response.status_code != 200:
                     location = response.headers.get("Location", "")
                     why = refusal(response.status_code, response.content, location)
-                    raise ServerError(f"{url} answered {hidden(why, secrets)}")
+                    raise ServerError(f"{url} answered {hidden(why, key, secrets)}")
                 yield response
     except requests.exceptions.SSLError as error:
         raise ServerError(
@@ -120,7 +120,7 @@ def _exchange(
             "./server.sh MODE starts one of ours"
         ) from None
     except Unreadable as error:
-        raise ServerError(f"{url}: {error}") from None
+        raise ServerError(f"{url}: {hidden(str(error), key, secrets)}") from None
     except (ValueError, AttributeError):
         raise ServerError(
             f"{url} did not answer with JSON in the form expected; is it an effective-batching "

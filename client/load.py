@@ -71,10 +71,10 @@ def replay(
     Raises Interrupted on Ctrl-C, or when `watch` says that it is over. `key`: the server's API key.
     """
     allow_open_files(len(requests) + 64)
-    run = _Replay(url, requests, wire or Plain(), watch or Watch())
+    run = _Replay(url, requests, wire or Plain(), watch or Watch(), key)
     try:
         with _no_pauses():
-            asyncio.run(run.run(timeout_s, key))
+            asyncio.run(run.run(timeout_s))
         whole = len(run.outcomes) == len(requests)
     except KeyboardInterrupt:
         whole = False
@@ -92,20 +92,23 @@ class _Replay:
     _start: float  # on the clock of time.perf_counter
     _sending: asyncio.Task[None]
 
-    def __init__(self, url: str, requests: Sequence[Request], wire: Wire, watch: Watch):
+    def __init__(
+        self, url: str, requests: Sequence[Request], wire: Wire, watch: Watch, key: str | None
+    ):
+        self._key = key
         self._url, self._requests, self._wire, self._watch = url, requests, wire, watch
         # encoded before the first is sent, but for those that repeat an answer
         self._bodies = {r.id: self._encoded(r) for r in requests if r.after is None}
         self._followers = {r.after: r for r in requests if r.after is not None}
         self.outcomes: dict[int, Outcome] = {}
 
-    async def run(self, timeout_s: float, key: str | None) -> None:
+    async def run(self, timeout_s: float) -> None:
         users = self._requests[0].users
         notes = aiohttp.TraceConfig()
         notes.on_connection_reuseconn.append(_note_kept)
         how: dict[str, Any] = {
             "timeout": aiohttp.ClientTimeout(total=timeout_s),
-            "headers": headers(key) | dict(self._wire.headers),
+            "headers": headers(self._key) | dict(self._wire.headers),
         }
         kept = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         new = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -186,9 +189,10 @@ class _Replay:
         except Exception as failure:  # whatever a server answers: the load goes on
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
         ended_at = answer.answered_at if answer else self._now()
-        texts = utf8(text), utf8(hidden(error, self._wire.headers))
-        outcome = Outcome(request, scheduled_at, sent_at, ended_at, answer, *texts)
-        self._end(outcome := outcome._replace(resent="resent" in notes))
+        text, error = (utf8(hidden(s, self._key, self._wire.headers)) for s in (text, error))
+        stamps = scheduled_at, sent_at, ended_at
+        outcome = Outcome(request, *stamps, answer, text, error, resent="resent" in notes)
+        self._end(outcome)
         return outcome
 
     async def _posted(self, body: bytes, notes: set[str]) -> aiohttp.ClientResponse:

@@ -228,7 +228,8 @@ def parse_alone(argv: Sequence[str], *names: str) -> argparse.Namespace:
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         others = f", so that only {' and '.join(names[1:])} go with it" if names[1:] else ""
-        raise ConfigError(f"{names[0]} starts nothing{others}; leave out {unknown[0]}")
+        first = unknown[0].partition("=")[0]
+        raise ConfigError(f"{names[0]} starts nothing{others}; leave out {first}")
     return known
 
 

@@ -37,7 +37,8 @@ def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], pro
     if (folder := known.resume) is not None:
         _, words = _saved(folder, program)
         if more:
-            raise ConfigError(f"--resume goes on with the run's own flags; leave out {more[0]}")
+            first = more[0].partition("=")[0]
+            raise ConfigError(f"--resume goes on with the run's own flags; leave out {first}")
         options = parse([*words, "--out", str(folder)])
         return replace(options, overwrite=True, resume=folder)
     known, more = _known(argv, "--check", *OF_CHECK)

@@ -81,6 +81,11 @@ def parse_variants(texts: Sequence[str], mode: str | None = None) -> dict[str, V
     variants: dict[str, Variant] = {}
     for text in texts:
         name, _, words = text.partition("=")
+        if "--api-key" in words:
+            raise ConfigError(
+                "--variant has a key, which would be saved and shown; give --api-key for all "
+                "variants beside it, or EB_API_KEY"
+            )
         parser = Parser(prog="--variant", add_help=False)
         parser.add_argument("mode", nargs="?", default=mode)
         add_settings(parser)
@@ -104,7 +109,7 @@ def parse_also(texts: Sequence[str], variants: Collection[str] = ()) -> dict[str
     """{"vllm": "http://host:8000"} from ["vllm=http://host:8000"]. Raises ConfigError."""
     also: dict[str, str] = {}
     for text in texts:
-        name, _, url = text.partition("=")
+        name, _, url = base_url(text, "--also").partition("=")
         if not NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
             raise ConfigError(f"--also {text!r}: give NAME=URL, such as vllm=http://localhost:8000")
         if why := unfit(name, (*MODES, *variants, *also)):

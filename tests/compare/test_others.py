@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from client import client
+from client import calls, client
+from client.addresses import server_url
 from client.arguments import asked_of
+from client.calls import ServerError
 from client.machine import command_line
-from compare.options import parse
+from compare.options import parse, parse_runs
 from config import ConfigError
 from tests.programs import output, ran
 from tests.servers import ROOT
@@ -101,6 +103,64 @@ def test_a_secret_that_a_server_repeats_is_hidden(tmp_path: Path) -> None:
     assert wrong not in listed.stderr + asked.stdout
     line = command_line("x", ["--header", HEADER, f"--header={HEADER}", "--api", "chat"])
     assert SECRET not in line and line.count("--header") == 2 and line.endswith("--api chat")
+
+
+class Repeating(Handler):
+    """Repeats the API key in the error of every second request."""
+
+    def do_POST(self) -> None:
+        if len(self.server.bodies) % 2:
+            super().do_POST()
+            return
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.bodies.append({})
+        self._whole(401, {"error": {"message": f"{self.headers['Authorization']} is wrong"}})
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("given", [True, False])
+def test_a_key_that_a_server_repeats_is_neither_saved_nor_shown(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in NAME.json, summary.json, requests.csv and both reports."""
+    monkeypatch.setenv("EB_API_KEY", SECRET)
+    load = f"--api openai --numsamples 4 --arrival closed:1 --out {tmp_path}/run".split()
+    more = ["--api-key", SECRET] if given else []
+    with stub() as other:
+        other.RequestHandlerClass = Repeating
+        url = ("--url", other.url, "--figure", f"{tmp_path}/f.png")
+        asked = ran("client.client", *load, *url, *more)
+        with pytest.raises(ServerError, match="401 Bearer … is wrong"):
+            calls.post(f"{other.url}/v1/completions", {"model": "a"}, key=SECRET)
+    assert "2 answered, 2 failed" in asked.stdout and "401 Bearer … is wrong" in asked.stdout
+    assert SECRET not in asked.stdout + asked.stderr
+    for path in (tmp_path / "run").iterdir():
+        assert SECRET not in path.read_text(errors="replace"), path
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    *((["--also", f"a=http://{address}"], "--also: an address is saved and shown")
+      for address in (f"me:{SECRET}@h", f"me:{SECRET}@h:99999", f"h?key={SECRET}", f"h#{SECRET}")),
+    (["--also", f"http://me:{SECRET}@h"], "--also: an address is saved and shown"),
+    (["--variant", f"x=dynamic --api-key {SECRET}"], "--variant has a key, .*EB_API_KEY"),
+    (["--variant", f"x=dynamic '--api-key={SECRET}"], "--variant has a key, .*EB_API_KEY"),
+    (["--runs", "a", "b", f"--api-key={SECRET}"], "leave out --api-key$"),
+])  # fmt: skip
+def test_a_secret_where_it_would_be_saved_or_shown_is_refused(
+    words: list[str], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        (parse_runs if "--runs" in words else parse)(words)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", [f"http://me:{SECRET}@h", f"h?key={SECRET}"])
+def test_an_address_with_a_secret_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IP", address)
+    for given, name in (address, "--url"), (None, "IP"):
+        with pytest.raises(ConfigError, match=f"{name}: an address is saved and") as refused:
+            server_url(given)
+        assert SECRET not in str(refused.value)
 
 
 def test_a_secret_header_is_not_sent_to_where_a_server_leads(
