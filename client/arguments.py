@@ -221,6 +221,8 @@ def parse_limits(
                 raise ValueError
         except ValueError:
             raise ConfigError(f"{name_of} {text!r}: give {form}") from None
+        if name in limits:
+            raise ConfigError(f"{name_of} names {name} twice; leave one of them out")
         limits[name] = limit
     return limits
 

@@ -165,6 +165,7 @@ def test_a_server_that_does_not_come_up_is_shown_with_what_it_said(tmp_path: Pat
      "no meaning in any of the modes nobatch, dynamic"),
     ("--port 8500", "every variant gets a free port"),
     ("--max-batch-size none", "--max-batch-size 'none'"),
+    ("--goodput ttft:100 tpot:9 ttft:200", "--goodput names ttft twice; leave one of them out"),
     *((f"--goodput {limit}", "give ttft:MS, tpot:MS or e2el:MS")
       for limit in ("ttft", "e2el:-1", "e2el:inf")),
     *((f"--trace t.jsonl {own}", "draw traces of their own")
