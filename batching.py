@@ -93,7 +93,7 @@ class BatchingManager:
 
         Raises InvalidRequest, Overloaded, Draining, EngineFailed or GenerationFailed.
         """
-        with self._line, self._changed, self.deciding:
+        with self._line, self._changed:
             if self._why_failed:
                 raise self._refusal()
             if self.draining or self._closed:
@@ -102,7 +102,8 @@ class BatchingManager:
                 inference.done = threading.Event()
             self._changed.notify()
             try:
-                self._scheduler.enqueue(inferences, self.clock())
+                with self.deciding:
+                    self._scheduler.enqueue(inferences, self.clock())
             except ServingError:
                 raise
             except Exception as error:
@@ -216,7 +217,9 @@ class BatchingManager:
     def _end(self, ended: Callable[[], list[Inference]]) -> None:
         """Answer the requests that `ended` ends and returns."""
         with self._changed:
-            self._answer(ended())
+            with self.deciding:
+                over = ended()
+            self._answer(over)
             self._changed.notify()
 
     def _refusal(self) -> EngineFailed:

@@ -17,6 +17,7 @@ from config.settings import NEEDS, ONLY_IN, PARTS, VOCABULARIES, flag, has_effec
 from config.shapes import LARGEST_HEAD, LARGEST_RANK
 from scheduling.policies import ORDERS, chosen
 from scheduling.policies.priority import read_queue_policies
+from scheduling.user_policies import misfit
 
 SHEDDING = ("fcfs", "priority", "edf")  # orders in which a request has its place when it comes
 MOST_BLOCKS = 10**8  # KV blocks; the scheduler has a number for each, 0.8 GB in all
@@ -34,6 +35,8 @@ def refusals(config: Config, given: Mapping[str, Any]) -> Iterator[str]:
     given: the flags that a user typed; what the environment sets may have no meaning here.
     """
     yield from _without_meaning(config, given)
+    if why := misfit(config):
+        yield why
     for sentence, found in CONTRADICTIONS.items():
         if it := found(config):
             yield sentence.format(c=config, it=it)

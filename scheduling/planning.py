@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduling.inference import Inference, Iteration
 from scheduling.scheduler import Scheduler
+from scheduling.user_policies import FAULTS
 
 
 def next_iteration(scheduler: Scheduler, now: float) -> tuple[Iteration, float | None]:
@@ -42,5 +43,5 @@ def rows_to_draft(scheduler: Scheduler, now: float) -> list[Inference]:
         inference.drafts.ids = []  # those that were not taken may be too many by now
     try:
         return [inference for inference, _ in scheduler.policy.plan(scheduler.view(now)).run]
-    except Exception:
+    except FAULTS:
         return []

@@ -12,6 +12,7 @@ import importlib.util
 import itertools
 import json
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
@@ -22,10 +23,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from scheduling.inference import Inference
-from scheduling.policies import MODES, ORDERS, VICTIMS, Order, Plan, Policy, Victim
+from scheduling.policies import MODES, ORDERS, VICTIMS, Order, Plan, Policy, Victim, chosen
 
 WORD = re.compile(r"[^\s'\",=]+\.py:[A-Za-z_]\w*")  # FILE.py:NAME, also within a --variant
 HANDED_ON = "EFFECTIVE_BATCHING_FILES"  # the variable that hands paths to processes started later
+
+
+# what users' code raises, but for Ctrl-C: sys.exit in a policy must not end a program as if well
+FAULTS = (Exception, SystemExit, GeneratorExit)
 
 
 class UserFileError(Exception):
@@ -55,7 +60,7 @@ def words(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         if flag == "--policy" and path.endswith(".py"):
             try:
                 named += offered(Path(path)) or [path]
-            except Exception as error:
+            except BaseException as error:
                 PROBLEMS[path] = f"{path} cannot be used: {described(error, path)}"
     return list(dict.fromkeys(named))
 
@@ -78,7 +83,7 @@ def load(
         try:
             kind = _class_of(word, Path(path))
             _check(kind, [*modes.values(), *orders.values(), *victims.values()])
-        except Exception as error:  # whatever a user's file does
+        except BaseException as error:  # whatever a user's file does
             PROBLEMS[word] = f"{word} cannot be used: {described(error, path)}"
         else:
             tables = {Policy: modes, Order: orders, Victim: victims}
@@ -87,20 +92,34 @@ def load(
 
 def described(error: BaseException, *paths: str) -> str:
     """Return an exception in words, with the last line that it passed of one of the files."""
-    frames = traceback.extract_tb(error.__traceback__)
-    passed = [frame for frame in frames if frame.filename in paths]
+    passed = _passed(error, paths)
     where = f" ({Path(passed[-1].filename).name}, line {passed[-1].lineno})" if passed else ""
     kind = "" if isinstance(error, UserFileError) else f"{type(error).__name__}: "
-    return f"{kind}{error}".removesuffix(": ") + where
+    try:
+        text = str(error)
+    except BaseException as another:  # its text is a user's code, too
+        text = f"its text is not shown, for its __str__ raises {type(another).__name__}"
+    return f"{kind}{text}".removesuffix(": ") + where
+
+
+def _passed(error: BaseException, paths: Collection[str]) -> list[traceback.FrameSummary]:
+    """Return the lines of these files that an exception passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if frame.filename in paths]
 
 
 def reason(error: BaseException, *kinds: type) -> str | None:
-    """Return a sentence about what one of users' kinds raised; None if none is a user's."""
+    """Return a sentence about what one of users' kinds raised; None if none is a user's, or for
+    Ctrl-C: only where that is ignored can a KeyboardInterrupt be known to be a file's own.
+    """
     users = [kind for kind in kinds if kind in SOURCES]
-    if not users:
+    files = [file_of(kind) for kind in users]
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    is_ctrl_c = isinstance(error, KeyboardInterrupt) and not (ignored and _passed(error, files))
+    if not users or is_ctrl_c:
         return None
     names = " with ".join(SOURCES[kind].word for kind in users)
-    return f"{names} failed: {described(error, *map(file_of, users))}"
+    return f"{names} failed: {described(error, *files)}"
 
 
 class Deciding:
@@ -117,8 +136,11 @@ class Deciding:
     def __enter__(self) -> None:
         self._since = self._clock()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise UserFileError in place of what ends a thread, such as SystemExit."""
         self._since = None
+        if error is not None and not isinstance(error, Exception):
+            raise UserFileError(described(error)).with_traceback(error.__traceback__)
 
     def hangs_because(self) -> str | None:
         """Return a sentence about a call that has run for LONGEST_S. Takes no lock."""
@@ -148,8 +170,9 @@ def check_plan(plan: Plan, policy: Policy) -> None:
             raise TypeError(
                 f"Plan.{name} is a list of pairs, as [(inference, {tokens})], and not {pairs!r:.60}"
             )
-    if not all(isinstance(each, Inference) for each in plan.preempt):
-        raise TypeError(f"Plan.preempt is a list of inferences, and not {plan.preempt!r:.60}")
+    preempt = plan.preempt
+    if not isinstance(preempt, Collection) or not all(isinstance(i, Inference) for i in preempt):
+        raise TypeError(f"Plan.preempt is a list of inferences, and not {preempt!r:.60}")
     if plan.wake_at is not None and not -inf < plan.wake_at < inf:
         raise ValueError(f"Plan.wake_at is a time in seconds or None, and not {plan.wake_at!r}")
 
@@ -174,6 +197,20 @@ def problem(name: str | None) -> str | None:
             f"run the command in its folder, as {Path(name).name}"
         )
     return PROBLEMS.get(name or "")
+
+
+def misfit(settings: Any) -> str | None:
+    """Return why a user's policy, order or victim cannot be used with a server's settings, which
+    are attributes.
+    """
+    tables: list[dict[str, Any]] = [MODES, ORDERS, VICTIMS]
+    for table, name in zip(tables, (settings.mode, settings.order, settings.victim)):
+        if table[name] in SOURCES:
+            try:
+                _try(chosen(table, name, settings), settings.max_batch_size)
+            except BaseException as error:
+                return f"{name} cannot be used: {described(error, file_of(table[name]))}"
+    return None
 
 
 def absent(settings: Iterable[Mapping[str, Any]]) -> str | None:
@@ -237,6 +274,11 @@ def _check(kind: Kind, others: Iterable[type[Any]]) -> None:
             raise UserFileError(f"write its field {each.name} as setting(default, 'what it means')")
         if each.name in known and known[each.name] is not kind.__dataclass_fields__[each.name]:
             raise UserFileError(f"its field {each.name} is a setting already; give it another name")
-    made = kind()
+    _try(kind(), 1)
+
+
+def _try(made: Policy | Order | Victim, rows: int) -> None:
+    """Make the calls that come before any request. Raises what they raise."""
+    _ = [memory() for memory in made.remembers]
     if isinstance(made, Policy):
-        made.max_rows(1), made.warnings(1), made.n_bins
+        range(made.max_rows(rows)), range(made.n_bins), "".join(made.warnings(rows))

@@ -17,6 +17,7 @@ from rich.console import RenderableType
 from client.load import Watch
 from client.progress import Progress, Replayed, Step
 from client.traces import Request
+from scheduling.user_policies import SOURCES
 
 EVERY_S = 0.5  # between two lines of a worker
 SHOWN_S = 0.1  # between two looks for such lines
@@ -95,6 +96,12 @@ class Reporting(Progress):
             yield _Reported(name, requests)
         finally:
             _shared.lines.put((os.getpid(), None))
+
+
+def lost() -> str:
+    """Return a sentence about a worker that ended without a result."""
+    exits = [f"by os._exit in {source.word}" for source in SOURCES.values()]
+    return f"a process of --jobs ended at once, {' or '.join([*exits, 'for want of memory'])}"
 
 
 class Jobs(ProcessPoolExecutor):

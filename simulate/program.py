@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from client.calls import ServerError
@@ -37,7 +38,7 @@ from generate.tokenizer import TokenizerUnavailable
 from simulate.costs import FAKE, CostsError, load
 from simulate.disaggregated import refuse
 from simulate.find import Search
-from simulate.jobs import Jobs
+from simulate.jobs import Jobs, lost
 from simulate.layouts import add_flags, add_replicas, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.simulation import ENGINE, Simulating, Simulation
@@ -211,5 +212,7 @@ def main() -> None:
         sys.exit(2)
     except ServerError as error:
         sys.exit(f"error: {error}")
+    except BrokenProcessPool:  # of --find
+        sys.exit(f"error: {lost()}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -191,7 +191,7 @@ class _Server:
                     self._observer.answered(inference)
         except _NotInFlight as error:
             return f"request {error} is in flight in the recording, and not in the replay"
-        except Exception:
+        except user_policies.FAULTS:
             if not self._written:  # it was not the scheduler that raised
                 raise
         for id_ in entry.get("answered", ()):

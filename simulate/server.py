@@ -93,13 +93,15 @@ class SimulatedServer:
         replay = _Replay(self, Trace.of(requests), watch or Watch())
         try:
             replay.serve()
-        except KeyboardInterrupt:
-            raise Interrupted(replay.outcomes) from None
-        except Exception as error:
+        except WorkloadError:  # whatever policy serves the trace
+            raise
+        except BaseException as error:
             config = self.config
             kinds = MODES[config.mode], ORDERS[config.order], VICTIMS[config.victim]
             if why := reason(error, *kinds):
                 raise ServerError(why) from error
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted(replay.outcomes) from None
             raise
         finally:
             self.replicas = replay.facts()

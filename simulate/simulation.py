@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from config import (
 from generate.auto import resolve
 from simulate.costs import FAKE, Costs
 from simulate.fleet import Layout
-from simulate.jobs import Jobs, Reporting
+from simulate.jobs import Jobs, Reporting, lost
 from simulate.layouts import described
 from simulate.server import SimulatedServer
 from simulate.trial import Question
@@ -137,7 +138,10 @@ class Simulating(Comparison):
         with workers as jobs, self.progress.step("simulating"):
             futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
             for (_, name), future in zip(self.tasks, futures):
-                done, said = jobs.result(future) or (Measured(stopped=KeyboardInterrupt()), ())
+                try:
+                    done, said = jobs.result(future) or (Measured(stopped=KeyboardInterrupt()), ())
+                except BrokenProcessPool:
+                    done, said = Measured(stopped=ServerError(lost())), ()
                 for text in said:
                     self.progress.say(text)
                 if self.options.sweep:

@@ -31,7 +31,7 @@ from scheduling.policies import Dynamic, Fcfs, Order, Policy, Priority, Victim, 
 from scheduling.policies.victims import NEWEST
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
-from scheduling.user_policies import PROBLEMS, SOURCES, reason
+from scheduling.user_policies import FAULTS, PROBLEMS, SOURCES, reason
 from server.api.pending import PendingAnswer
 from server.request import Request
 from server.serving import Server
@@ -180,7 +180,7 @@ def any_schedule(
 
     try:
         serve()
-    except Exception as error:
+    except FAULTS as error:
         rules = last["policy"], last["order"], getattr(last["victim"], "of", None)
         what = reason(error, *map(type, rules)) or str(error)
         raise Violation(f"{what}\n\n{_schedule(**last)}") from None
@@ -276,7 +276,8 @@ def hold(kind: type[Policy] | type[Order] | type[Victim]) -> bool:
         try:
             check()
             print(f"  holds     {rule}", flush=True)
-        except Violation as violation:
+        except FAULTS as error:
+            violation = error if isinstance(error, Violation) else reason(error, kind)
             print(f"  VIOLATED  {rule}:\n{indent(str(violation), ' ' * 12)}", flush=True)
             return True  # the rules after it are violated for the same reason
     return False

@@ -91,7 +91,7 @@ class RecordingScheduler(Scheduler):
         entry = {"n": self._calls, "call": call, **inputs}
         try:
             yield entry
-        except Exception as error:
+        except BaseException as error:
             entry["error"] = error.code if isinstance(error, ServingError) else type(error).__name__
             raise
         finally:

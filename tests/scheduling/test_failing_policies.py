@@ -21,14 +21,29 @@ import app
 from batching import FAILURES, BatchingManager
 from client.calls import ServerError, post
 from config import BOOT_ERROR
+from generate.auto import build
 from generate.fake import FakeGenerator
 from scheduling import user_policies
 from scheduling.errors import EngineFailed, GenerationFailed, ServingError
 from scheduling.inference import Inference, State, TokenEvent
-from scheduling.policies import Dynamic, Fcfs, Mlfq, NoBatching, Order, Plan, Policy, Static, View
+from scheduling.planning import rows_to_draft
+from scheduling.policies import (
+    MODES,
+    Dynamic,
+    Fcfs,
+    Mlfq,
+    NoBatching,
+    Order,
+    Plan,
+    Policy,
+    Static,
+    View,
+)
 from scheduling.records import IterationRecord
 from scheduling.user_policies import LONGEST_S
 from server.asynchronous import AsynchronousManager
+from server.observers.recording import line_of, record
+from simulate.replay import replay
 from tests.counts import examples
 from tests.servers import PATIENCE_S, Spelling, started
 from tests.virtual import Ask, make_scheduler, run
@@ -63,6 +78,17 @@ PLANS = {
         "return Plan(preempt=[(inference, 1) for inference in view.waiting])",
         "TypeError: Plan.preempt is a list of inferences",
     ),
+    "PreemptsForEver": (
+        "return Plan(preempt=itertools.repeat(next(view.waiting)))",
+        "TypeError: Plan.preempt is a list of inferences, and not repeat",
+    ),
+    "Leaves": ("sys.exit(0)", r"Leaves failed: SystemExit: 0 \(faults.py, line \d+\)"),
+    "Closes": ("raise GeneratorExit", r"Closes failed: GeneratorExit \(faults.py, line"),
+    "Interrupts": ("raise KeyboardInterrupt", r"Interrupts failed: KeyboardInterrupt \(faults.py"),
+    "Mutters": (
+        "raise Mute",
+        r"Mutters failed: Mute: its text is not shown, for its __str__ raises SystemExit \(faults",
+    ),
     "WakesNever": (
         "return Plan(wake_at=math.nan)",
         "ValueError: Plan.wake_at is a time in seconds or None, and not nan",
@@ -86,10 +112,11 @@ KEYS = {  # and of `key`
         "return (1, math.nan)",
         "NanKey failed: ValueError: the key of a request is .*nan.*; NaN has no place",
     ),
+    "LeavingKey": ("sys.exit(0)", r"LeavingKey failed: SystemExit: 0 \(faults.py, line \d+\)"),
     "ListKey": ("return [1]", "ListKey failed: TypeError: unhashable type: 'list'"),
 }
 FAULTS = """
-import math
+import itertools, math, sys
 from scheduling.policies.base import Plan
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.orders import Order
@@ -99,6 +126,9 @@ for name, (body, _) in PLANS.items():
     FAULTS += f"class {name}(Dynamic):\n    def plan(self, view):\n        {body}\n\n"
 for name, (body, _) in KEYS.items():
     FAULTS += f"class {name}(Order):\n    def key(self, inference):\n        {body}\n\n"
+
+
+FAULTS += "class Mute(Exception):\n    def __str__(self):\n        sys.exit(0)\n"
 
 
 @pytest.fixture
@@ -189,6 +219,28 @@ def test_virtual_time_finds_the_same(name: str, users: Any) -> None:
         run(users(name)[0], [Ask(0.0), Ask(9.0)])
 
 
+def test_one_that_leaves_proposes_no_drafts(users: Any) -> None:
+    scheduler = make_scheduler(users("Leaves")[0])
+    scheduler.enqueue([Inference([1], 3)], 0.0)
+    assert rows_to_draft(scheduler, 1.0) == []
+
+
+def test_a_recording_of_one_that_leaves_has_its_error_and_is_replayed(
+    users: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error was missing, and the replay ended with exit code 0."""
+    monkeypatch.setitem(MODES, "leaves", type(users("Leaves")[0]))
+    written: list[dict[str, Any]] = []
+    scheduler = record(build("dynamic", {"model": "fake"}, {}), written.append)
+    scheduler.policy = MODES["leaves"]()
+    scheduler.enqueue([Inference([1], 3)], 0.0)
+    with pytest.raises(SystemExit):
+        scheduler.schedule(1.0)
+    assert written[-1]["error"] == "SystemExit"
+    written[0]["settings"]["mode"] = "leaves"
+    assert replay(map(line_of, written)).first_difference is None
+
+
 # methods of policies and orders that a user's may have, as each is called
 CALLS = ["plan", "check", "arrive", "key", "rank", "computed", "promote", "ordered", "is_overdue"]
 
@@ -197,6 +249,7 @@ CALLS = ["plan", "check", "arrive", "key", "rank", "computed", "promote", "order
 def failing(draw: st.DrawFn) -> tuple[Policy, Order, Counter[str]]:
     """Draw a policy and an order of which some calls raise, by their number, and count them."""
     calls: Counter[str] = Counter()
+    error = draw(st.sampled_from([LookupError, SystemExit]))  # the latter ends a thread in silence
     faults = draw(st.sets(st.tuples(st.sampled_from(CALLS), st.integers(1, 30)), min_size=1))
     policy = draw(st.sampled_from([Dynamic(), Dynamic("demand", watermark=0.0), Static(),
                                    NoBatching()]))  # fmt: skip
@@ -211,7 +264,7 @@ def failing(draw: st.DrawFn) -> tuple[Policy, Order, Counter[str]]:
                 def method(self: Any, *args: Any, name: str = name, **more: Any) -> Any:
                     calls[name] += 1
                     if (name, calls[name]) in faults:
-                        raise LookupError(f"call {calls[name]} of {name}")
+                        raise error(f"call {calls[name]} of {name}")
                     return getattr(kind, name)(self, *args, **more)
 
                 methods[name] = method

@@ -93,12 +93,18 @@ def test_it_is_held_to_the_contract(mine: Path) -> None:
     assert done.returncode == 0 and done.stdout in PAGE, done.stdout
 
 
-def test_the_contract_says_what_is_violated_with_the_smallest_schedule(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("Impossible", "is impossible: no inference has two rows\n"),
+    ("Leaves", "faults.py:Leaves failed: SystemExit: 0 (faults.py, line"),
+])  # fmt: skip
+def test_the_contract_says_what_is_violated_with_the_smallest_schedule(
+    name: str, sentence: str, tmp_path: Path
+) -> None:
     (tmp_path / "faults.py").write_text(FAULTS)
-    done = python("-m tests.contract --policy faults.py:Impossible", tmp_path)
+    done = python(f"-m tests.contract --policy faults.py:{name}", tmp_path)
     assert done.returncode == 1 and done.stdout.count("  request ") == 1
-    assert "is impossible: no inference has two rows\n" in done.stdout
-    assert "the smallest schedule found: Impossible(" in done.stdout
+    assert sentence in done.stdout
+    assert f"the smallest schedule found: {name}(" in done.stdout
 
 
 @pytest.mark.parametrize(("choice", "sentence"), [
@@ -121,6 +127,9 @@ def test_a_victim_is_one_of_the_rows_and_always_the_same(
     ("none.py:A", "there is no file "),
     ("mine.py:Missing", "named Missing; it has .*mine.py:ShortPromptsFirst, .*mine.py:Bunches"),
     ("raises.py:A", "ValueError: no luck \\(raises.py, line 1\\)"),
+    ("leaves.py:A", "SystemExit: 0 \\(leaves.py, line 1\\)"),
+    ("stops.py:A", "KeyboardInterrupt \\(stops.py, line 1\\)"),
+    ("odd.py:A --odd 2", "ValueError: odd is even \\(odd.py, line 6\\)"),
     ("bare.py:A", "write its field k as setting\\(default, 'what it means'\\)"),
     ("taken.py:A", "its field victim is a setting already; give it another name"),
     ("'my dir/mine.py:A'", "no space, .* in its folder, as mine.py:A"),
@@ -129,10 +138,55 @@ def test_a_file_that_cannot_be_used_is_a_sentence(word: str, sentence: str, mine
     order = "from scheduling.policies.orders import Order, setting\nclass A(Order):\n    "
     for name, text in {
         "raises": "raise ValueError('no luck')",
+        "leaves": "raise SystemExit(0)",
+        "stops": "raise KeyboardInterrupt",
+        "odd": f"{order}odd: int = setting(1, 'x')\n    def __post_init__(self):\n"
+        "        if self.odd % 2 == 0:\n            raise ValueError('odd is even')",
         "bare": f"{order}k: int = 3",
         "taken": f"{order}victim: str = setting('x', 'y')",
     }.items():
         (mine.parent / f"{name}.py").write_text(text)
     refused = python(f"-m server.launch dynamic --order {word}", mine.parent)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    assert re.search(f"error: {word} cannot be used: .*{sentence}", refused.stderr)
+    said = f"error: {word.split(' --')[0]} cannot be used: .*{sentence}"
+    assert re.search(said, refused.stderr), refused.stderr
+
+
+LEAVING = """
+import os
+from scheduling.history import Memory
+from scheduling.policies.dynamic import Dynamic
+class Leaves(Dynamic):
+    def plan(self, view):
+        raise SystemExit(0)
+class Interrupts(Dynamic):
+    def plan(self, view):
+        raise KeyboardInterrupt
+class Vanishes(Dynamic):
+    def plan(self, view):
+        os._exit(0)
+class Counts(Memory):
+    def add(self, done):
+        raise SystemExit(0)
+class Remembers(Dynamic):
+    remembers = (Counts,)
+"""
+
+
+@pytest.mark.parametrize(("name", "jobs", "sentence"), [
+    ("Leaves", 1, "leaving.py:Leaves failed: SystemExit: 0 (leaving.py, line 7)"),
+    ("Remembers", 2, "leaving.py:Remembers failed: SystemExit: 0 (leaving.py, line 16)"),
+    ("Interrupts", 2, "leaving.py:Interrupts failed: KeyboardInterrupt (leaving.py, line 10)"),
+    ("Vanishes", 2, "a process of --jobs ended at once, by os._exit in leaving.py:Vanishes or for"),
+])  # fmt: skip
+def test_one_that_leaves_ends_no_comparison_in_silence(
+    name: str, jobs: int, sentence: str, tmp_path: Path
+) -> None:
+    """It ended with exit code 0, without a word and without what another variant had done."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    words = f"--modes static,leaving.py:{name} --numsamples 9 --arrival burst --jobs {jobs}"
+    done = python(f"-m simulate {words} --out out", tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"error: {sentence}" in done.stderr
+    kept = (tmp_path / "out" / "static.json").exists()
+    assert kept or name == "Vanishes", "beside which it may not have ended"

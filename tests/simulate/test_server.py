@@ -22,6 +22,8 @@ from client.traces import Request
 from client.workloads import Workload
 from compare.report import tables
 from generate.auto import build
+from scheduling.policies import NoBatching
+from scheduling.user_policies import SOURCES, Source
 from simulate import PS
 from simulate.costs import FAKE, Costs
 from simulate.server import SimulatedServer
@@ -188,6 +190,14 @@ def test_a_trace_names_adapters_which_are_loaded_and_computed_at_a_cost() -> Non
     assert latencies(outcomes) == pytest.approx([ms * sum(alone[: i + 1]) for i in range(4)])
     with pytest.raises(WorkloadError, match="names the model 'c', and there are fake, lora-0, "):
         served([ask(0, model="c")], **lora)
+
+
+def test_a_request_that_no_server_takes_is_no_fault_of_a_users_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SOURCES, NoBatching, Source("mine.py:Mine", "0"))
+    with pytest.raises(WorkloadError, match="request 0 of the trace can never be served"):
+        served([ask(0, tokens=2000)])
 
 
 def test_what_is_in_flight_is_counted_once_in_50_ms_from_first_to_last() -> None:
