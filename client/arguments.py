@@ -170,11 +170,11 @@ def seconds_say_how_many(known: argparse.Namespace) -> bool:
 
 def folder(text: str) -> Path:
     """Return the path of a folder that is there, or can be made. Raises ArgumentTypeError."""
-    path = Path(text).absolute()
+    path = Path(os.path.expanduser(text))  # which a shell leaves in --out=~/x
     try:
-        there = next(each for each in (path, *path.parents) if each.exists())
+        there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
         if there.is_dir() and os.access(there, os.W_OK):
-            return Path(text)
+            return path
     except OSError as error:  # the name is too long, say
         raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}; name another") from None
     raise argparse.ArgumentTypeError(f"{there} is no folder with write access; name another")
@@ -182,7 +182,7 @@ def folder(text: str) -> Path:
 
 def file(text: str) -> Path:
     """Return the path of a file that can be written. Raises ArgumentTypeError."""
-    path = Path(text)
+    path = Path(os.path.expanduser(text))
     with contextlib.suppress(OSError):  # the name is too long, say
         written = path if path.exists() else path.parent
         if path.parent.is_dir() and not path.is_dir() and os.access(written, os.W_OK):

@@ -38,7 +38,8 @@ LIVE = "live.html"  # the page of its rows, which `python -m simulate.saved_page
 REQUESTS = "requests.csv"
 OF_SWEEP = "run=*[0-9].json"  # files in a folder of a setting, of vllm bench sweep serve
 DRAWN = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")]
-REPORT = ("report.md", "report.html", LIVE, REQUESTS, *DRAWN)
+FOUND = ("find.json", "find.md", "find.png", "find.svg")  # by simulate.sh --find
+REPORT = ("report.md", "report.html", LIVE, REQUESTS, *DRAWN, *FOUND)
 
 
 class RunError(Exception):
@@ -235,9 +236,15 @@ def refuse_overwriting(files: Iterable[Path], overwrite: bool) -> None:
         raise ConfigError(f"{there} is there already; name another, or add --overwrite")
 
 
+def _folders(out: Path) -> list[Path]:
+    """Return the folders of a run, or of an answer of --find, inner ones first."""
+    outer = [out / "verified", out] if (out / FOUND[0]).exists() else [out]
+    return [folder for each in outer for folder in (*each.glob("seed-*"), each)]
+
+
 def files(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
     """Yield paths that the files of a run have: an earlier one's in the folder, and of `names`."""
-    for folder in (*out.glob("seed-*"), out):
+    for folder in _folders(out):
         named = set(names)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             named |= {*filter(NAME.fullmatch, read_json(folder / "summary.json")["variants"])}
@@ -245,11 +252,15 @@ def files(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
         yield from (folder / name for name in ("summary.json", "trace.jsonl", *written, *REPORT))
 
 
-def clear(out: Path) -> None:
-    """Make the folder of a run; delete files of an earlier run in it, and no others."""
+def clear(out: Path, read: Path | None = None) -> None:
+    """Make the folder of a run; delete files of an earlier run in it, and no others. read: a trace
+    that stays, since it is not saved again.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    *inner, _ = _folders(out)
     for file in [*files(out)]:
-        file.unlink(missing_ok=True)
-    for folder in out.glob("seed-*"):
+        if read is None or file.resolve() != read.resolve():
+            file.unlink(missing_ok=True)
+    for folder in inner:
         with contextlib.suppress(OSError):  # a user's files are in it
             folder.rmdir()

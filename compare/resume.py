@@ -21,10 +21,14 @@ Given = TypeVar("Given", bound=Options)
 
 def begin(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], program: str) -> Given:
     """Parse a program's command line, as `options_of`. First the file of a check's --junit gets an
-    error: whatever fails from here on, no answer of an earlier check is left.
+    error: whatever fails from here on, no answer of an earlier check is left. Raises ConfigError
+    for a file that is no check's.
     """
     checks = any(word.partition("=")[0] == "--check" for word in argv)
-    if checks and (file := _known(argv, "--junit")[0].junit) is not None:
+    known, _ = _known(argv, "--junit", "--overwrite")
+    if checks and (file := known.junit) is not None:
+        if file.is_file() and b'<testsuite name="check"' not in file.read_bytes()[:200]:
+            runs.refuse_overwriting([file], known.overwrite)
         junit(file)
     return options_of(argv, parse, program)
 

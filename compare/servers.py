@@ -79,10 +79,9 @@ def launched(words: Sequence[str], key: str | None = None) -> Iterator[Launched]
     port = free_port()
     command = [sys.executable, *words, "--host", "127.0.0.1", "--port", str(port)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # modules of the current folder, such as a stats.py, come in place of none of ours
-    ours = {"EB_API_KEY": key or "none", "EB_API_KEYS": "none"}
-    ours |= {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    environment = os.environ | ours
+    ours = {"EB_API_KEY": key or "none", "EB_API_KEYS": "none", "PYTHONPATH": path}
+    # so that a stats.py of the current folder does not come in place of ours
+    environment = os.environ | ours | {"PYTHONSAFEPATH": "1"}
     environment.pop("RAY_ADDRESS", None)  # of a cluster elsewhere, which would be another server
     with tempfile.TemporaryFile() as output:
         # a session of its own: Ctrl-C reaches us alone, and we stop it

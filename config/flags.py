@@ -33,10 +33,9 @@ from scheduling.routers import ON_RAY
 
 FillIn = Callable[[Mapping[str, Any]], dict[str, Any]]  # resolves `auto`, and what was left out
 DOTENV = Path(__file__).resolve().parents[1] / ".env"
-# variables in each pod beside a Service named eb or eb-…, such as EB_PORT=tcp://10.0.0.1:80
-OF_KUBERNETES = re.compile(
-    r"EB_(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|"
-    r"PORT(_\d+_[A-Z]+)?=[a-z]+://.*|PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*)"
+SETTING = re.compile(  # and none of those in each pod beside a Kubernetes service named eb or eb-…
+    r"EB_(?!(\w+_)?(SERVICE_HOST=|SERVICE_PORT(_\w+)?=\d+$|"
+    r"PORT(_\d+_[A-Z]+)?=[a-z]+://|PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=))"
 )
 MOST_USED = (
     *("--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching"),
@@ -148,9 +147,7 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
         ) from None
     for source in (in_file, environ):
         for key, value in source.items():
-            if not key.startswith("EB_") or value is None:
-                continue
-            if OF_KUBERNETES.fullmatch(f"{key}={value}"):
+            if value is None or not SETTING.match(f"{key}={value}"):
                 continue
             name = key[3:].lower()
             if name in LEFT:

@@ -1,6 +1,4 @@
-"""The limit of open files, of which every connection is one: many systems allow 1,024 unless asked,
-and some no more even then.
-"""
+"""The limit of open files, of which every connection is one: often 1,024 unless more is asked."""
 
 from __future__ import annotations
 

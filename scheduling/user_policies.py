@@ -54,10 +54,13 @@ def words(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return each FILE.py:NAME of a command line and of the variables that name one; after
     --policy, FILE.py is all that the file defines.
     """
-    texts = [*arguments, *(environ.get(f"EB_{name}", "") for name in ("MODE", "ORDER", "VICTIM"))]
-    named = [word for text in texts for word in WORD.findall(text)]
-    for flag, path in itertools.pairwise(arguments):
-        if flag == "--policy" and path.endswith(".py"):
+    held = [text for flag, text in itertools.pairwise(arguments) if flag == "--policy"]
+    named = [text for text in held if Path(text.rpartition(":")[0]).is_file()]  # with spaces, too
+    texts = [text for text in arguments if text not in named]
+    texts += [environ.get(f"EB_{name}", "") for name in ("MODE", "ORDER", "VICTIM")]
+    named += [word for text in texts for word in WORD.findall(text)]
+    for path in held:
+        if path.endswith(".py"):
             try:
                 named += offered(Path(path)) or [path]
             except BaseException as error:
@@ -76,15 +79,17 @@ def load(
     under that name. environ: hands the paths on to processes started later.
     """
     paths: dict[str, str] = json.loads(environ.get(HANDED_ON, "{}"))
-    paths |= {word: str(Path(word.rpartition(":")[0]).resolve()) for word in named}
+    for word in named:
+        path = Path(word.rpartition(":")[0])
+        paths[word] = str((path.expanduser() if path.parts[0] == "~" else path).resolve())
     if paths:
         environ[HANDED_ON] = json.dumps(paths)
-    for word, path in paths.items():
+    for word, file in paths.items():
         try:
-            kind = _class_of(word, Path(path))
+            kind = _class_of(word, Path(file))
             _check(kind, [*modes.values(), *orders.values(), *victims.values()])
         except BaseException as error:  # whatever a user's file does
-            PROBLEMS[word] = f"{word} cannot be used: {described(error, path)}"
+            PROBLEMS[word] = f"{word} cannot be used: {described(error, file)}"
         else:
             tables = {Policy: modes, Order: orders, Victim: victims}
             next(tables[base] for base in tables if issubclass(kind, base))[word] = kind
@@ -191,7 +196,8 @@ def offered(path: Path) -> list[str]:
 
 def problem(name: str | None) -> str | None:
     """Return why a mode, order or victim of this name, if it is one of a file, cannot be used."""
-    if name and re.search(r"[\s'\",=].*\.py:\w", name):
+    loaded = [source.word for source in SOURCES.values()]
+    if name and name not in loaded and re.search(r"[\s'\",=].*\.py:\w", name):
         return (
             f"{name!r} cannot be used: its path must have no space, quote, comma or =; "
             f"run the command in its folder, as {Path(name).name}"

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from client import drawing
 from client.machine import save_json
 from client.results import KEYS, OF_PRICE, Key, share
+from client.runs import FOUND
 from client.saving import write as write_file
 from compare.analysis import Estimate, difference, estimate
 from compare.report import panels
@@ -20,7 +21,6 @@ from compare.report.tables import cell_of, formatted, markdown, signed
 from simulate.find import SURE, Search
 from simulate.space import REPLICAS
 
-FILES = ("find.json", "find.md", "find.png")
 SHOWN, LISTED, LINES = 5, 40, 8  # settings in the terminal and in the table; lines of the figure
 
 
@@ -124,9 +124,10 @@ def figure(search: Search, caption: str) -> Figure:
 
 
 def write(
-    out: Path, search: Search, caption: str, served: str, left_out: str, facts: dict[str, Any]
-) -> str:
-    """Write find.json, find.md and find.png; return the text of find.md. served: by which command
+    out: Path, search: Search, caption: str, served: str, left_out: str, facts: dict[str, Any],
+    svg: bool,
+) -> str:  # fmt: skip
+    """Write FOUND, the last of it with `svg`; return the text of find.md. served: by which command
     the best is. Raises Unwritten.
     """
     question, n = search.question, len(search.question.seeds)
@@ -144,7 +145,7 @@ def write(
         ],
     }
     save_json(out / "find.json", results | facts)
-    drawing.save(figure(search, caption), out / "find.png")
+    drawing.save(figure(search, caption), *(out / name for name in FOUND[2 : 3 + svg]))
     possible = len(search.space.settings) * max(1, len(search.space.replicas))
     if not search.space.replicas and search.space.default not in search.space.settings:
         possible += 1  # served as well

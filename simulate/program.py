@@ -22,7 +22,7 @@ from client.calls import ServerError
 from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
 from client.progress import Output, Progress
-from client.runs import RunError, files, refuse_overwriting
+from client.runs import RunError, clear, files, refuse_overwriting
 from client.saving import write
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
@@ -35,7 +35,7 @@ from config import (
 )
 from generate.auto import physical_cores
 from generate.tokenizer import TokenizerUnavailable
-from simulate.costs import FAKE, CostsError, load
+from simulate.costs import FAKE, CostsError, load, save
 from simulate.disaggregated import refuse
 from simulate.find import Search
 from simulate.jobs import Jobs, lost
@@ -155,8 +155,10 @@ def find(options: Simulation) -> bool:
     """Print and write the best setting, and whether it held; return whether there is one."""
     from simulate import find_page  # matplotlib takes 0.6 s to load
 
-    written = [options.out / name for name in find_page.FILES]
-    refuse_overwriting([*written, *files(options.out / "verified")], options.overwrite)
+    written = [*files(options.out), *files(options.out / "verified")]
+    refuse_overwriting(written, options.overwrite)
+    if options.own and options.costs_file:
+        save(options.own.costs, options.costs_file)
     space = space_of(options, options.find)
     trial = trial_of(options, space.default.config)
     with contextlib.ExitStack() as stack:
@@ -177,8 +179,11 @@ def find(options: Simulation) -> bool:
         )
         asked = command_line(Simulating.program, sys.argv[1:])
         facts = stamp() | {"command": asked, "costs": options.costs.name}
+        clear(options.out, options.trace.path if options.trace else None)
         with progress.step("drawing figures"):
-            text = find_page.write(options.out, search, caption, served, left_out, facts)
+            text = find_page.write(
+                options.out, search, caption, served, left_out, facts, options.svg
+            )
         if search.best and options.verify:
             from simulate import verify
 

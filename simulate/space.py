@@ -79,7 +79,7 @@ def space_of(options: Simulation, words: Sequence[str]) -> Space:
     """Return what these words of --find say of each variant. Raises ConfigError."""
     bases = list(options.variants)
     shown = {base: base if len(bases) > 1 else "" for base in bases}
-    config = options.config(bases[0])
+    config = options.config(first := options.baseline)
     axes = dict(_axis(word, config) for word in words)
     replicas = sorted({*axes.pop(REPLICAS, ())})
     found: dict[str, Candidate] = {}
@@ -100,7 +100,7 @@ def space_of(options: Simulation, words: Sequence[str]) -> Space:
     for pair, sentence in why.items():
         if not found or (pair[0] in named and pair not in used):
             raise ConfigError(f"--find: {sentence}")
-    default = Candidate("default", {}, shown[bases[0]], options.variants[bases[0]], config)
+    default = Candidate("default", {}, shown[first], options.variants[first], config)
     default = found.get(config.model_dump_json(), default)
     return Space([*found.values()], default, replicas, len(refused), (refused or [""])[0])
 

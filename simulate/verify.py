@@ -66,7 +66,7 @@ def verified(options: Simulation, search: Search, runs: int, progress: Progress)
         raise stopped or ServerError("no server was measured")
     from compare.report import report  # matplotlib takes 0.6 s to load
 
-    report.write(run)
+    report.write(run, options.svg)
     for name in run.names:
         results = {s["seed"]: s["variants"][name] for s in run.summaries if name in s["variants"]}
         yield f"{name}, {command(options, pairs[name])}: {held(search, pairs[name], results)}"

@@ -11,7 +11,7 @@ from shlex import quote, split
 import pytest
 from rich.console import Console
 
-from client import addresses, client, machine, runs
+from client import addresses, arguments, client, machine, runs
 from client.measure import Target, judged
 from client.outcomes import Answer, Outcome
 from client.traces import Request, load_trace
@@ -50,6 +50,13 @@ def test_where_the_server_is_stated(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("http://[::1]:9000/v1", "http://[::1]:9000"),
     ):
         assert addresses.server_url(given) == url
+
+
+def test_what_is_written_may_be_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--out=~/run, which a shell leaves so, made a folder named ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert arguments.folder("~/run") == tmp_path / "run"
+    assert arguments.file("~/figure.png") == tmp_path / "figure.png"
 
 
 def test_a_commit_is_that_of_our_own_repository(

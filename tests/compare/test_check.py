@@ -184,6 +184,10 @@ def checked(saved: Path, words: str) -> CompletedProcess[str]:
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_is_the_same_as_itself_and_a_slower_one_is_worse(saved: Path, tmp_path: Path) -> None:
     same, slower, junit = tmp_path / "same", tmp_path / "slower", tmp_path / "junit.xml"
+    junit.write_text("<testsuite name='of another'/>")
+    done = checked(saved, f"--out {same} --junit {junit}")
+    assert done.returncode == 2 and f"{junit} is there already; name another, or" in done.stderr
+    junit.unlink()  # an earlier check's is written anew, as CI does
     done = checked(saved, f"--out {same} --junit {junit}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("Not worse: all 10 measures are within their limits.\n")

@@ -49,6 +49,21 @@ def test_an_earlier_result_is_kept(module: str, words: str, written: str, tmp_pa
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_folder_has_one_result(tmp_path: Path) -> None:
+    """A run and --find left each other's files where they were."""
+    output("simulate", f"{FIND} {tmp_path}")
+    output("simulate", f"{SIMULATE} {tmp_path / 'verified'}")  # as with --verify
+    (tmp_path / "verified" / "mine").touch()
+    refused("simulate", f"{SIMULATE} {tmp_path}", tmp_path, str(tmp_path))
+    output("simulate", f"{SIMULATE} {tmp_path} --overwrite")
+    assert not [*tmp_path.glob("find.*")]
+    assert [*(tmp_path / "verified").iterdir()] == [tmp_path / "verified" / "mine"]
+    refused("simulate", f"{FIND} {tmp_path}", tmp_path, str(tmp_path))
+    output("simulate", f"{FIND} {tmp_path} --overwrite")
+    assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_nobody_s_file_is_lost_for_one_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "package.json").write_text("mine")
     words = f"--numsamples 3 --variant package=dynamic --out {tmp_path}"

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from client.calls import get, post
+from scheduling import user_policies
+from scheduling.policies import Dynamic
 from server.observers.recording import VERSION
 from simulate.replay import ReplayError, replay
 from tests.programs import output, ran
@@ -78,6 +80,26 @@ def test_it_imports_files_beside_it_which_hide_none_of_ours(mine: Path) -> None:
     mine.write_text(f"from beside import ROWS\n{MINE}")
     with started(mode=f"{mine}:Bunches") as (url, _):
         assert get(url)["mode"] == f"{mine}:Bunches"
+
+
+def test_a_path_may_have_a_space_or_begin_at_home(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """./test.sh --policy "my dir/mine.py:Bunches" said that there was no dir/mine.py."""
+    (folder := mine.parent / "my dir").mkdir()
+    mine.rename(folder / "mine.py")
+    monkeypatch.chdir(mine.parent)
+    monkeypatch.setenv("HOME", str(folder))
+    for table in ("SOURCES", "PROBLEMS"):
+        monkeypatch.setattr(user_policies, table, {})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    held = user_policies.words(["--policy", "my dir/mine.py:Bunches"], {})
+    home = user_policies.words(["--variant", "x=~/mine.py:Bunches"], {"EB_ORDER": "fcfs"})
+    assert (held, home) == (["my dir/mine.py:Bunches"], ["~/mine.py:Bunches"])
+    for named in (held, home):
+        user_policies.load(named, {}, modes := {"dynamic": Dynamic}, {}, {})
+        assert named[0] in modes and user_policies.problem(named[0]) is None
+    assert "must have no space" in str(user_policies.problem("my dir/other.py:Bunches"))
 
 
 @pytest.mark.parametrize("of", ["mode", "order", "victim"])

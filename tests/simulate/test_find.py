@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from client import machine
+from client import machine, runs
 from client.progress import Progress, Step
 from client.traces import save_trace
 from client.workloads import Workload
@@ -253,6 +253,15 @@ def test_all_orders_are_tried_by_their_name_alone() -> None:
     assert space.default.name == "order=fcfs" and "add --prefix-caching" in space.why
 
 
+def test_the_default_is_the_baseline() -> None:
+    """--baseline changed nothing."""
+    words = ["--find", "max_batch_size", "--slo", "ttft:9", "--arrival", "poisson:9"]
+    words += ["--variant", "a=dynamic", "--variant", "b=dynamic --max-batch-size 4"]
+    for named, rows in (([], 32), (["--baseline", "b"], 4)):
+        made = program.parse([*words, *named])
+        assert space_of(made, made.find).default.config.max_batch_size == rows
+
+
 # ---- the search, in a table of stated results
 
 
@@ -318,7 +327,9 @@ def test_if_none_meets_the_limits_the_nearest_is_named() -> None:
 
 def test_settings_of_ones_own_vllm_are_found_by_its_recording(tmp_path: Path) -> None:
     words = f"max_num_seqs=4,64 scheduling_policy=sjf --vllm {RECORDED} --repeats 1"
+    words += f" --svg --save-costs {tmp_path / 'mine.json'}"
     answer = found(tmp_path, f"{words} --slo ttft:60000 --attainment 0.1 --for mean_e2el_ms")
+    assert {path.name for path in tmp_path.iterdir()} == {*runs.FOUND, "mine.json"}
     names = {"max_batch_size=4 order=sjf", "max_batch_size=64 order=sjf", "default"}
     assert {each["name"] for each in answer["tried"]} == names
     served = r"vllm serve \S+ --max-num-seqs (4|64) # and, without a flag: --order sjf"
