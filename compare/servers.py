@@ -21,6 +21,10 @@ from config import flag, free_port, meaningful
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600
 ALONE: Sequence[str] = ("-m", "server.launch")  # Python's arguments to start a single server
+# stop all processes of a server once our end of its pipe is closed, as it is if we are killed
+WITH_US = """exec 3<&0 </dev/null
+(read -r _ <&3; kill -INT 0; sleep 15; kill -KILL 0) &
+exec "$@" 3<&-"""
 
 
 @contextlib.contextmanager
@@ -84,14 +88,24 @@ def launched(words: Sequence[str], key: str | None = None) -> Iterator[Launched]
     environment = os.environ | ours | {"PYTHONSAFEPATH": "1"}
     environment.pop("RAY_ADDRESS", None)  # of a cluster elsewhere, which would be another server
     with tempfile.TemporaryFile() as output:
-        # a session of its own: Ctrl-C reaches us alone, and we stop it
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, start_new_session=True, env=environment
-        )
+        process = start(command, output, environment)
         try:
             yield Launched(process, f"http://127.0.0.1:{port}", output)
         finally:
-            _stop(process)
+            stop(process)
+
+
+def start(
+    command: Sequence[str], output: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a server that ends with this process, however that ends. It has a session of its own:
+    Ctrl-C reaches us alone, and we `stop` it.
+    """
+    return subprocess.Popen(
+        ["sh", "-c", WITH_US, "sh", *command],
+        stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
+        env=environment,
+    )  # fmt: skip
 
 
 def started(process: subprocess.Popen[Any], pid: int) -> bool:
@@ -125,12 +139,14 @@ def wait_until_ready(
     raise ServerError(f"the server was not ready after {patience_s:.0f} s")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """Send SIGINT, which ends requests in flight; then kill the rest of the session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=15)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=15)
+    finally:  # after a second Ctrl-C, too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -35,10 +36,26 @@ class _Shared(NamedTuple):
 _shared: _Shared | None = None  # of a worker
 
 
+def as_worker(on_sigterm: signal.Handlers = signal.SIG_IGN) -> None:
+    """Begin a process that another one has started: that one handles Ctrl-C and other signals, and
+    if it is killed this one ends, too.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, on_sigterm)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _begin(shared: _Shared) -> None:
     global _shared
     _shared = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it stops it
+    as_worker()
 
 
 def _called(function: Callable[..., Result], *arguments: Any) -> Result | None:

@@ -29,6 +29,7 @@ from client.measure import measure
 from client.saving import write
 from client.traces import Request, Trace
 from client.wire import wire
+from compare.servers import start, stop
 from config import free_port
 from generate.auto import build
 from lab.studies.runner import FinishedRuns
@@ -126,9 +127,7 @@ def vllm(folder: Path, flags: str, recording: Path) -> Iterator[str]:
     cache = f"--num-gpu-blocks-override {BLOCKS + 1} --no-enable-prefix-caching"
     command = [sys.executable, *f"{words} {FIXED} {scheduler} {base} {cache} {flags}".split()]
     with (folder / "vllm.log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=log, stderr=log, env=environment
-        )
+        server = start([*command, "--port", str(port)], log, environment)
         try:
             deadline = time.monotonic() + 300
             while True:
@@ -141,8 +140,7 @@ def vllm(folder: Path, flags: str, recording: Path) -> Iterator[str]:
                     time.sleep(0.5)
             yield url
         finally:
-            server.terminate()
-            server.wait(60)
+            stop(server)
 
 
 def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:

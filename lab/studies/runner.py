@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from config import ConfigError
 from config.reading import parse, read_lines
 from lab.studies.study import Case, Cases, Study, tables
 from lab.studies.study import figure as draw
+from simulate.jobs import as_worker
 
 CODE = (
     "batching.py", "model.py", "stats.py", "client", "compare", "config", "generate", "scheduling",
@@ -112,7 +114,7 @@ def _results(
     with contextlib.ExitStack() as stack:
         results: Iterator[dict[str, Any]]
         if processes > 1 and not study.servers:
-            pool = stack.enter_context(multiprocessing.Pool(processes))
+            pool = stack.enter_context(multiprocessing.Pool(processes, as_worker, [signal.SIG_DFL]))
             results = pool.imap(functools.partial(_call, study.run), runs)
         else:
             given = (kept,) if study.servers else ()
@@ -144,11 +146,11 @@ def write(
     body = claim + (NUMBERS if study.tables else "") + tables(study, result["cases"])
     made = f"`{result['command']}`, commit {result['commit']}, {result['date']}"
     page = f"# {study.title}\n\n{study.question}\n\n{caption}. Made by {made}.\n\n{body}\n"
-    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{body}\n")  # first, lest it is lost where no file can be written
+    saving.write(folder / f"{study.name}.json", json.dumps(result, indent=1) + "\n")
     draws = study.drawn or functools.partial(draw, study)
     if drawn := draws(result["cases"], caption.replace("`", "")):
         drawing.save(drawn, folder / f"{study.name}.png")
         page += f"\n![{study.figure}]({study.name}.png)\n"
     saving.write(folder / f"{study.name}.md", page)
-    saving.write(folder / f"{study.name}.json", json.dumps(result, indent=1) + "\n")
-    print(f"{body}\n{study.name}.md and every seed's numbers: {folder}")
+    print(f"{study.name}.md and every seed's numbers: {folder}")
