@@ -38,6 +38,8 @@ from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Output, Progress  # noqa: E402
 from client.results import KEYS, SHOWN_OF_STATS, share  # noqa: E402
+from client.saving import saved  # noqa: E402
+from client.stopping import end_as_on_ctrl_c, held  # noqa: E402
 from client.summary import latency_line, resent_in_words  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
 from client.wire import APIS, IN_WORDS, OpenAI  # noqa: E402
@@ -186,8 +188,6 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
                 watch.show = lambda outcome: _show_text(outcome, console)
             result, outcomes = measure(target, requests, goodput, known.timeout, watch, bounds)
         if known.out:  # saved first, whatever may fail to be shown
-            runs.clear(known.out)
-            save_trace(known.out / "trace.jsonl", requests)
             facts = machine | {
                 "goodput": goodput,
                 "bounds": asdict(bounds),
@@ -202,7 +202,14 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
                 "command": command_line("client/client.py", sys.argv[1:]),
             }
             results = {target.name: with_requests(result, outcomes)}
-            runs.save(known.out, requests, results, description, facts)
+
+            def save(folder: Path) -> None:
+                runs.clear(folder)
+                save_trace(folder / "trace.jsonl", requests)
+                runs.save(folder, requests, results, description, facts)
+
+            with held():
+                out = saved(save, known.out, progress.say)
         _show(result, target, known, console)
         if result["client_limited"]:
             progress.say(
@@ -219,8 +226,10 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
                 drawing.save(drawing.latency_vs_tokens(lines, url), figure)
                 progress.say(f"figure: {figure}")
             if known.out:
-                report(known.out, *(["--svg"] if known.svg else []))
-                progress.say(f"report.html: {known.out}")
+                report(out, *(["--svg"] if known.svg else []))
+                progress.say(f"report.html: {out}")
+    if known.out and out != known.out:
+        raise runs.RunError(f"the run is saved in {out}, as {known.out} cannot be written")
     return result
 
 
@@ -228,11 +237,9 @@ def report(folder: Path, *flags: str) -> None:
     """Make the report of a saved run by the program for it. Raises RunError with its errors."""
     program = [sys.executable, "-m", "compare.report", str(folder.resolve()), *flags]
     path = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        program, cwd=ROOT, env=path, capture_output=True, encoding="utf-8", errors="replace"
-    )
+    done = subprocess.run(program, cwd=ROOT, env=path, capture_output=True)
     if done.returncode:
-        why = done.stderr.strip().removeprefix("error: ")
+        why = done.stderr.decode(errors="replace").strip().removeprefix("error: ")
         raise runs.RunError(f"the run is saved in {folder}, but has no report: {why}")
 
 
@@ -282,6 +289,7 @@ def _show_text(outcome: Outcome, console: Console) -> None:
 
 
 def main() -> None:
+    end_as_on_ctrl_c()
     try:
         known = parse()
         url = server_url(known.url)

@@ -125,9 +125,7 @@ def send_limit() -> dict[str, Any] | None:
 
 
 def save_json(path: Path, value: Any) -> None:
-    """Write JSON, indented. Raises ValueError for NaN, which other readers do not accept,
-    and Unwritten.
-    """
+    """Write JSON, indented. Raises Unwritten, and ValueError for NaN, which others do not read."""
     with written(path) as file:  # piece by piece: one string of it can be as large as a run
         file.writelines(json.JSONEncoder(indent=1, allow_nan=False).iterencode(value))
         file.write("\n")
@@ -136,9 +134,9 @@ def save_json(path: Path, value: Any) -> None:
 def _first_line(*command: str, environ: Mapping[str, str] | None = None) -> str | None:
     """The first line that a program prints; None where it is missing, fails or prints nothing."""
     try:
-        how: Any = {"encoding": "utf-8", "errors": "replace", "timeout": 30, "env": environ}
-        output = subprocess.run(command, capture_output=True, check=True, **how)
-        return output.stdout.splitlines()[0].strip()
+        how: dict[str, Any] = {"capture_output": True, "check": True, "timeout": 30}
+        output = subprocess.run(command, env=environ, **how)
+        return output.stdout.decode(errors="replace").splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return None
 

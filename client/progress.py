@@ -8,7 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,7 +28,17 @@ Shown = TypeVar("Shown", bound=RenderableType)
 
 
 class Output(Console):
-    """A console whose reader may have enough (`| head`): what is measured goes on, and is saved."""
+    """A console whose reader may have enough (`| head`), or whose terminal may be closed: what is
+    measured goes on, and is saved.
+    """
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            self.on_broken_pipe()
+            with suppress(OSError):
+                print(f"error: nothing more is printed: {error.strerror}", file=sys.stderr)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -5,7 +5,7 @@ seeds, a folder each. NAME.json may be compressed (NAME.json.gz).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from client.groups import describe
 from client.machine import commit, hardware, save_json, send_limit
 from client.results import of_summary
+from client.saving import unwritten
 from client.traces import Request
 from client.users import NAME
 from config import ConfigError, has_effect, reading
@@ -178,14 +179,16 @@ def save(
     workload: Mapping[str, Any],
     facts: Mapping[str, Any],
     swept: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    new: Collection[str] = (),
 ) -> None:
-    """Write the measurements of one seed, summary.json and each NAME.json, beside its trace.
+    """Write the measurements of one seed, each NAME.json and then summary.json, beside its trace.
 
     facts: of this seed and of all, as summary.json has them. swept: outcomes of complete sweeps, by
-    server.
+    server. new: servers whose NAME.json is written over one that is there. Raises Unwritten.
     """
     for name, result in results.items():
-        save_json(folder / f"{name}.json", result)
+        if name in new or not (folder / f"{name}.json").exists():
+            save_json(folder / f"{name}.json", result)
     summary = {
         "variants": {n: of_summary(r, swept.get(n, {})) for n, r in results.items()},
         "config": _config(results),
@@ -253,14 +256,14 @@ def files(out: Path, names: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def clear(out: Path, read: Path | None = None) -> None:
-    """Make the folder of a run; delete files of an earlier run in it, and no others. read: a trace
-    that stays, since it is not saved again.
+    """Delete files of an earlier run in a folder, and no others. read: a trace that stays, since
+    it is not saved again. Raises Unwritten.
     """
-    out.mkdir(parents=True, exist_ok=True)
     *inner, _ = _folders(out)
-    for file in [*files(out)]:
-        if read is None or file.resolve() != read.resolve():
-            file.unlink(missing_ok=True)
+    with unwritten(out):
+        for file in [*files(out)]:
+            if read is None or file.resolve() != read.resolve():
+                file.unlink(missing_ok=True)
     for folder in inner:
         with contextlib.suppress(OSError):  # a user's files are in it
             folder.rmdir()

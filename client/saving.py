@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,7 @@ def written(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
     mode: "w" for text, or "wb". Raises Unwritten.
     """
-    try:
+    with unwritten(path):
         place = path.resolve()  # of a link, the file that it names
         is_file = place.is_file() or not place.exists()  # and no pipe or device, as /dev/null is
         beside = place.with_name(f"{place.name}.{os.getpid()}.part") if is_file else place
@@ -35,13 +36,37 @@ def written(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         finally:
             if is_file:
                 beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise Unwritten(
-            f"{path} cannot be written: {error.strerror}; make room there, or name another place"
-        ) from None
 
 
 def write(path: Path, content: str | bytes) -> None:
     """Write a whole file. Raises Unwritten."""
     with written(path, "w" if isinstance(content, str) else "wb") as file:
         file.write(content)
+
+
+def saved(save: Callable[[Path], None], folder: Path, say: Callable[[str], None]) -> Path:
+    """Save into a folder or, where that cannot be written, into a new one for temporary files;
+    return which it was. Raises Unwritten.
+    """
+    try:
+        save(folder)
+        return folder
+    except Unwritten as error:
+        say(f"error: {error}")
+        with unwritten(Path(tempfile.tempdir or "/tmp")):
+            elsewhere = Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
+        save(elsewhere)
+        say(f"saved in {elsewhere} instead")
+        return elsewhere
+
+
+@contextmanager
+def unwritten(path: Path) -> Iterator[None]:
+    """Raise Unwritten for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise Unwritten(
+            f"{path} cannot be written: {why}; make room there, or name another place"
+        ) from None

@@ -19,6 +19,8 @@ from client.calls import ServerError
 from client.machine import LIMIT, cache, commit, limit_key, save_json
 from client.measure import Target, judged, warm_up
 from client.progress import Output, Progress
+from client.saving import Unwritten
+from client.stopping import end_as_on_ctrl_c
 from client.summary import CLIENT_LIMITED_MS
 from client.wire import wire
 from client.workloads import Workload
@@ -58,8 +60,10 @@ def calibrate(progress: Progress) -> dict[str, Any]:
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    cache().mkdir(parents=True, exist_ok=True)
-    save_json(cache() / LIMIT, result)
+    try:
+        save_json(cache() / LIMIT, result)
+    except Unwritten as error:
+        progress.say(f"{error}; it is measured again the next time")
     return result
 
 
@@ -98,6 +102,7 @@ def main() -> None:
     argparse.ArgumentParser(
         prog="python -m compare.calibrate", description="Measure how fast this client can send."
     ).parse_args()
+    end_as_on_ctrl_c()
     try:
         with Progress(Output()) as progress:
             progress.say(sentence(calibrate(progress)))

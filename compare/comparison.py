@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from client import runs, traces
+from client import runs, saving, traces
 from client.addresses import other_target
 from client.calls import ServerError
 from client.groups import describe, described
@@ -28,6 +29,8 @@ from client.measure import (
 from client.outcomes import Outcome
 from client.price import costs
 from client.progress import Progress
+from client.saving import unwritten
+from client.stopping import held
 from client.traces import Request, save_trace
 from client.wire import IN_WORDS, OpenAI, wire
 from client.workloads import Workload
@@ -39,6 +42,7 @@ from compare.report import sentences, tables
 from compare.servers import ALONE, server
 
 TIMEOUT_S = 3600.0  # of an answer
+INTERRUPTED = "interrupted before its end"
 
 
 @dataclass
@@ -63,7 +67,9 @@ class Comparison:
         self.trace: Sequence[Request] | None = None
         self.by_ids = self.first_of_workload(arrival).prompt_ids is not None
         self.capacity: dict[str, Any] | None = None
-        self.points: dict[str, list[sweep.Point]] = {}  # of the seed that is measured, by server
+        self.done: dict[str, Measured] = {}  # of the seed that is measured, by server
+        self.keep: Callable[[Collection[str]], None] | None = None  # saves it
+        self.saved = False  # anything of this run
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.asked_as: dict[str, Any] = {}  # how servers that are none of ours were asked
         self.machine = runs.facts()
@@ -73,6 +79,7 @@ class Comparison:
             self.earlier = runs.load(options.resume, requests=False).first
             kept = resume.kept(options, self.facts())
             self.kept = {task: Measured(*each) for task, each in kept.items()}
+            self.saved = bool(self.kept)
 
     def first_of_workload(self, arrival: str | None) -> Request:
         """Set the workload; return its first request: an invalid one, of any seed, is an error
@@ -204,60 +211,73 @@ class Comparison:
             if self.stopped:
                 return
 
-    def run(self, seed: int, folder: Path, results: Iterator[Measured]) -> bool:
-        """Measure every server with one seed's trace and write the folder; False if nothing was
-        measured. results: of all `tasks` from this seed on.
+    def run(self, seed: int, results: Iterator[Measured]) -> None:
+        """Measure every server with one seed's trace, and save each as it ends. results: of all
+        `tasks` from this seed on.
 
         Ctrl-C, or a server that fails, ends the measuring (`stopped`); what there is by then is
-        kept, marked as partial. What an earlier run has of this seed is kept, too.
+        kept, marked as partial. What an earlier run has of this seed is kept, too. Raises
+        Unwritten.
         """
         missing = [name for of, name in self.tasks if of == seed]
-        by_name = {name: each for (of, name), each in self.kept.items() if of == seed}
-        if by_name and not missing:
-            return True
+        self.done = {name: each for (of, name), each in self.kept.items() if of == seed}
+        if self.done and not missing:
+            return
         _, requests = self.traffic(seed)
-        if by_name:
-            resume.check_trace(folder, requests)
+        if self.done:
+            resume.check_trace(self._folder(self.options.out, seed), requests)
         if not self.stopped:
             self.progress.say(f"seed {seed}: {described(describe(requests) | self.workload)}")
-        self.points = {name: each.points for name, each in by_name.items()}
-        for name in missing:
-            by_name[name] = next(results, Measured(stopped=self.stopped))
-            self.stopped = self.stopped or by_name[name].stopped
-        done = {name: by_name[name] for name in self.options.names}
-        measured = {name: each.result for name, each in done.items() if each.result}
-        if measured.keys() & missing:
-            with self.progress.step("saving the results"):
-                self._save(seed, folder, requests, done, measured)
-        return bool(measured)
 
-    def _save(
-        self,
-        seed: int,
-        folder: Path,
-        requests: Sequence[Request],
-        done: Mapping[str, Measured],
-        measured: Mapping[str, dict[str, Any]],
-    ) -> None:
-        if seed == self.options.seed and not self.earlier:
-            runs.clear(self.options.out)
-        folder.mkdir(parents=True, exist_ok=True)
+        def keep(new: Collection[str]) -> None:
+            with self.progress.step("saving the results"), held():
+                self._save(seed, requests, new)
+
+        self.keep = keep
+        for name, measured in zip(missing, results):
+            self.done[name] = measured
+            self.stopped = self.stopped or measured.stopped
+            if any(self.done[each].result for each in missing if each in self.done):
+                keep([name] if measured.result else ())
+
+    def _folder(self, out: Path, seed: int) -> Path:
+        return out / f"seed-{seed}" if self.options.repeats > 1 else out
+
+    def _save(self, seed: int, requests: Sequence[Request], new: Collection[str]) -> None:
+        """Save what is done of a seed. new: servers that were just measured."""
+        done = {name: self.done[name] for name in self.options.names if name in self.done}
+        measured = {name: each.result for name, each in done.items() if each.result}
         # a large trace is drawn again where it is needed
-        if saved := self.saves(requests):
-            save_trace(folder / "trace.jsonl", requests)
+        saved = self.saves(requests)
         workload = {"arrival": self.arrival, "saved": saved} | self.workload
         points = {name: done[name].points for name in measured if done[name].points}
         swept = {name: sweep.outcome(each.points) for name, each in done.items() if each.swept}
-        stopped = next((each.stopped for each in done.values() if each.stopped), None)
+        whole = swept if self.options.sweep else measured
+        reasons = [str(each.stopped) or INTERRUPTED for each in done.values() if each.stopped]
+        if len(whole) < len(self.options.names):
+            reasons.append(INTERRUPTED)
         comparable = {name: r for name, r in measured.items() if name not in self.options.also}
         facts = self.facts() | {
             "seed": seed,
-            "stopped": stopped and (str(stopped) or "interrupted before its end"),
+            "stopped": next(iter(reasons), None),
             "identical_outputs": identical_outputs(comparable if self.has_texts else {}),
             "sweep": points if self.options.sweep else None,
             "swept": list(swept),
         }
-        runs.save(folder, requests, measured, workload, facts, swept)
+
+        def save(out: Path) -> None:
+            if not self.saved and not self.earlier:
+                runs.clear(out)
+            elif out != self.options.out and self.options.out.exists():
+                with unwritten(out):
+                    shutil.copytree(self.options.out, out, dirs_exist_ok=True)
+            folder = self._folder(out, seed)
+            if saved and not (folder / "trace.jsonl").exists():
+                save_trace(folder / "trace.jsonl", requests)
+            runs.save(folder, requests, measured, workload, facts, swept, new)
+
+        out = saving.saved(save, self.options.out, self.progress.say)
+        self.options, self.saved = replace(self.options, out=out), True
 
     def saves(self, requests: Sequence[Request]) -> bool:
         """Return whether a trace is saved with the results."""
@@ -265,8 +285,7 @@ class Comparison:
 
     def measured(self, seed: int, name: str) -> Measured:
         """Measure one server with one seed's trace."""
-        done = Measured()
-        self.points[name] = done.points
+        self.done[name] = done = Measured()
         try:
             data, requests = self.traffic(seed)
             with self.target(name) as target:
@@ -284,7 +303,8 @@ class Comparison:
 
     def show_sweep(self) -> None:
         """Show the state of the sweep of the seed that is measured."""
-        self.progress.table(tables.sweep_table({n: [rates] for n, rates in self.points.items()}))
+        points = {name: [each.points] for name, each in self.done.items()}
+        self.progress.table(tables.sweep_table(points))
 
     def traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
         data = Workload(**self.options.workload, seed=seed)
@@ -316,6 +336,8 @@ class Comparison:
             points.sort(key=lambda p: p["rate"])
             self.progress.say(sentences.point_line(target.name, point))
             self.show_sweep()
+            if self.keep:
+                self.keep([target.name] if len(points) == 1 else ())
 
         name = target.name if target.ours else self.options.reference
         burst = self.replicas * burst_size(self.options.config(name))

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ from client.addresses import other_target
 from client.calls import ServerError
 from client.draws import WorkloadError
 from client.progress import Output, Progress
+from client.stopping import end_as_on_ctrl_c
 from compare import calibrate, slowest
 from compare.comparison import Comparison
 from compare.options import parse, parse_runs, parse_slowest
@@ -53,28 +53,18 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
             progress.say(f"missing: {missing} of {missing + there} measurements")
     except (KeyboardInterrupt, ServerError) as stopped:
         return None, stopped
-    measured = False
-    with contextlib.closing(comparison.results()) as results:
-        for seed in comparison.seeds:
-            folder = options.out / f"seed-{seed}" if options.repeats > 1 else options.out
-            measured |= comparison.run(seed, folder, results)
+    try:
+        with contextlib.closing(comparison.results()) as results:
+            for seed in comparison.seeds:
+                comparison.run(seed, results)
+    except KeyboardInterrupt as stopped:  # while something was saved
+        comparison.stopped = stopped
     with progress.step("reading the results"):
-        return runs.load(options.out) if measured else None, comparison.stopped
-
-
-def sigterm_is_ctrl_c() -> None:
-    """Stop servers on SIGTERM, too.
-
-    By a SIGINT of our own, with which asyncio ends what is in flight, and not by an exception: one
-    that is raised while an object is being deleted is lost. A script's background job is started
-    with SIGINT ignored.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        return runs.load(comparison.options.out) if comparison.saved else None, comparison.stopped
 
 
 def main() -> None:
+    end_as_on_ctrl_c()
     argv = sys.argv[1:]
     named = {word.partition("=")[0] for word in argv}
     if not named & {"--runs", "--slowest"}:
@@ -101,10 +91,10 @@ def run_and_exit(
 ) -> None:
     """Run a comparison as a program. kept, lost: what is printed of an interrupted one."""
     console, run, worse = Output(), None, False
-    sigterm_is_ctrl_c()
     try:
         with Progress(console) as progress:
             comparison = comparison_of(progress)
+            asked = comparison.options.out
             run, stopped = compare(comparison)
             if run:
                 progress.table(None)
@@ -113,9 +103,10 @@ def run_and_exit(
 
                     report.show(run, console)
                     report.write(run, comparison.options.svg)
+                worse = run.folder != asked  # which could not be written
                 progress.say(f"report.html, report.md, requests.csv, figures: {run.folder}")
                 if comparison.options.check and not stopped:
-                    worse = comparison.options.check.conclude(run, console)
+                    worse |= comparison.options.check.conclude(run, console)
     except (ConfigError, WorkloadError, runs.RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -129,7 +120,7 @@ def run_and_exit(
         more = f"{kept}; --resume {run.folder} goes on" if run else lost
         print(f"interrupted; {more}", file=sys.stderr)
         sys.exit(130)
-    failed = run and any(r["failed"] for results in run.variants.values() for r in results)
     # a check counts failures itself: those that the saved run had are not worse
-    if worse if comparison.options.check else failed:
+    counts = run and not comparison.options.check
+    if worse or (counts and any(r["failed"] for rs in run.variants.values() for r in rs)):
         sys.exit(1)

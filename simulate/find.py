@@ -45,6 +45,7 @@ class Search:
     step: Step
     best: Candidate | None = None
     why_not: str = ""  # none is the best
+    stopped: KeyboardInterrupt | None = None
     without: dict[str, Candidate | None] = field(default_factory=dict)  # the best without a limit
     results: dict[str, dict[int, TrialResult]] = field(default_factory=dict)  # by name and seed
     tried: list[Candidate] = field(default_factory=list)
@@ -61,7 +62,18 @@ class Search:
         return math.floor((1 - SURE) * len(self.question.seeds) + 1e-9)
 
     def run(self) -> None:
-        """Find the best, and the best without each limit. Raises WorkloadError."""
+        """Find the best, and the best without each limit; Ctrl-C keeps what was tried, if anything
+        was (`stopped`). Raises WorkloadError.
+        """
+        try:
+            self._run()
+        except KeyboardInterrupt as stopped:
+            self.tried = [one for one in self.tried if self.results[one.name]]
+            if not self.tried:
+                raise
+            self.stopped, self.why_not = stopped, "none was found to be the best by then"
+
+    def _run(self) -> None:
         self._prepare()
         find = self._fewest if self.space.replicas else self._best
         self.best = find("")

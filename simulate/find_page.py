@@ -33,6 +33,8 @@ def key_of(search: Search) -> Key:
 def lines(search: Search) -> Iterator[str]:
     """Yield the best few with intervals, what each limit costs, and what is not known."""
     key, best, limits = key_of(search), search.best, search.question.limits
+    if search.stopped:
+        yield "interrupted: what follows is of the trials until then"
     if best:
         what, _, unit = key.heading.partition(", ")
         for place, row in enumerate(rows(search)[:SHOWN], 1):
@@ -126,9 +128,9 @@ def figure(search: Search, caption: str) -> Figure:
 def write(
     out: Path, search: Search, caption: str, served: str, left_out: str, facts: dict[str, Any],
     svg: bool,
-) -> str:  # fmt: skip
-    """Write FOUND, the last of it with `svg`; return the text of find.md. served: by which command
-    the best is. Raises Unwritten.
+) -> None:  # fmt: skip
+    """Write FOUND, the last of it with `svg`. served: by which command the best is. Raises
+    Unwritten.
     """
     question, n = search.question, len(search.question.seeds)
     results = {
@@ -136,6 +138,7 @@ def write(
         "best": search.best and search.best.name,
         "served_by": served,
         "without": {limit: one and one.name for limit, one in search.without.items()},
+        "stopped": search.stopped and "interrupted before its end",
         "requests": search.requests,
         "growth_needs": search.growth_needs,
         "tried": [
@@ -165,5 +168,4 @@ def write(
         f"{trials:,} trials were made, of {every:,} possible ones. {left_out}",
         f"{caption}, {facts['date']}, `{facts['command']}`",
     ]
-    write_file(out / "find.md", text := "\n\n".join(filter(None, parts)) + "\n")
-    return text
+    write_file(out / "find.md", "\n\n".join(filter(None, parts)) + "\n")

@@ -16,6 +16,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 from client.calls import ServerError
@@ -23,7 +24,8 @@ from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
 from client.progress import Output, Progress
 from client.runs import RunError, clear, files, refuse_overwriting
-from client.saving import write
+from client.saving import saved, write
+from client.stopping import end_as_on_ctrl_c, held
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
 from compare.resume import begin
@@ -152,7 +154,9 @@ def parse(argv: Sequence[str]) -> Simulation:
 
 
 def find(options: Simulation) -> bool:
-    """Print and write the best setting, and whether it held; return whether there is one."""
+    """Print and write the best setting, and whether it held; return whether there is one, and
+    whether it is in the folder of --out.
+    """
     from simulate import find_page  # matplotlib takes 0.6 s to load
 
     written = [*files(options.out), *files(options.out / "verified")]
@@ -179,22 +183,28 @@ def find(options: Simulation) -> bool:
         )
         asked = command_line(Simulating.program, sys.argv[1:])
         facts = stamp() | {"command": asked, "costs": options.costs.name}
-        clear(options.out, options.trace.path if options.trace else None)
-        with progress.step("drawing figures"):
-            text = find_page.write(
-                options.out, search, caption, served, left_out, facts, options.svg
-            )
-        if search.best and options.verify:
+
+        def keep(folder: Path) -> None:
+            clear(folder, options.trace.path if options.trace else None)
+            find_page.write(folder, search, caption, served, left_out, facts, options.svg)
+
+        with progress.step("drawing figures"), held():
+            out = saved(keep, options.out, progress.say)
+        if search.best and options.verify and not search.stopped:
             from simulate import verify
 
             for line in verify.verified(options, search, options.verify, progress):
                 progress.say(line)
-                write(options.out / "find.md", text := f"{text}\n{line}\n")
-        progress.say(f"find.md, find.json and find.png: {options.out}")
-    return search.best is not None
+                text = (out / "find.md").read_text("utf-8")
+                write(out / "find.md", f"{text}\n{line}\n")
+        progress.say(f"find.md, find.json and find.png: {out}")
+        if search.stopped:
+            raise search.stopped
+    return search.best is not None and out == options.out
 
 
 def main() -> None:
+    end_as_on_ctrl_c()
     try:
         options = begin(sys.argv[1:], parse, Simulating.program)
         if options.recording:

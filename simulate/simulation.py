@@ -133,6 +133,7 @@ class Simulating(Comparison):
             return
         elsewhere = copy.copy(self)
         elsewhere.progress, elsewhere.kept = Reporting(), {}
+        elsewhere.done, elsewhere.keep = {}, None
         with self.progress.paused():
             workers = Jobs(self.options.jobs, self.progress)
         with workers as jobs, self.progress.step("simulating"):
@@ -145,7 +146,7 @@ class Simulating(Comparison):
                 for text in said:
                     self.progress.say(text)
                 if self.options.sweep:
-                    self.points[name] = done.points
+                    self.done[name] = done
                     self.show_sweep()
                 yield done
                 if isinstance(self.stopped, ServerError):  # as in one process

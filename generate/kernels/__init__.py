@@ -137,7 +137,7 @@ def build() -> Path:
             f"no C++ compiler {compiler[0]!r}; install g++, or name one in CXX"
         ) from None
     except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines()
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
         raise KernelUnavailable(f"{compiler[0]} failed: {lines[-1] if lines else error}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelUnavailable(f"the C++ kernels could not be built ({error})") from None
@@ -145,8 +145,7 @@ def build() -> Path:
 
 
 def _run(command: list[str]) -> None:
-    how: Any = {"encoding": "utf-8", "errors": "replace", "timeout": TIMEOUT_S}
-    subprocess.run(command, check=True, capture_output=True, **how)
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
 
 
 def why_unavailable() -> str | None:

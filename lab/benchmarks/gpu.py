@@ -193,9 +193,8 @@ def call(command: Sequence[str], log: Path, seconds: float) -> str | None:
 
 def said_in(log: Path) -> list[str]:
     """The lines for people of what a part printed."""
-    return [
-        line for line in log.read_text("utf-8", "replace").splitlines() if not line.startswith("{")
-    ]
+    text = log.read_text("utf-8", "replace")
+    return [line for line in text.splitlines() if not line.startswith("{")]
 
 
 def found(name: str, out: Path) -> str:

@@ -19,7 +19,7 @@ from client.arguments import folder
 from client.calls import ServerError
 from client.machine import command_line, stamp
 from client.saving import write
-from compare.program import sigterm_is_ctrl_c
+from client.stopping import end_as_on_ctrl_c
 from config import (
     ONLY_OVER_HTTP,
     Config,
@@ -130,9 +130,10 @@ class Benchmark:
             f"# {title}\n\n{setup}; `{result['command']}`, commit {result['commit']}, "
             f"{result['date']}.\n\n{body}\n"
         )
+        print(page)  # first, lest it is lost where no file can be written
         write(folder / f"{self.name}.md", page)
         write(folder / f"{self.name}.json", json.dumps(result, indent=1) + "\n")
-        print(f"{page}\n{self.name}.md and {self.name}.json: {folder}")
+        print(f"{self.name}.md and {self.name}.json: {folder}")
 
 
 def chosen_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def chosen_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(main: Callable[[], None]) -> None:
     """Call a benchmark's main; an error that a user can mend ends with a sentence and exit 2."""
-    sigterm_is_ctrl_c()  # a server that was started is stopped, too
+    end_as_on_ctrl_c()  # a server that was started is stopped, too
     try:
         main()
     except (ConfigError, KernelUnavailable, OutOfMemory, ServerError, WeightsUnavailable) as error:

@@ -19,6 +19,7 @@ from typing import Any
 from client.arguments import folder
 from client.calls import ServerError
 from client.runs import read_json
+from client.stopping import end_as_on_ctrl_c
 from config import ConfigError, Parser
 from lab.studies import runner
 from lab.studies.study import Cases, Study
@@ -138,6 +139,7 @@ def result_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None, program: str = "lab.studies") -> None:
     """Run a study. argv: the command line, if another program has made it."""
+    end_as_on_ctrl_c()
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     named = [name for name in NAMES if name in words[:1]]  # others may need missing packages
     try:

@@ -69,10 +69,10 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
 def speed(command: list[str]) -> tuple[str, float]:
     """Run a command that prints "NAME, … 123.4 tok/s"; return both. Raises ServerError."""
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
+        done = subprocess.run(command, capture_output=True)
     except OSError as error:
         raise ServerError(str(error)) from None
-    output = done.stdout + done.stderr
+    output = (done.stdout + done.stderr).decode(errors="replace")
     said = SPEED.search(output)
     if done.returncode or not said:
         raise ServerError(

@@ -13,11 +13,11 @@ import pytest
 from client.groups import describe
 from client.load import Interrupted, Watch, replay
 from client.measure import Target, measure, with_requests
+from client.stopping import end_as_on_ctrl_c
 from client.summary import summarise
 from client.traces import Request
 from client.wire import wire
 from client.workloads import Workload
-from compare.program import sigterm_is_ctrl_c
 from tests.programs import output, ran
 from tests.servers import assert_all_answered
 from tests.stub import stub
@@ -170,7 +170,7 @@ def test_a_sigterm_that_comes_while_an_object_is_deleted_ends_the_replay_too() -
             Doomed()
 
     handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    sigterm_is_ctrl_c()
+    end_as_on_ctrl_c()
     try:
         with stub(first_s=20.0) as server, pytest.raises(Interrupted):
             replay(server.url, at(0.0), STUB, watch=Deletes())

@@ -49,7 +49,7 @@ def test_bad_input_ends_with_a_sentence(benchmark: str, arguments: str, sentence
 def test_an_error_is_a_sentence_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(harness, "sigterm_is_ctrl_c", lambda: None)  # its handler would stay
+    monkeypatch.setattr(harness, "end_as_on_ctrl_c", lambda: None)  # its handler would stay
     for error, code in ((ConfigError("mend it"), 2), (KeyboardInterrupt(), 130)):
         with pytest.raises(SystemExit) as ended:
             harness.run(mock.Mock(side_effect=error))
