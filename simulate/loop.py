@@ -18,6 +18,7 @@ Ended = Callable[[float, Inference], Iterable[Arrival]]
 # kinds of events at one instant, in their order: iterations end, requests arrive, what runs next is
 # planned, and then the state is observed
 END, ARRIVE, PLAN, OBSERVE = range(4)
+MOST_PLANS = 100_000  # in a row, after which a policy is taken to wait for ever
 
 
 def seconds(ps: int) -> float:
@@ -78,12 +79,22 @@ class Loop:
         """Run until no event is left; return the seconds. Raises RuntimeError if work is left."""
         self._arrive, self._trace = server.arrive, iter(trace)
         self._draw()
+        plans = 0  # in a row
         while self._heap:
             time, kind, _, event = heapq.heappop(self._heap)
             self._pending -= kind != OBSERVE
             if event.call is not None:
                 self.now = time
                 event.call(*event.arguments)
+                if kind == PLAN:
+                    plans += 1
+                    if plans % MOST_PLANS == 0 and all(item[1] >= PLAN for item in self._heap):
+                        raise RuntimeError(
+                            f"{MOST_PLANS:,} plans in a row computed nothing, and no request is "
+                            "still to come; each only named a later wake_at"
+                        )
+                elif kind != OBSERVE:
+                    plans = 0
         server.check_done()
         return seconds(self.now)
 
@@ -107,6 +118,12 @@ class Loop:
         """True if no events but observations are left."""
         self._drop_cancelled()
         return not self._pending
+
+    @property
+    def next_at(self) -> int:
+        """Instant of the next event; there must be one."""
+        self._drop_cancelled()
+        return self._heap[0][0]
 
     def _draw(self) -> None:
         for at, group in itertools.islice(self._trace, 1):

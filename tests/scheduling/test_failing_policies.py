@@ -43,6 +43,7 @@ from scheduling.records import IterationRecord
 from scheduling.user_policies import LONGEST_S
 from server.asynchronous import AsynchronousManager
 from server.observers.recording import line_of, record
+from simulate import drive, loop
 from simulate.replay import replay
 from tests.counts import examples
 from tests.servers import PATIENCE_S, Spelling, started
@@ -217,6 +218,37 @@ def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_com
 def test_virtual_time_finds_the_same(name: str, users: Any) -> None:
     with pytest.raises(RuntimeError, match="the plan computes none of them and has no wake_at"):
         run(users(name)[0], [Ask(0.0), Ask(9.0)])
+
+
+class Patient(Dynamic):
+    """Plans every minute, and lets requests join once the oldest has waited for an hour."""
+
+    def plan(self, view: View) -> Plan:
+        waited = [view.now - each.arrived_at for each in view.waiting]
+        if view.running or max(waited, default=0.0) >= 3600:
+            return super().plan(view)
+        return Plan(wake_at=view.now + 60)
+
+
+class Later(Dynamic):
+    def plan(self, view: View) -> Plan:
+        return Plan(wake_at=view.now + 1)
+
+
+def test_virtual_time_ends_where_every_plan_only_names_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only Ctrl-C ended it. A policy that is patient, or that waits for a request which is still to
+    come, goes on.
+    """
+    monkeypatch.setattr(loop, "MOST_PLANS", 100)
+    few = [[Inference([1], 3)] for _ in range(3)]
+    drive(make_scheduler(Patient()), zip([0.0, 4000.0, 50_000.0], few), lambda _: 1.0)
+    assert [each.admitted_at for [each] in few] == [3600.0, 7600.0, 53_600.0]
+    made = make_scheduler(Later())
+    with pytest.raises(RuntimeError, match="100 plans in a row computed nothing, and no request"):
+        drive(made, [(0.0, [Inference([1], 3)]), (250.0, [last := Inference([1], 3)])], lambda _: 1)
+    assert last.arrived_at == 250.0, "which is waited for, with more plans than that"
 
 
 def test_one_that_leaves_proposes_no_drafts(users: Any) -> None:
