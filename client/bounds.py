@@ -4,6 +4,7 @@ measure counts: the same requests of a trace in every variant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Bounded(Watch):
     def __init__(self, other: Watch, bounds: Bounds):
         self._other, self._bounds, self._failures = other, bounds, 0
         self.in_flight = 0
-        self.counts: list[int] = []
+        self.ticks = self.counted = 0  # counted: in flight at all ticks together
         self.cut = ""
 
     def sent(self) -> None:
@@ -67,10 +68,16 @@ class Bounded(Watch):
             self._end(f"--max-failures {self._failures}")
 
     def tick(self) -> None:
-        self.counts.append(self.in_flight)
+        self.skip(1)
         self._other.tick()
-        if (most := self._bounds.max_seconds) and len(self.counts) * TICK_S >= most:
-            self._end(f"--max-seconds {most:g}")
+
+    def skip(self, ticks: int) -> None:
+        most_s = self._bounds.max_seconds
+        if most_s and self.ticks + ticks >= (most := math.ceil(most_s / TICK_S)):
+            ticks = most - self.ticks
+            self._end(f"--max-seconds {most_s:g}")
+        self.ticks += ticks
+        self.counted += ticks * self.in_flight
 
     def _end(self, cut: str) -> None:
         self.cut, self.over = self.cut or cut, True

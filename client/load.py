@@ -57,6 +57,9 @@ class Watch:
     def tick(self) -> None:
         """Called twenty times per second on average, at random instants, from first send to end."""
 
+    def skip(self, ticks: int) -> None:
+        """Called in place of so many ticks at which nothing has changed since the last one."""
+
 
 def replay(
     url: str,

@@ -150,8 +150,8 @@ def measure(
     if counting.cut and (left := len(trace) - len(ended.ended)):
         unsent = left - counting.in_flight
         result["cut"] = {"at": counting.cut, "in_flight": counting.in_flight, "unsent": unsent}
-    if counting.counts:
-        result["mean_in_flight"] = float(np.mean(counting.counts))
+    if counting.ticks:
+        result["mean_in_flight"] = counting.counted / counting.ticks
     if target.are_several:
         result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
     if target.ours:

@@ -42,6 +42,8 @@ from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
 from stats import times_of, timings_of
 
+FEW_TICKS = 200  # of a quiet time; its later ones are skipped
+
 
 class SimulatedServer:
     """A server of ours, by its Config and the costs of its engine, or several behind a router;
@@ -322,11 +324,18 @@ class _Replay:
         """Observe as the client of a real server does: once in each TICK_S, at a random time."""
         if not self._unended or self._loop.is_over:
             return
-        self._watch.tick()
+        k, following = [
+            int((seconds(at) - first) / TICK_S) for at in (self._loop.now, self._loop.next_at)
+        ]
+        quiet = max(0, following - k - 1)  # ticks before anything happens
+        few = min(quiet, FEW_TICKS)
+        for _ in range(1 + few):
+            self._watch.tick()
+        self._watch.skip(quiet - few)
         if self._watch.over:
             raise KeyboardInterrupt
-        k = int((seconds(self._loop.now) - first) / TICK_S) + 1
-        at = first + (k + rng.random()) * TICK_S
+        rng.getrandbits(64 * few)  # as much as `few` times of each tick
+        at = first + (k + 1 + quiet + rng.random()) * TICK_S
         self._loop.at(instant(at), OBSERVE, self._tick, first, rng)
 
     def _outcome(self, sent: _InFlight, inference: Inference, now: float) -> Outcome:

@@ -10,10 +10,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from client import results
+from client.bounds import Bounds
 from client.draws import WorkloadError
 from client.load import Watch
 from client.measure import measure, with_requests
@@ -210,6 +212,20 @@ def test_what_is_in_flight_is_counted_once_in_50_ms_from_first_to_last() -> None
     result, _ = served([ask(0, at=3.0, tokens=900)], watch=(ticks := Ticks()))
     assert result["wall_clock_s"] == pytest.approx(0.9541) and 18 <= ticks.n <= 20
     assert result["mean_in_flight"] == 1.0
+
+
+def test_quiet_days_are_counted_and_cost_no_time() -> None:
+    """Ten took 84 s: twenty observations a second."""
+    calls = mock.Mock(wraps=Watch(), over=False)
+    days = 10 * 86_400.0
+    asks = [ask(0, tokens=900), ask(1, at=days, tokens=900)]
+    result, _ = served(asks, watch=calls)
+    assert calls.tick.call_count < 1000
+    assert result["mean_in_flight"] == pytest.approx(2 * 0.954 / days, rel=0.1)
+    target = SimulatedServer("nobatch", build("nobatch", {"model": "fake"}, {}), FAKE)
+    cut, _ = measure(target, asks, {}, 3600.0, Watch(), Bounds(max_seconds=60.0))
+    assert cut["cut"] == {"at": "--max-seconds 60", "in_flight": 0, "unsent": 1}
+    assert cut["mean_in_flight"] == pytest.approx(0.954 / 60, rel=0.1)
 
 
 def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> None:
