@@ -142,7 +142,7 @@ def overload_unknown(servers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str 
     if not names:
         return None
     return (
-        f"Whether {' and '.join(names)} overloaded cannot be known from so few answers: near a "
+        f"It cannot be known from so few answers whether {' and '.join(names)} overloaded: near a "
         f"server's capacity that takes {ENOUGH:,}, of one seed or of several."
     )
 

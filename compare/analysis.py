@@ -67,15 +67,15 @@ def _interval(values: Sequence[float] | np.ndarray, width: float) -> Estimate:
 
 
 def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many requests all answered, how many alike, and of each other one `parted_after`:
-    the share of its longest text on which all agree.
+    """Return how many requests all answered with a text, but for empty ones; how many alike; and of
+    each other one `parted_after`: the share of its longest text on which all agree.
     """
     texts = [
         {r["id"]: r["text"] for r in result["requests"] if "text" in r}
         for result in results.values()
     ]
     common = set.intersection(*map(set, texts)) if texts else set()
-    answers = [[text[i] for text in texts] for i in sorted(common)]
+    answers = [each for i in sorted(common) if any(each := [text[i] for text in texts])]
     different = [answer for answer in answers if len(set(answer)) > 1]
     return {
         "requests": len(answers),

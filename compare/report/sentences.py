@@ -171,8 +171,10 @@ def sample(run: Run) -> int:
 
 
 def identity(run: Run) -> str | None:
-    """Share of requests with the same text in all variants; all, for greedy answers in float32."""
-    if len(run.names) - len(run.first["also"]) < 2:
+    """Share of requests with the same text in all variants; all, for greedy answers in float32.
+    None where texts show nothing: those of the fake model are no model's.
+    """
+    if len(run.names) - len(run.first["also"]) < 2 or run.first["config"].get("model") == "fake":
         return None
     texts = [summary["identical_outputs"] for summary in run.summaries]
     n, identical = (sum(same[key] for same in texts) for key in ("requests", "identical"))

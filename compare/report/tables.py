@@ -165,7 +165,7 @@ def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
 def label(name: str, results: Sequence[Result]) -> str:
     """A server's name, marked where its numbers are not what they seem."""
     marks = [mark for mark in ("partial", "cut") if any(result.get(mark) for result in results)]
-    marks += {True: ["overloaded"], None: ["overloaded?"]}.get(overloaded(*results), [])
+    marks += ["overloaded"] * bool(overloaded(*results))
     return f"{name} ({', '.join(marks)})" if marks else name
 
 

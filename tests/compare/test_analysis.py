@@ -73,8 +73,9 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
         known = [{} if text is None else {"text": text} for text in texts]
         return {"requests": [{"id": i} | text for i, text in enumerate(known)]}
 
-    def sentence(*outputs: dict[str, Any]) -> str | None:
-        common: dict[str, Any] = {"variants": {"a": {}, "b": {}}, "also": {}}
+    def sentence(*outputs: dict[str, Any], model: str = "demo") -> str | None:
+        config = {"model": model}
+        common: dict[str, Any] = {"variants": {"a": {}, "b": {}}, "also": {}, "config": config}
         seeds = [common | {"identical_outputs": each} for each in outputs]
         return identity(Run(Path(), seeds, [], []))
 
@@ -85,3 +86,9 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
     assert "begin to differ after 30 to 30% of their length" in one
     assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
     assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None
+    same = identical_outputs({"a": result("x"), "b": result("x")})
+    assert sentence(same) == "All 1 requests that every variant answered got the same text in each."
+    assert sentence(same, model="fake") is None, "its letters are no model's"
+    empty = identical_outputs({"a": result("", "", "x"), "b": result("", "", "y")})
+    assert empty == {"requests": 1, "identical": 0, "parted_after": [0.0]}, "'' shows nothing"
+    assert sentence(identical_outputs({"a": result(""), "b": result("")})) is None

@@ -110,7 +110,7 @@ def test_runs_are_compared_side_by_side(swept: Path, tmp_path: Path) -> None:
     out = tmp_path / "compared"
     shown = output("compare", f"--runs {swept}/seed-0 {other} --out {out}")
     assert "|" not in shown and "#" not in shown and "**" not in shown
-    twice = r"static \(overloaded\?\) *%s *other \(simulated\) *%s *[\d,]+ \(× 2\.00\)"
+    twice = r"static *%s *other \(simulated\) *%s *[\d,]+ \(× 2\.00\)"
     assert re.search(twice % ("", ""), shown)
     text = (out / "report.md").read_text()
     assert "# seed-0 (simulated) against other (simulated)" in text
