@@ -22,7 +22,7 @@ case "${1:-}" in
         # where python3 is itself an environment's, --system-site-packages would not show its packages
         python3 -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$(echo .venv/lib/python3*/site-packages)/beside.pth"
         mapfile -t names < <(pins | sed 's/==.*//') # of any version: what is there stays
-        .venv/bin/python -m pip install --no-index --find-links wheels "${names[@]}"
+        PIP_USER=no .venv/bin/python -m pip install --no-index --find-links wheels "${names[@]}"
         # setup.sh finds all done
         cat requirements*.txt client/requirements.txt | tee .venv/installed-client-requirements.txt >.venv/installed-requirements.txt
         ;;
