@@ -217,9 +217,7 @@ class BatchingManager:
     def _end(self, ended: Callable[[], list[Inference]]) -> None:
         """Answer the requests that `ended` ends and returns."""
         with self._changed:
-            with self.deciding:
-                over = ended()
-            self._answer(over)
+            self._answer(ended())
             self._changed.notify()
 
     def _refusal(self) -> EngineFailed:
