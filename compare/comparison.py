@@ -159,7 +159,7 @@ class Comparison:
         if url := options.also.get(name):
             return other_target(url, options.asked, name)
         mode, settings = options.variants[name].mode, options.settings(name)
-        by, key = wire("inference", stream=options.stream), options.key(name)
+        by, key = wire("inference", stream=options.stream), options.key
         deployment = options.deployment
         start = deployment.start if deployment else ALONE
         url = stack.enter_context(server(mode, settings, key, name, start))

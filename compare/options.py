@@ -166,9 +166,10 @@ class Options:
         """The model of each variant."""
         return ", ".join(dict.fromkeys(self.config(name).model for name in self.variants))
 
-    def key(self, name: str) -> str | None:
-        """Return the API key of a server that is started; those that run already do not get it."""
-        secret = self.config(name).api_key
+    @property
+    def key(self) -> str | None:
+        """The API key of the servers that are started; those that run already do not get it."""
+        secret = self.config(next(iter(self.variants))).api_key
         return secret.get_secret_value() if secret else None
 
     @property

@@ -68,7 +68,7 @@ def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
 
 
 def run_on(cpuinfo: str, why_no_kernels: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda path: f"processor\t: 0\n{cpuinfo}\n")
+    monkeypatch.setattr(Path, "read_text", lambda path, *how: f"processor\t: 0\n{cpuinfo}\n")
     monkeypatch.setattr(kernels, "why_unavailable", lambda: why_no_kernels)
 
 
