@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from config import Config, ConfigError, flag, meaningful
+from scheduling.admission import UserLimits
+from scheduling.errors import ServingError
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.asynchronous import AsynchronousReplica
@@ -23,6 +25,8 @@ WITHOUT = {
     "speculate": 0,
     "prefill": "mixed",
 }
+# settings that hold in front of all replicas: each would count a request again
+LIMITS = ("user_requests_per_minute", "user_tokens_per_minute")
 # fields of an inference that a prefill replica sets: of all, and of those that end there
 COMPUTED = ("blocks", "computed", "tokens", "decodes")
 END = ("state", "error", "is_over")
@@ -42,7 +46,8 @@ def fleet_of(config: Config, layout: Layout) -> Callable[..., Fleet | Disaggrega
     """Return what makes the replicas of a layout."""
     if layout.prefill_replicas:
         token_bytes = config.block_bytes // config.block_size
-        return functools.partial(Disaggregated, token_bytes=token_bytes)
+        limits = UserLimits(*(getattr(config, name) for name in LIMITS))
+        return functools.partial(Disaggregated, token_bytes=token_bytes, limits=limits)
     return functools.partial(Fleet, kind=AsynchronousReplica) if config.ahead else Fleet
 
 
@@ -57,8 +62,8 @@ class Disaggregated:
     there are rows and blocks for it. If it is preempted, its prompt is computed there again. A
     request of one token ends with the prefill replica's answer.
 
-    token_bytes: of the keys and values of a token. All else is as of a `Fleet`. The numbers of
-    decode replicas follow those of prefill replicas.
+    token_bytes: of the keys and values of a token. limits: of users, in front of all replicas. All
+    else is as of a `Fleet`. The numbers of decode replicas follow those of prefill replicas.
     """
 
     def __init__(
@@ -69,11 +74,13 @@ class Disaggregated:
         costs: Costs,
         *,
         token_bytes: int,
+        limits: UserLimits | None = None,
         ended: EndedAt,
         session: Callable[[Inference], str | None],
         **of_replicas: Any,
     ):
         self._loop, self._replicas, self._ended = loop, layout.replicas, ended
+        self._limits = limits or UserLimits(None, None)
         self._request, self._answer = costs.request, costs.answer  # of the HTTP in between
         self._token = 8000 * token_bytes / layout.kv_gbps  # picoseconds to send one
         self._whole: dict[Inference, Inference] = {}  # by the inference of its first token
@@ -87,9 +94,17 @@ class Disaggregated:
         self._decode = fleet(ended=self._end, session=session, numbers=numbers[n:])
 
     def arrive(self, group: Group) -> None:
+        now = seconds(self._loop.now)
+        try:
+            self._limits.check(group, now)
+        except ServingError as refusal:
+            for member in group:
+                member.error = refusal
+                self._loop.add(self._ended(0, now, member))
+            return
         firsts = [replace(member, num_tokens=1, streamed=False) for member in group]
         self._whole.update(zip(firsts, group))
-        self._arrived_at.update(dict.fromkeys(group, seconds(self._loop.now)))
+        self._arrived_at.update(dict.fromkeys(group, now))
         self._prefill.arrive(firsts, self._request)
 
     def check_done(self) -> None:

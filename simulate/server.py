@@ -35,7 +35,7 @@ from scheduling.user_policies import reason
 from server.api.refusals import kind_of
 from server.observers.server_stats import ServerStats
 from simulate.costs import Costs
-from simulate.disaggregated import fleet_of
+from simulate.disaggregated import LIMITS, fleet_of
 from simulate.fleet import Layout
 from simulate.loop import OBSERVE, PS, Arrival, Group, Loop, instant, seconds
 from simulate.occupancy import Occupancy
@@ -262,7 +262,8 @@ class _Replay:
     # ---- replicas
 
     def _build(self) -> Scheduler:
-        built = build_scheduler(self._config)
+        apart = self._server.layout.prefill_replicas
+        built = build_scheduler(self._config.model_copy(update=dict.fromkeys(LIMITS * bool(apart))))
         if self._server.observe is not None:
             self._observers.append(self._server.observe(built))
         return built

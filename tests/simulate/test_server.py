@@ -28,6 +28,7 @@ from scheduling.policies import NoBatching
 from scheduling.user_policies import SOURCES, Source
 from simulate import PS
 from simulate.costs import FAKE, Costs
+from simulate.fleet import Layout
 from simulate.server import SimulatedServer
 
 MS = PS // 1000
@@ -212,6 +213,22 @@ def test_what_is_in_flight_is_counted_once_in_50_ms_from_first_to_last() -> None
     result, _ = served([ask(0, at=3.0, tokens=900)], watch=(ticks := Ticks()))
     assert result["wall_clock_s"] == pytest.approx(0.9541) and 18 <= ticks.n <= 20
     assert result["mean_in_flight"] == 1.0
+
+
+@pytest.mark.parametrize("limit", ["user_requests_per_minute", "user_tokens_per_minute"])
+def test_a_request_counts_once_against_its_users_limits_beside_prefill_replicas(limit: str) -> None:
+    """It counted at its prefill replica, and at its decode replica once its keys and values were
+    there: here after 20 s, so that one was refused 61 s after the one before.
+    """
+    config = build("dynamic", {"model": "fake", limit: 1 if "requests" in limit else 600}, {})
+    gbps = 8e-9 * config.token_bytes * 500 / 20
+    long, later = Request(id=0, at=0.0, prompt_ids=[1] * 500, num_tokens=9), ask(2, 61.0, 60)
+    asks = [long, ask(1, 30.0, 91), later]
+    layout = Layout(2, prefill_replicas=1, kv_gbps=gbps)
+    result, outcomes = measure(SimulatedServer("", config, FAKE, layout), asks, {}, 3600.0, Watch())
+    assert [outcome.error[:4] for outcome in outcomes] == ["", "429 ", ""]
+    assert outcomes[1].ended_at == 30.0, "before its prompt is computed"
+    assert result["server"]["refused"] == 1
 
 
 def test_quiet_days_are_counted_and_cost_no_time() -> None:
