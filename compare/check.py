@@ -203,15 +203,15 @@ def junit(path: Path, found: Sequence[Change] = ()) -> None:
     """Write a JUnit report: a test for each measure, failed if worse, skipped if unknown; without
     measures an error, which stays until a check has an answer.
     """
-    tags = {WORSE: "failure", CANNOT_TELL: "skipped", NOT_WORSE: ""}
-    cases = [(each.variant, each.measure, tags[each.answer], str(each)) for each in found]
+    tags = {WORSE: "failure", CANNOT_TELL: "skipped"}
+    cases = [(each.variant, each.measure, tags.get(each.answer), str(each)) for each in found]
     suite = ElementTree.Element("testsuite", name="check")
     for of, name, kind, message in cases or [("check", "check", "error", UNFINISHED)]:
         test = ElementTree.SubElement(suite, "testcase", classname=of, name=name)
         if kind:
             ElementTree.SubElement(test, kind, message=message)
-    for tag in ("testcase", "failure", "error", "skipped"):
-        count = {"testcase": "tests", "skipped": "skipped"}.get(tag, f"{tag}s")
+    counted = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
+    for count, tag in counted.items():
         suite.set(count, str(len([*suite.iter(tag)])))
     with written(path) as file:
         ElementTree.ElementTree(suite).write(file, encoding="unicode", xml_declaration=True)

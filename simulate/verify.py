@@ -95,8 +95,5 @@ def held(search: Search, one: Candidate, results: Mapping[int, Mapping[str, Any]
     if ratio.half is None:
         return f"{text}: {off}"
     low, high = (100 * math.expm1(ratio.mean + sign * ratio.half) for sign in (-1, 1))
-    if ratio.shown:
-        said = "off"
-    else:
-        said = "held" if ratio.half <= CLOSE else "cannot tell, more runs would"
-    return f"{text}: {off} ({low:+.1f} to {high:+.1f}%), {said}"
+    same = "held" if ratio.half <= CLOSE else "cannot tell, more runs would"
+    return f"{text}: {off} ({low:+.1f} to {high:+.1f}%), {'off' if ratio.shown else same}"
