@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Any, ClassVar, NamedTuple
 
 from scheduling.adapters import Adapters
@@ -61,11 +61,8 @@ class View(NamedTuple):
     @property
     def waiting(self) -> Iterator[Inference]:
         """Waiting requests in the order, bin by bin in modes that have several."""
-        return self.joining(chain.from_iterable(map(self.ordered, self.queues)))
-
-    def ordered(self, queue: Queue) -> Iterator[Inference]:
-        """Return the requests of a queue in the order, which may not end: as many as there are."""
-        return islice(self.order.ordered(queue, self), len(queue))
+        ordered = (self.order.ordered(queue, self) for queue in self.queues)
+        return self.joining(chain.from_iterable(ordered))
 
     def joining(self, waiting: Iterator[Inference]) -> Iterator[Inference]:
         """Return those that get a slot for their adapter if all before them join."""
@@ -301,7 +298,7 @@ def whole_groups(
     taken: list[Inference] = []
     account = view.account()
     chosen = {inference.id for inference in first}
-    waiting = view.waiting if queue is None else view.ordered(queue)
+    waiting = view.waiting if queue is None else view.order.ordered(queue, view)
     others = (inference for inference in waiting if inference.id not in chosen)
     for _, members in groupby(view.joining(chain(first, others)), key=lambda each: each.group):
         group = list(members)

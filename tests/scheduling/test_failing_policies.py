@@ -129,8 +129,6 @@ for name, (body, _) in KEYS.items():
     FAULTS += f"class {name}(Order):\n    def key(self, inference):\n        {body}\n\n"
 
 
-FAULTS += "class Endless(Order):\n    def ordered(self, queue, view):\n"
-FAULTS += "        while True:\n            yield next(iter(queue.by_key.values()))\n\n"
 FAULTS += "class Mute(Exception):\n    def __str__(self):\n        sys.exit(0)\n"
 
 
@@ -214,12 +212,6 @@ def test_requests_that_no_order_can_place_are_counted_and_end_an_engine_that_com
     assert ended.wait(PATIENCE_S) and runs.done.is_set()
     assert "NoKey failed: IndexError" in (manager.not_ready_because() or "")
     manager.close()
-
-
-def test_an_order_that_never_ends_is_an_impossible_plan(users: Any) -> None:
-    policy, order = users("Endless")
-    with pytest.raises(ValueError, match="only a waiting inference can be admitted, and only once"):
-        run(policy, [Ask(0.0, rows=2)], order=order)
 
 
 @pytest.mark.parametrize("name", ["Nothing", "WakesAtOnce", "Alternates"])
