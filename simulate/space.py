@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
+from pydantic import ValidationError
+
 from compare.servers import as_flag
 from compare.variants import Variant
 from config import Config, ConfigError, has_effect, meaningful
@@ -84,7 +86,6 @@ def space_of(options: Simulation, words: Sequence[str]) -> Space:
     replicas = sorted({*axes.pop(REPLICAS, ())})
     found: dict[str, Candidate] = {}
     refused: list[str] = []
-    used: set[tuple[str, Any]] = set()
     why: dict[tuple[str, Any], str] = {}  # not
     for base, *values in itertools.product(bases, *axes.values()):
         asked = dict(zip(axes, values))
@@ -95,14 +96,20 @@ def space_of(options: Simulation, words: Sequence[str]) -> Space:
             why |= dict.fromkeys(asked.items(), str(error))
         else:
             found.setdefault(made.config.model_dump_json(), made)
-            used |= {*asked.items()}
-    named = {_name(word) for word in words if "=" in word}
-    for pair, sentence in why.items():
-        if not found or (pair[0] in named and pair not in used):
+    for (name, value), sentence in why.items():
+        if not found or not _is_value(name, value):
             raise ConfigError(f"--find: {sentence}")
     default = Candidate("default", {}, shown[first], options.variants[first], config)
     default = found.get(config.model_dump_json(), default)
     return Space([*found.values()], default, replicas, len(refused), (refused or [""])[0])
+
+
+def _is_value(name: str, value: Any) -> bool:
+    """Return whether a setting may have a value, whatever stands beside it."""
+    try:
+        return bool(Config(**{"mode": "dynamic", name: value}))
+    except ValidationError:
+        return False
 
 
 def _name(word: str) -> str:

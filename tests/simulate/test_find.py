@@ -19,6 +19,7 @@ from client import machine, runs
 from client.progress import Progress, Step
 from client.traces import save_trace
 from client.workloads import Workload
+from config import ConfigError
 from generate.auto import build
 from simulate import find, program, verify
 from simulate.costs import FAKE, save
@@ -244,6 +245,36 @@ def test_what_is_tried(words: str, names: Sequence[str]) -> None:
     space = space_of(made, made.find)
     assert [one.name for one in space.settings] == names
     assert space.left_out == ("srpt" in words), "srpt pauses rows, and a static batch has none"
+
+
+@pytest.mark.parametrize(("words", "names", "left_out", "why"), [
+    ("length_predictor=exact,constant order=fcfs,sjf", ["length_predictor=exact order=sjf"], 3,
+     "--length-predictor has no meaning without --order sjf"),
+    ("length_predictor=constant,noisy:1 order=sjf", ["length_predictor=noisy:1 order=sjf"], 1,
+     "--order sjf tells requests apart by predicted lengths"),
+    ("speculate=0,4 draft=acceptance:0.7", ["speculate=4 draft=acceptance:0.7"], 1,
+     "--draft proposes tokens for --speculate"),
+    ("order=fcfs,prefix max_batch_size=4", ["order=fcfs max_batch_size=4"], 1,
+     "--order prefix goes by what the prefix cache holds"),
+    ("kv_cache=8blocks,64blocks", ["kv_cache=64blocks"], 1, "kv_cache 8blocks of 16 tokens hold"),
+    ("mode=static order=fcfs,srpt", ["mode=static order=fcfs"], 1, "--order srpt pauses rows"),
+])  # fmt: skip
+def test_what_does_not_fit_together_is_left_out(
+    words: str, names: Sequence[str], left_out: int, why: str
+) -> None:
+    """One value that fitted nowhere refused all the others."""
+    made = program.parse(["--find", *words.split(), *["--slo", "ttft:9", "--arrival", "poisson:9"]])
+    space = space_of(made, made.find)
+    assert [one.name for one in space.settings] == names
+    assert space.left_out == left_out and space.why.startswith(why)
+
+
+@pytest.mark.parametrize("words", ["order=fcfs,sjff", "mode=dynamic,dinamic", "max_batch_size=0,4",
+                                   "length_predictor=constant order=sjf"])  # fmt: skip
+def test_what_is_no_value_and_what_fits_nowhere_is_refused(words: str) -> None:
+    made = program.parse(["--find", *words.split(), *["--slo", "ttft:9", "--arrival", "poisson:9"]])
+    with pytest.raises(ConfigError, match="--find: "):
+        space_of(made, made.find)
 
 
 def test_all_orders_are_tried_by_their_name_alone() -> None:
