@@ -18,9 +18,14 @@ from tests.stub import stub
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
+def unhandled(number: int, _: object) -> None:
+    raise AssertionError(f"{signal.strsignal(number)} is not handled")
+
+
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    before = [(each, signal.getsignal(each)) for each in SIGNALS]
+    """Unless a test has others, a signal is an error: by default it would end the tests."""
+    before = [(each, signal.signal(each, unhandled)) for each in SIGNALS]
     yield
     for each, handler in before:
         signal.signal(each, handler)
@@ -34,6 +39,7 @@ def test_of_two_signals_the_second_changes_nothing(first: signal.Signals) -> Non
     end_as_on_ctrl_c()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(first)
+    signal.signal(signal.SIGINT, unhandled)
     for again in (signal.SIGTERM, signal.SIGHUP):
         signal.raise_signal(again)
 
@@ -42,7 +48,7 @@ def test_of_two_signals_the_second_changes_nothing(first: signal.Signals) -> Non
 def test_nohup_still_ignores_sighup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_as_on_ctrl_c()
-    signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_ctrl_c_waits_while_something_is_saved() -> None:

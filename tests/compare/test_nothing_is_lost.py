@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import json
 import os
@@ -20,14 +21,18 @@ from unittest import mock
 
 import psutil
 import pytest
+from rich.console import Console
 
 from client import runs
+from client.progress import Progress
+from compare import calibrate
 from compare.comparison import Comparison, Measured
 from compare.sweep import Point
 from tests.compare.test_compare import FAKE, completed_by_a_server_of
 from tests.counts import nightly_but
 from tests.programs import output, ran
 from tests.servers import ROOT, launched, wait_until
+from tests.stub import stub
 
 FIND = "simulate --find order=fcfs,sjf --slo ttft:9000 --lengths fixed:2 --arrival poisson:15"
 FIND += " --numsamples 200 --repeats 2000 --jobs 2"
@@ -251,6 +256,36 @@ def test_what_a_full_disk_does_not_take_is_saved_elsewhere(
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_load_and_the_trials_of_find_are_saved_elsewhere(elsewhere: Path, tmp_path: Path) -> None:
+    out, figure = tmp_path / "out", tmp_path / "figure.png"
+    with stub() as server, full(out):
+        words = f"--url {server.url} --api openai --numsamples 2 --arrival burst --quiet"
+        sent = ran("client.client", *f"{words} --out {out} --figure {figure}".split())
+        words = "--find replicas=1 --arrival poisson:3 --numsamples 30 --slo ttft:9e3 --repeats 2"
+        found = ran("simulate", *f"{words} --jobs 1 --out {out}".split())
+    first, second = sorted(elsewhere.iterdir(), key=lambda path: path.stat().st_ctime_ns)
+    assert sent.stderr == f"error: the run is saved in {first}, as {out} cannot be written\n"
+    assert (sent.returncode, found.returncode) == (1, 1)
+    assert (first / "report.html").exists() and not runs.load(first).partial
+    assert f"find.md, find.json and find.png: {second}" in found.stdout
+    assert runs.read_json(second / "find.json")["best"]
+
+
+def test_a_calibration_that_cannot_be_kept_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibrate, "server", lambda *_: contextlib.nullcontext("http://h"))
+    monkeypatch.setattr(calibrate, "warm_up", lambda _: None)
+    monkeypatch.setattr(calibrate, "in_time", lambda _: True)
+    monkeypatch.setattr(calibrate, "measure", lambda *_: {"request_throughput": 9.0})
+    said = io.StringIO()
+    with full(tmp_path), Progress(Console(file=said)) as progress:
+        assert calibrate.calibrate(progress)["rate"] == calibrate.RATES[-1]
+    assert "No space left on device" in said.getvalue()
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_where_nothing_can_be_written_it_is_said_in_a_sentence(
     elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -258,6 +293,9 @@ def test_where_nothing_can_be_written_it_is_said_in_a_sentence(
         done = ran("simulate", *f"{WORDS} --out {tmp_path / 'out'}".split())
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"error: {elsewhere}" in done.stderr and "No space left on device" in done.stderr
+    with full(tmp_path):  # a study prints its numbers first
+        done = ran("lab.studies", "memory", "--from", "results/memory", "--out", str(tmp_path))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "| " in done.stdout
 
 
 @pytest.mark.usefixtures("undrawn")
