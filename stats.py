@@ -305,8 +305,6 @@ DEFINITIONS = {
     "by_class": "requests by `slo_class`; empty: they name none",
     "completed": "requests that were answered; in /stats: completions",
     "failed": "requests that ended with an error; in /stats: with an error of the engine",
-    "resent": "requests that were sent again on a fresh connection, as a kept one was closed "
-    "before any of an answer came; their latencies count from the first sending",
     "cancelled": "requests that their clients gave up",
     "expired": "requests whose deadlines passed",
     "invalid": "requests that could not be read or never be served; not counted by user",

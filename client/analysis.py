@@ -212,8 +212,8 @@ def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
     """Return the longest time from admission to answer, in which an empty server fills."""
     answers = Answers.of(answers)
     queue_s = answers.reported("queue_s")
-    waited_s = np.where(np.isnan(queue_s), answers.ttft_s, queue_s)
-    served_s = answers.e2e_s - np.nan_to_num(waited_s)
+    waited_s = np.nan_to_num(np.where(np.isnan(queue_s), answers.ttft_s, queue_s))
+    served_s = answers.e2e_s - waited_s
     return float(served_s.max(initial=0.0))
 
 

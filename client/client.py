@@ -37,6 +37,7 @@ from client.machine import command_line  # noqa: E402
 from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Output, Progress  # noqa: E402
+from client.quoting import printable  # noqa: E402
 from client.results import KEYS, SHOWN_OF_STATS, share  # noqa: E402
 from client.saving import saved  # noqa: E402
 from client.stopping import end_as_on_ctrl_c, held  # noqa: E402
@@ -141,7 +142,7 @@ def one_prompt(url: str, known: argparse.Namespace) -> None:
 
     def show(text: str) -> None:
         try:
-            print(text, end="", flush=True)
+            print(printable(text), end="", flush=True)
         except BrokenPipeError:  # our reader has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
@@ -181,7 +182,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
         if by.in_words:
             console.print(f"{target.name}: {IN_WORDS}", highlight=False)
     machine = runs.facts() if known.out else {}
-    console.print(described(description), highlight=False)
+    console.print(described(description), markup=False, highlight=False)
     with Progress(console) as progress:
         with progress.replay(target.name, requests) as watch:
             if not known.quiet:
@@ -298,10 +299,10 @@ def main() -> None:
             return
         result = load(url, known, Output())
     except (ConfigError, WorkloadError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     except (ServerError, runs.RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -74,10 +74,10 @@ def replay(
     Raises Interrupted on Ctrl-C, or when `watch` says that it is over. `key`: the server's API key.
     """
     allow_open_files(len(requests) + 64)
-    run = _Replay(url, requests, wire or Plain(), watch or Watch(), key)
+    run = _Replay(url, requests, wire or Plain(), watch or Watch())
     try:
         with _no_pauses():
-            asyncio.run(run.run(timeout_s))
+            asyncio.run(run.run(timeout_s, key))
         whole = len(run.outcomes) == len(requests)
     except KeyboardInterrupt:
         whole = False
@@ -94,25 +94,21 @@ class _Replay:
     _fresh: aiohttp.ClientSession  # whose connections are new
     _start: float  # on the clock of time.perf_counter
     _sending: asyncio.Task[None]
+    _key: str | None  # of the server
 
-    def __init__(
-        self, url: str, requests: Sequence[Request], wire: Wire, watch: Watch, key: str | None
-    ):
-        self._key = key
+    def __init__(self, url: str, requests: Sequence[Request], wire: Wire, watch: Watch):
         self._url, self._requests, self._wire, self._watch = url, requests, wire, watch
         # encoded before the first is sent, but for those that repeat an answer
         self._bodies = {r.id: self._encoded(r) for r in requests if r.after is None}
         self._followers = {r.after: r for r in requests if r.after is not None}
         self.outcomes: dict[int, Outcome] = {}
 
-    async def run(self, timeout_s: float) -> None:
-        users = self._requests[0].users
+    async def run(self, timeout_s: float, key: str | None) -> None:
+        users, self._key = self._requests[0].users, key
         notes = aiohttp.TraceConfig()
         notes.on_connection_reuseconn.append(_note_kept)
-        how: dict[str, Any] = {
-            "timeout": aiohttp.ClientTimeout(total=timeout_s),
-            "headers": headers(self._key) | dict(self._wire.headers),
-        }
+        how: Any = {"headers": headers(key) | dict(self._wire.headers)}
+        how |= {"timeout": aiohttp.ClientTimeout(total=timeout_s)}
         kept = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         new = aiohttp.TCPConnector(limit=0, force_close=True)
         async with (
@@ -208,8 +204,8 @@ class _Replay:
         try:
             return await self._session.post(url, trace_request_ctx=notes, **how)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as lost:
-            begun = not isinstance(getattr(lost, "message", ""), str)  # an answer's first line
-            if "kept" not in notes or begun:
+            # the message of an answer that had begun is its head
+            if "kept" not in notes or not isinstance(getattr(lost, "message", ""), str):
                 raise
         notes.add("resent")
         return await self._fresh.post(url, **how)

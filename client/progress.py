@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from client.load import Watch
 from client.outcomes import Outcome
+from client.quoting import printable
 from client.traces import Request
 
 PLAIN_EVERY_S = 10.0
@@ -43,6 +45,11 @@ class Output(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def render(self, *what: Any, **how: Any) -> Iterator[Segment]:
+        """All that is shown passes here: a terminal obeys no text of a trace, server or file."""
+        for each in super().render(*what, **how):
+            yield each if each.control else each._replace(text=printable(each.text))
 
 
 class Progress:

@@ -9,6 +9,9 @@ import re
 
 from client.users import NAME, missing
 
+# control characters but for ends of lines and tabs; marks, overrides and isolates of directions
+OBEYED = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
 
 def named(text: str) -> str:
     """Return a server's name in reports and files, made from its own or its model's."""
@@ -33,6 +36,11 @@ def code(text: object) -> str:
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     space = " " if line[:1] in ("", "`") or line[-1:] == "`" else ""
     return f"{fence}{space}{line}{space}{fence}"
+
+
+def printable(text: str) -> str:
+    """Return a text without the characters that a terminal obeys, or by which it turns others."""
+    return OBEYED.sub("", text)
 
 
 def _line(text: object) -> str:

@@ -56,17 +56,13 @@ def client_behind(result: Mapping[str, Any]) -> bool:
     return (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
 
 
-def resent_in_words(servers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
-    """Return how many requests were sent twice, of each server a result a seed; None if none."""
-    # older runs have none
-    each = {name: sum(r.get("resent", 0) for r in results) for name, results in servers.items()}
-    if not (n := sum(each.values())):
-        return None
-    of = ", ".join(f"{of:,} of {name}" for name, of in each.items() if of)
-    return (
+def resent_in_words(servers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return how many requests of each server were sent twice; empty if none was."""
+    each = {name: sum(r.get("resent", 0) for r in seeds) for name, seeds in servers.items()}
+    of, n = ", ".join(f"{k:,} of {name}" for name, k in each.items() if k), sum(each.values())
+    return of and (
         f"{n:,} request{'s were' if n > 1 else ' was'} sent again on a fresh connection ({of}): "
-        "the kept one was closed before any of an answer came. Latencies count from the first "
-        "sending."
+        "the kept one was closed before an answer. Latencies count from the first sending."
     )
 
 

@@ -19,6 +19,7 @@ from client.addresses import other_target
 from client.calls import ServerError
 from client.draws import WorkloadError
 from client.progress import Output, Progress
+from client.quoting import printable
 from client.stopping import end_as_on_ctrl_c
 from compare import calibrate, slowest
 from compare.comparison import Comparison
@@ -80,7 +81,7 @@ def main() -> None:
         paths, out = parse_runs(argv)
         side_by_side.show(side_by_side.beside(paths, out), out, Output())
     except (ConfigError, runs.RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
 
 
@@ -108,14 +109,14 @@ def run_and_exit(
                 if comparison.options.check and not stopped:
                     worse |= comparison.options.check.conclude(run, console)
     except (ConfigError, WorkloadError, runs.RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
         stopped = interrupt
     for sentence in sentences.failures(run) if run else []:
-        print(f"error: {sentences.plain(sentence)}", file=sys.stderr)
+        print(printable(f"error: {sentences.plain(sentence)}"), file=sys.stderr)
     if isinstance(stopped, ServerError):
-        sys.exit(f"error: {stopped}")
+        sys.exit(printable(f"error: {stopped}"))
     if stopped:
         more = f"{kept}; --resume {run.folder} goes on" if run else lost
         print(f"interrupted; {more}", file=sys.stderr)

@@ -23,6 +23,7 @@ from client.calls import ServerError
 from client.draws import WorkloadError
 from client.machine import command_line, commit, stamp
 from client.progress import Output, Progress
+from client.quoting import printable
 from client.runs import RunError, clear, files, refuse_overwriting
 from client.saving import saved, write
 from client.stopping import end_as_on_ctrl_c, held
@@ -210,7 +211,7 @@ def main() -> None:
         if options.recording:
             with Progress(Output()) as progress, progress.step(f"replaying {options.recording}"):
                 replayed = replay_file(options.recording)
-            print(replayed)
+            print(printable(str(replayed)))
             sys.exit(replayed.first_difference is not None)
         if options.question:
             sys.exit(not find(options))
@@ -223,10 +224,10 @@ def main() -> None:
             "nothing was simulated",
         )
     except (ConfigError, ReplayError, RunError, WorkloadError, TokenizerUnavailable) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     except ServerError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}"))
     except BrokenProcessPool:  # of --find
         sys.exit(f"error: {lost()}")
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from client import arguments
 from client.progress import Output
+from client.quoting import printable
 from client.runs import RunError, load
 from compare.report.report import show, write
 
@@ -25,7 +26,7 @@ def main() -> None:
         show(run := load(known.run), Output())
         write(run, known.svg)
     except RunError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """requests.csv of a run: a row for each request of each variant and seed, for other programs.
 
 Columns of measures have the report's names and definitions; stamps are seconds since the replay
-began. What a request does not have is empty: one that failed has its `error`.
+began. What a request does not have is empty: one that failed has its `error`. A text that a
+spreadsheet would compute has a ' before it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ AS_SAVED = {
     **{f"{stamp}_s": stamp for stamp in ("sent_at", "first_token_at", "last_token_at", "ended_at")},
 }
 OF_CLIENT = ("first_token_at", "last_token_at", "answered_at", "completion_tokens")
+FORMULA = {*"=+-@\t\r"}
 SHOWN = [m for m in MEASURES.values() if not m.pooled and (m.in_results or m.in_timings)]
 
 
@@ -34,7 +36,12 @@ def write(run: Run) -> None:
             for name, result in results.items():
                 for request in result["requests"]:
                     warm_up = "true" if request.get("warm_up") else "false"
-                    writer.writerow((name, summary["seed"], warm_up, *_row(request)))
+                    row = map(_cell, _row(request))
+                    writer.writerow((_cell(name), summary["seed"], warm_up, *row))
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value[:1] in FORMULA else value
 
 
 def _row(request: Mapping[str, Any]) -> Iterator[Any]:

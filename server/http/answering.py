@@ -49,7 +49,7 @@ def answer(app: Any, settings: Any, connection: Connection, request: Request, la
     except OSError:
         raise
     except Exception:
-        log.exception("the answer to %s %s failed", request.method, request.path)
+        log.exception("the answer to %s %r failed", request.method, request.path)
         if not response.headers_sent:
             failed = ServingError("The answer could not be written.")
             connection.send(rendered(failed))
