@@ -20,8 +20,7 @@ from scheduling.records import IterationRecord, Observer, Snapshot
 from scheduling.scheduler import Scheduler
 from scheduling.user_policies import Deciding, described
 
-# failed iterations in a row after which the engine is given up: a GPU, say, never recovers from an
-# illegal access
+# failed iterations in a row after which the engine is given up: a GPU, say, may never recover
 FAILURES = 3
 LONGEST_WAIT_S = 3600.0  # of a thread, within the platform's limit
 log = logging.getLogger("effective_batching")
