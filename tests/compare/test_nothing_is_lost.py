@@ -89,7 +89,7 @@ def test_a_closed_terminal_loses_nothing(tmp_path: Path) -> None:
 
 def test_what_was_measured_before_sigkill_is_kept_and_no_server_stays(tmp_path: Path) -> None:
     """All variants of the seed were lost, and gunicorn stayed."""
-    words = f"-m compare {FAKE} --modes nobatch,dynamic --arrival burst --lengths fixed:400"
+    words = f"-m compare {FAKE} --modes nobatch,dynamic --arrival burst --lengths fixed:200"
     words += f" --numsamples 9 --max-batch-size 1 --out {tmp_path}"
     with launched(sys.executable, *words.split()) as process:
         wait_until((tmp_path / "summary.json").exists, every_s=0.05)
