@@ -144,8 +144,9 @@ def described(load: Mapping[str, Any]) -> str:
             f"{n:,} of {f'class {name}' if name else 'no class'}" for name, n in classes.items()
         ]
         parts.append(", ".join(listed))
-    if left_out := load.get("left_out"):
-        parts.append(f"left out: {left_out}")
+    for key in ("left_out", "cut"):
+        if load.get(key):
+            parts.append(f"{key.replace('_', ' ')}: {load[key]}")
     return "; ".join(parts)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from client import draws
 from client.draws import Arrivals, Prefixes, Sessions, TokenIds, WorkloadError, folded_normal
+from client.trace_file import Context
 from client.traces import ANONYMOUS, LIMITED, Request, Trace, openings
 from client.users import Drawn, Users, read_priorities, read_slo_mix
 from scheduling.inference import Slo
@@ -37,8 +38,8 @@ class Workload:
     each) draw a level for each request or conversation, `slo_mix` ("SHARE:NAME=ttft:MS,tpot:MS"
     each) a class with limits, `adapters` ("N:DISTRIBUTION") a LoRA adapter. None of this changes
     the lengths or the arrivals that are drawn from a seed. `users` ("NAME,RATE,LENGTHS[,FROM-TO]"
-    each) bring lengths and arrivals of their own. Raises WorkloadError for unknown values, and
-    those that do not go together.
+    each) bring lengths and arrivals of their own. Lengths that do not fit into the `context` are
+    cut. Raises WorkloadError for unknown values, and those that do not go together.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Workload:
         priorities: Sequence[str] | None = None,
         slo_mix: Sequence[str] | None = None,
         adapters: str | None = None,
+        context: Context | None = None,
     ):
         lengths = "normal" if lengths is None else lengths
         assert prompts in (None, *PROMPTS), "choices of the flag"
@@ -79,7 +81,7 @@ class Workload:
                 "--sessions leave out --prompts ids, --prompt-lengths and --prefixes"
             )
         self._turns = self._sessions.turns if self._sessions else 1
-        self.seed, self.temperature = seed, temperature
+        self.seed, self.temperature, self._context = seed, temperature, context
         words = {
             "lengths": "of each user" if users else lengths, "prompt_lengths": prompt_lengths,
             "prefixes": prefixes, "prompts": "ids" if self._as_ids else None,
@@ -132,6 +134,7 @@ class Workload:
         drawn: Drawn | None = None,
     ) -> Trace:
         """Return requests of these lengths. opening: of conversations. draw: of `_prompts`."""
+        tokens, words = self._cut(tokens, words)
         n, number = len(tokens), np.arange(len(tokens))
         conversation = number // self._turns
         after = np.where(number % self._turns, number - 1, -1)
@@ -172,6 +175,23 @@ class Workload:
             {name: limits[slo_class] for name, limits in slo_ms.items()},
             after, think_s, opening.users,
         )  # fmt: skip
+
+    def _cut(self, tokens: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return lengths that fit into the context, as far as its prefixes, and the past of a
+        conversation, leave room.
+        """
+        if self._context is None:
+            return tokens, words
+        most, sizes = self._context.tokens, np.arange(words.max() + 1)  # of prompts, by their words
+        if not self._as_ids:
+            sizes = np.array([self._context.count(draws.count(n)) for n in sizes.tolist()])
+        elif self._prefixes:
+            sizes += self._prefixes.tokens
+        words = np.minimum(words, max(1, int((sizes < most).sum()) - 1))
+        fitting = np.minimum(tokens, np.maximum(1, most - sizes[words]))
+        if n := int((fitting < tokens).sum()):
+            self.words["cut"] = f"{n:,} of {len(tokens):,} completions at the context of {most:,}"
+        return fitting, words
 
     def _prompts(self, words: np.ndarray, draw: str) -> Callable[[int], dict[str, Any]]:
         """Return a function from a request's number to its prompt, as long as its words.

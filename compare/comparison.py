@@ -92,7 +92,7 @@ class Comparison:
             options.bounds.check(len(trace))
             return trace.make(0)
         for seed in reversed(self.seeds):
-            data = Workload(**options.workload, seed=seed)
+            data = self._workload(seed)
             requests = data.requests(options.numsamples, arrival or "burst")
             options.bounds.check(len(requests))
         self.workload = data.words
@@ -175,7 +175,7 @@ class Comparison:
             self.capacity = self.earlier["capacity"]
             self.arrival = self.earlier["workload"]["arrival"]
             return
-        data = Workload(**self.options.workload, seed=self.options.seed)
+        data = self._workload(self.options.seed)
         reference = self.options.reference
         n = self.replicas // self.alike * burst_size(self.options.config(reference))
         burst = data.requests(n, "burst", scaled=True)
@@ -306,8 +306,11 @@ class Comparison:
         points = {name: [each.points] for name, each in self.done.items()}
         self.progress.table(tables.sweep_table(points))
 
+    def _workload(self, seed: int) -> Workload:
+        return Workload(**self.options.workload, seed=seed)
+
     def traffic(self, seed: int) -> tuple[Workload, Sequence[Request]]:
-        data = Workload(**self.options.workload, seed=seed)
+        data = self._workload(seed)
         saved = self.options.check and self.options.check.trace(seed)
         return data, saved or self.trace or data.requests(self.options.numsamples, self.arrival)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from client.calls import ServerError
 from client.measure import Measurable
+from client.workloads import Workload
 from compare.comparison import Comparison, Measured
 from compare.options import Options
 from config import (
@@ -151,6 +152,10 @@ class Simulating(Comparison):
                 yield done
                 if isinstance(self.stopped, ServerError):  # as in one process
                     return
+
+    def _workload(self, seed: int) -> Workload:
+        """Return a workload that fits into the context: virtual time refuses no request."""
+        return Workload(**self.options.workload, seed=seed, context=self.options.context)
 
     def _server(self, name: str, layout: Layout) -> SimulatedServer:
         options, config = self.options, self.options.config(name)

@@ -171,7 +171,8 @@ class Traffic(NamedTuple):
         elif self.trace:
             trace = _loaded(self.trace, self.context)
         else:
-            return Workload(**self.data, seed=seed).requests(n, self.arrival)
+            drawn = Workload(**self.data, seed=seed, context=self.context)
+            return drawn.requests(n, self.arrival)
         return trace.sent_as(self.arrival, seed) if self.arrival else trace
 
     def factor(self, uncertainty: float, seed: int) -> float:

@@ -15,6 +15,7 @@ from scipy import stats
 
 from client.draws import WorkloadError, arrivals, at_rate, count
 from client.progress import Progress
+from client.trace_file import Context
 from client.traces import Request, Trace, load_trace, save_trace
 from client.workloads import Workload
 from compare.comparison import Comparison
@@ -33,6 +34,29 @@ def but(requests: Sequence[Request], *fields: str) -> list[Request]:
 
 
 # ---- lengths, arrivals and prompts
+
+
+@pytest.mark.parametrize(("flags", "prompt"), [
+    ({"prompts": "ids"}, 64), ({"prompt_lengths": "uniform:1:900"}, 99), ({}, 64),
+    ({"prompt_lengths": "uniform:1:900", "prefixes": "2:40:0"}, 99),
+])  # fmt: skip
+def test_lengths_beyond_the_context_are_cut_and_counted(flags: dict[str, Any], prompt: int) -> None:
+    """One such request refused the whole run in virtual time."""
+    drawn = [
+        Workload("uniform:1:200", **flags, context=context).requests(300, "poisson:2")
+        for context in (None, Context(100, lambda text: len(text.split())))
+    ]
+    lengths = [
+        [(len(each.prompt_ids or (each.prompt or "").split()), each.num_tokens) for each in trace]
+        for trace in drawn
+    ]
+    assert [request.at for request in drawn[0]] == [request.at for request in drawn[1]]
+    for (words, tokens), (cut_words, cut_tokens) in zip(*lengths):
+        assert cut_words == min(words, prompt)
+        assert cut_tokens == min(tokens, 100 - cut_words)
+    workload = Workload("fixed:99", prompt_lengths="fixed:2", context=Context(100))
+    workload.requests(30)
+    assert workload.words["cut"] == "30 of 30 completions at the context of 100"
 
 
 def test_lengths_follow_their_distributions() -> None:

@@ -367,6 +367,14 @@ def test_settings_of_ones_own_vllm_are_found_by_its_recording(tmp_path: Path) ->
     assert re.fullmatch(served, answer["served_by"])
 
 
+def test_lengths_that_are_drawn_fit_into_the_recorded_context(tmp_path: Path) -> None:
+    """367 tokens; the first request had 798 of them, and refused the search."""
+    drawn = "--prompt-lengths uniform:1:900 --lengths uniform:1:300 --arrival poisson:3"
+    words = f"max_num_seqs=4 --vllm {RECORDED} --repeats 1 --numsamples 40 {drawn}"
+    answer = found(tmp_path, f"{words} --slo ttft:60000 --attainment 0.1")
+    assert answer["best"] == "max_batch_size=4"
+
+
 @pytest.mark.parametrize(("slower", "runs", "said", "least"), [
     (1.0, 5, "held", 0.9), (1.2, 5, "off", 0.99), (1.2, 2, "cannot tell, more runs would", 0.3),
 ])  # fmt: skip

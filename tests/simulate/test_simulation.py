@@ -316,9 +316,13 @@ def test_a_bad_command_line_ends_with_a_sentence(argv: str, reason: str, tmp_pat
 
 
 def test_a_trace_beyond_the_context_ends_with_a_sentence(tmp_path: Path) -> None:
-    done = simulate(tmp_path, f"{SMALL} --max-model-len 64 --arrival burst")
+    """Drawn lengths are cut, but what all prompts share is not."""
+    words = f"{SMALL} --max-model-len 64 --arrival burst"
+    assert "cut: 25 of 40 completions at the context of 64" in simulate(tmp_path, words).stdout
+    runs.clear(tmp_path)
+    done = simulate(tmp_path, f"{words} --prefixes 1:64:0")
     said = (
-        "served: 44 prompt tokens + 35 completion tokens is beyond the context of 64. Give shorter"
+        "served: 65 prompt tokens + 1 completion tokens is beyond the context of 64. Give shorter"
     )
     assert done.returncode == 2 and said in done.stderr and not list(tmp_path.glob("*.json"))
 
