@@ -16,7 +16,7 @@ from rich.console import Console
 from client.analysis import BLOCKS
 from client.quoting import code, escape
 from client.results import Key
-from client.runs import FIGURES, Run, RunError, is_run, load
+from client.runs import FIGURES, Run, RunError, clear, is_run, load
 from compare import calibrate, foreign
 from compare.analysis import difference
 from compare.foreign import Measured
@@ -80,6 +80,9 @@ def beside(paths: Sequence[Path], out: Path) -> str:
     for i, place in enumerate(places):
         if place.resolve() in [other.resolve() for other in places[:i]]:
             raise RunError(f"{paths[i]} is given twice; leave one out")
+        if place.resolve() == out.resolve():
+            raise RunError(f"--out would replace {paths[i]}; name another folder")
+    clear(out)
     ours = [run for run in runs if isinstance(run, Run)]
     if len(ours) == len(runs):
         return compare_runs(ours, out)

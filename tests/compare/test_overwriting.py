@@ -64,6 +64,21 @@ def test_a_folder_has_one_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_runs_beside_each_other_replace_an_earlier_result_and_none_of_them(tmp_path: Path) -> None:
+    """`--runs` left an earlier run's files, and wrote its report into one of the runs."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        output("simulate", f"{SIMULATE} {folder}")
+    before = contents(one)
+    words = f"--runs {one} {TOOLS}/vllm --overwrite --out"
+    done = ran("compare", *split(f"{words} {one}"))
+    assert done.returncode == 2 and f"--out would replace {one}; name another" in done.stderr
+    assert contents(one) == before
+    output("compare", f"{words} {two}")
+    assert not (two / "summary.json").exists() and (two / "report.html").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_nobody_s_file_is_lost_for_one_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "package.json").write_text("mine")
     words = f"--numsamples 3 --variant package=dynamic --out {tmp_path}"
