@@ -177,9 +177,7 @@ class Workload:
         )  # fmt: skip
 
     def _cut(self, tokens: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return lengths that fit into the context, as far as its prefixes, and the past of a
-        conversation, leave room.
-        """
+        """Return lengths that fit into the context, as far as prefixes leave room."""
         if self._context is None:
             return tokens, words
         most, sizes = self._context.tokens, np.arange(words.max() + 1)  # of prompts, by their words

@@ -206,9 +206,7 @@ def problem(name: str | None) -> str | None:
 
 
 def misfit(settings: Any) -> str | None:
-    """Return why a user's policy, order or victim cannot be used with a server's settings, which
-    are attributes.
-    """
+    """Return why a user's policy, order or victim cannot be used with a server's settings."""
     tables: list[dict[str, Any]] = [MODES, ORDERS, VICTIMS]
     for table, name in zip(tables, (settings.mode, settings.order, settings.victim)):
         if table[name] in SOURCES:

@@ -192,7 +192,7 @@ def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
         return {"error": f"there is no {missing.args[0]}"}
     try:
         run = Served(variant, state, settings)
-    except user_policies.FAULTS as error:
+    except Exception as error:
         return {"error": reason(error, *rules) or str(error)}
     times = base64.b64encode(run.token_times.tobytes()).decode()
     return {"answers": run.answers, "token_times": times, "rows": run.rows}
@@ -211,7 +211,7 @@ def learn(code: str) -> dict[str, Any]:
     path.write_text(code, "utf-8")
     try:
         names = [f"{FILE}:{word.rpartition(':')[2]}" for word in user_policies.offered(path)]
-    except user_policies.FAULTS as error:
+    except Exception as error:
         user_policies.PROBLEMS[FILE] = user_policies.described(error, str(path))
     user_policies.load(names, {})
     return {
