@@ -388,4 +388,6 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Se
         assert status == 503 and json.loads(text)["error"]["code"] == "draining", "no 404 of Ray's"
         assert response.read().endswith(b"data: [DONE]\n\n")
     assert fleet.process.wait(PATIENCE_S) == 0
+    assert fleet.process.stdin
+    fleet.process.stdin.close()  # else what ends a server with us goes on waiting for that
     wait_until(lambda: not remaining_of(fleet.process.pid))
