@@ -141,10 +141,11 @@ def test_an_interrupted_comparison_leaves_no_server(how: signal.Signals, tmp_pat
 def completed_by_a_server_of(pid: int) -> int:
     """Requests that the first server started by `pid` has completed so far."""
     for process in psutil.Process(pid).children(recursive=True):
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                with contextlib.suppress(ServerError):
-                    return int(get(f"http://127.0.0.1:{connection.laddr.port}/stats")["completed"])
+        with contextlib.suppress(ServerError, psutil.NoSuchProcess):  # it may end meanwhile
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    url = f"http://127.0.0.1:{connection.laddr.port}"
+                    return int(get(f"{url}/stats")["completed"])
     return 0
 
 
