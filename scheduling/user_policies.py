@@ -27,8 +27,6 @@ from scheduling.policies import MODES, ORDERS, VICTIMS, Order, Plan, Policy, Vic
 
 WORD = re.compile(r"[^\s'\",=]+\.py:[A-Za-z_]\w*")  # FILE.py:NAME, also within a --variant
 HANDED_ON = "EFFECTIVE_BATCHING_FILES"  # the variable that hands paths to processes started later
-
-
 # what users' code raises, but for Ctrl-C: sys.exit in a policy must not end a program as if well
 FAULTS = (Exception, SystemExit, GeneratorExit)
 
