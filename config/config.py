@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from config.reading import PoolSize, Source, digest, read_lora, read_lora_random, read_size
-from config.settings import ConfigError, Settings
+from config.settings import ConfigError, Settings, varying_parts
 from config.shapes import Shape, shape_of
 from scheduling.policies import MODES, ORDERS, chosen
 from scheduling.policies.deadlines import read_slo_classes
@@ -203,6 +203,8 @@ class Config(Settings):
             )
         if self.weights == "random" and self.model != "fake":
             yield "the weights are random, so the text is noise; speed does not depend on them"
+        if varying := varying_parts(self.model_dump()):
+            yield f"a request's text may depend on what is computed beside it: {varying}"
         if (self.request_timeout_s or 0) > self.drain_timeout_s:
             yield (
                 f"request_timeout_s {self.request_timeout_s:g} is beyond drain_timeout_s "

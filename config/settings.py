@@ -117,6 +117,20 @@ def of_tables() -> type[BaseModel]:
     return create_model("OfTables", **found)
 
 
+def varying_parts(config: Mapping[str, Any]) -> str | None:
+    """Return a clause that names the parts of a server's engine with which a request's text depends
+    on what is computed beside it: the products of libraries, which add in another order for another
+    number of tokens. In float32 that decides near-ties at most. None: there are none.
+    """
+    libraries = {"attention": ("plain",), "linear": ("plain", "onednn")}
+    names = [name for name, kinds in libraries.items() if config.get(name) in kinds]
+    ours = config.get("generator") == "naive" or config.get("model") == "fake"
+    if ours or config.get("dtype") != "bfloat16" or not names:
+        return None
+    parts = " and ".join(f"{flag(name)} {config[name]}" for name in names)
+    return f"in bfloat16 the sums of {parts} depend on how many tokens are computed at once"
+
+
 def meaningful(name: str, mode: str) -> bool:
     """Return whether a setting has a meaning in a mode."""
     return name not in ONLY_IN or mode in ONLY_IN[name]
@@ -269,8 +283,8 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     """attention: kernel (our C++), triton (ours for GPUs) or plain (PyTorch's, a call a row)"""
     linear: Literal["kernel", "int8", "onednn", "triton", "plain"] = setting(
         "plain",
-        "auto: kernel on a CPU with a C++ compiler; onednn for bfloat16 with AMX or on Arm; triton "
-        "on a GPU in bfloat16 without adapters",
+        "auto: kernel on a CPU with a C++ compiler (by AMX's tiles where it and Linux allow them); "
+        "triton on a GPU in bfloat16 without adapters",
     )
     """linear layers: kernel (our C++), int8 (the same, weights and tokens rounded to 8 bits),
     onednn (weights packed once), triton (ours for GPUs: a request's text does not depend on what is

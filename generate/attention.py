@@ -11,6 +11,8 @@ Three ways, one result but for rounding:
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from array import array
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,17 +53,18 @@ class _Span:
     mask: Tensor | None  # live tokens of each query, for a later chunk: bool [T, L]
 
 
-def one_by_one(rows: list[Row]) -> list[Row]:
-    """Return the rows, those with drafts as a row for each token, so that attention comes to the
-    same bits as without drafts. All keys and values of an iteration must be kept first.
+LARGE_PAGE = 1 << 21  # bytes
+
+
+def prefer_large_pages(memory: torch.UntypedStorage) -> None:
+    """Ask Linux, which may give them to programs that ask, for pages of 2 MB: with those of 4 kB
+    what attention fetches ahead often waits for a page table.
     """
-    if not any(row.drafts for row in rows):
-        return rows
-    return [
-        row._replace(start=row.start + i, n_tokens=1) if row.drafts else row
-        for row in rows
-        for i in range(row.n_tokens if row.drafts else 1)
-    ]
+    begin = -(-memory.data_ptr() // LARGE_PAGE) * LARGE_PAGE
+    end = (memory.data_ptr() + memory.nbytes()) // LARGE_PAGE * LARGE_PAGE
+    if begin < end:  # it may refuse: then they stay small
+        advise = ctypes.CDLL(None).madvise
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE)
 
 
 class PlainAttention:
@@ -78,7 +81,7 @@ class PlainAttention:
         stored: list[int] = []  # indices into the flat list of the tokens that have a slot
         slots: list[Tensor] = []  # of these
         spans: list[_Span] = []
-        for row in one_by_one(rows):
+        for row in rows:
             first, end = n, row.start + row.n_tokens
             n += row.n_tokens
             blocks = None
@@ -128,6 +131,7 @@ class KernelAttention:
 
     def __init__(self, cache: KVCache):
         self.cache = cache  # keeps the addresses valid
+        prefer_large_pages(cache.layers[0].untyped_storage())
         scales = cache.scales or [None] * len(cache.layers)
         self.addresses = [
             (layer.data_ptr(), None if scale is None else scale.data_ptr())
@@ -145,17 +149,20 @@ class KernelAttention:
 
 
 class KernelAttend:
-    """An iteration as kernels/attention.cpp reads it: each token's position in its row, and where
-    its row's blocks are listed. A row without blocks has −1.
+    """An iteration as kernels/attention.cpp reads it: each token's position in its row, where its
+    row's blocks are listed, and whether it is of the prompt. A row without blocks has −1.
     """
 
     def __init__(self, attention: KernelAttention, rows: list[Row], tokens: Tokens):
         self._attention = attention
-        tables, blocks = array("q"), array("q")
-        for row in one_by_one(rows):
+        tables, blocks, in_prompt = array("q"), array("q"), array("b")
+        for row in rows:
             tables.extend([len(blocks) if row.blocks else -1] * row.n_tokens)
             blocks.extend(row.blocks)
-        self._arrays = tokens.positions, tables, blocks  # keeps the addresses valid
+            of_prompt = len(row.inference.prompt_ids) - row.start
+            of_prompt = max(0, min(of_prompt, row.n_tokens))
+            in_prompt.frombytes(b"\1" * of_prompt + bytes(row.n_tokens - of_prompt))
+        self._arrays = tokens.positions, tables, blocks, in_prompt  # keeps the addresses valid
         self.addresses = [each.buffer_info()[0] for each in self._arrays]
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:

@@ -122,7 +122,9 @@ def _may_plan_ahead(chosen: Mapping[str, Any]) -> bool:
 
 
 def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict[str, str]:
-    """Return the fastest parts of the engine. Raises ValueError for a part that is not here."""
+    """Return the fastest parts of the engine with which a request's text does not depend on the
+    batch: ours, or PyTorch's where ours cannot be. Raises ValueError for a part that is not here.
+    """
     if gpu:
         reasons = {"attention": kernels.why_no_triton(head_size)}
         reasons["linear"] = kernels.why_no_triton(0)
@@ -142,10 +144,6 @@ def _fastest_parts(chosen: Mapping[str, Any], head_size: int, gpu: bool) -> dict
         return parts
     if head_size > LARGEST_HEAD["kernel"]:
         parts["attention"] = "plain"
-    in_bfloat16 = chosen["dtype"] == "bfloat16"
-    prefers_onednn = reasons["linear"] or (in_bfloat16 and takes_onednn())
-    if prefers_onednn and (not in_bfloat16 or onednn_multiplies_bfloat16()):
-        parts["linear"] = "onednn"
     return parts
 
 
@@ -174,13 +172,10 @@ def physical_cores() -> int:
 
 
 def native_bfloat16() -> bool:
-    """Return whether the processor multiplies bfloat16 natively; elsewhere float32 is faster."""
-    return not _instructions().isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
-
-
-def takes_onednn() -> bool:
-    """Return whether bfloat16 is oneDNN's: our kernel is not made for Arm, nor tried with AMX."""
-    return not _instructions().isdisjoint({"amx_bf16", "bf16"})
+    """Return whether our kernels multiply bfloat16 by its own instructions; elsewhere float32 is
+    faster, or, with oneDNN, a request's text depends on the batch.
+    """
+    return "avx512_bf16" in _instructions() and not kernels.why_unavailable()
 
 
 def onednn_multiplies_bfloat16() -> bool:

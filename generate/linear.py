@@ -2,7 +2,7 @@
 
     kernel    kernels/linear.cpp: fetches the next weights while it multiplies; on any processor
     int8      the same with weights and tokens rounded to int8: half of bfloat16's bytes to read
-    onednn    PyTorch's own library: bfloat16 where the processor has AMX, and on Arm
+    onednn    PyTorch's own library: in bfloat16 a token's sums depend on how many there are
     triton    kernels/products.py: the same bits for any number of tokens; on a GPU
 
 On a CPU weights of the plain layers (model.Linear) are put into such an order again at every call:
@@ -35,10 +35,9 @@ class PackedLinear(Module):
         self.kernel = kernel
         self._operands = operands  # keeps the addresses valid
         addresses = {name: tensor.data_ptr() for name, tensor in operands.items()}
-        n_in, n_out = weight.shape
-        self.struct = kernels.Linear(
-            **addresses, n_in=n_in + -n_in % INPUTS, n_out=n_out, with_gelu=gelu
-        )
+        self.n_in, n_out = weight.shape
+        n_in = self.n_in + -self.n_in % INPUTS
+        self.struct = kernels.Linear(**addresses, n_in=n_in, n_out=n_out, with_gelu=gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] % INPUTS:
@@ -135,6 +134,7 @@ class TritonLinear(Module):
 
         super().__init__()
         self._product, self._bias, self._gelu, self._whole = product, bias, gelu, whole
+        self.n_in = len(weight)
         self.weight = weight.T.contiguous()  # [out, in]
 
     def forward(self, x: Tensor) -> Tensor | Sums:

@@ -68,9 +68,13 @@ def enliven(model: GPT2) -> GPT2:
 
 
 def row(start: int, n_tokens: int, blocks: list[int], samples: bool = True) -> Row:
-    """A row of an iteration; one without blocks is idle."""
+    """A row of an iteration: one that decodes, of one token after others, or a prompt's; one
+    without blocks is idle.
+    """
     ids = [(7 * start + 3 * i) % 250 for i in range(start + n_tokens)]
-    return Row(Inference(ids, 1), start, n_tokens, blocks, samples, idle=not blocks)
+    n = start if start and n_tokens == 1 else len(ids)
+    inference = Inference(ids[:n], 2, tokens=ids[n:])
+    return Row(inference, start, n_tokens, blocks, samples, idle=not blocks)
 
 
 def engine(

@@ -21,7 +21,7 @@ from client.wire import IN_WORDS
 from compare import calibrate
 from compare.report.tables import Result, cell_of
 from compare.sweep import in_words
-from config import MODES, NOT_SIMULATED
+from config import MODES, NOT_SIMULATED, varying_parts
 
 STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error
 FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
@@ -171,8 +171,8 @@ def sample(run: Run) -> int:
 
 
 def identity(run: Run) -> str | None:
-    """Share of requests with the same text in all variants; all, for greedy answers in float32.
-    None where texts show nothing: those of the fake model are no model's.
+    """Share of requests with the same text in all variants: all, but with `varying_parts`. None
+    where texts show nothing: the fake model's are no model's.
     """
     if len(run.names) - len(run.first["also"]) < 2 or run.first["config"].get("model") == "fake":
         return None
@@ -183,11 +183,13 @@ def identity(run: Run) -> str | None:
     if n == identical:
         return f"All {n:,} requests that every variant answered got the same text in each."
     parted = sorted(100 * part for same in texts for part in same["parted_after"])
+    configs = (result.get("config") or {} for seed in run.results for result in seed.values())
+    why = next(filter(None, map(varying_parts, configs)), None)
     return (
         f"{identical:,} of {n:,} requests ({share(100 * identical / n)}%) that every variant "
         f"answered got the same text in each; the other texts begin to differ after "
         f"{share(parted[0])} to {share(parted[-1])}% of their length "
-        f"(median {share(statistics.median(parted))}%)."
+        f"(median {share(statistics.median(parted))}%)." + (f" Why: {why}." if why else "")
     )
 
 

@@ -38,7 +38,7 @@ _FLOATS, _INT8 = ("float32", "bfloat16"), ("int8_float32", "int8_bfloat16")
 SIGNATURES = {
     ("linear", _FLOATS + _INT8): [_ADDRESS] * 3 + [_SIZE, _INT],
     ("add_norm", _FLOATS): [_ADDRESS] * 6 + [_SIZE] * 2 + [ctypes.c_float, _INT],
-    ("paged_attention", _FLOATS + _INT8): [_ADDRESS] * 7 + [_SIZE] * 3 + [_INT] * 2,
+    ("paged_attention", _FLOATS + _INT8): [_ADDRESS] * 8 + [_SIZE] * 3 + [_INT] * 2,
     ("sample", _FLOATS): [_ADDRESS] + [_SIZE] * 3 + [_ADDRESS] * 2 + [_INT],
 }
 
@@ -193,7 +193,7 @@ def load() -> ctypes.CDLL:
         for dtype in types:
             declared = getattr(library, f"{name}_{dtype}")
             declared.argtypes, declared.restype = arguments, None
-    library.forward.argtypes = [_ADDRESS] * 6 + [_SIZE] * 2 + [_ADDRESS, _INT]
+    library.forward.argtypes = [_ADDRESS] * 7 + [_SIZE] * 2 + [_ADDRESS, _INT]
     library.read_int64.argtypes = [_ADDRESS, _SIZE, _INT]
     library.read_int64.restype = _SIZE
     return library

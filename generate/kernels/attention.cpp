@@ -277,14 +277,16 @@ static void attend_chunk(const T* queries, int64_t stride, int64_t n, const Cach
 
 template <typename T, typename E>
 static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const int64_t* positions,
-                            const int64_t* tables, const int64_t* blocks, int64_t n_tokens,
-                            int64_t n_head, int64_t block_size, int head_size, int n_threads) {
+                            const int64_t* tables, const int64_t* blocks, const bool* in_prompt,
+                            int64_t n_tokens, int64_t n_head, int64_t block_size, int head_size,
+                            int n_threads) {
     const Cache<E> cache{layer, scales, n_head, block_size, head_size};
     const int64_t width = n_head * head_size;
-    // (first token, tokens): consecutive tokens of one row
+    // (first token, tokens): consecutive tokens of one row's prompt, or one of its completion
     std::vector<std::pair<int64_t, int64_t>> chunks;
     for (int64_t t = 0; t < n_tokens; t++)
-        if (t > 0 && tables[t] >= 0 && tables[t] == tables[t - 1] && chunks.back().second < CHUNK)
+        if (t > 0 && in_prompt[t] && tables[t] >= 0 && tables[t] == tables[t - 1] &&
+            chunks.back().second < CHUNK)
             chunks.back().second++;
         else
             chunks.push_back({t, 1});
@@ -311,7 +313,7 @@ static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const i
             const int64_t* table = blocks + tables[t];
             if (tables[t] < 0)
                 std::memcpy(answer, query + 2 * width, n_heads * head_size * sizeof(T));
-            else if (n > 1)
+            else if (in_prompt[t])
                 for (int64_t h = 0; h < n_heads; h++)
                     attend_chunk(query + h * head_size, 3 * width, n, cache, table, first, head + h,
                                  scratch, answer + h * head_size, width);
@@ -325,13 +327,16 @@ static void paged_attention(const T* qkv, T* y, E* layer, float* scales, const i
 
 // qkv: [n_tokens, 3, n_head, head_size]; y: [n_tokens, n_head, head_size]; layer, scales: a Cache.
 // positions, tables: [n_tokens]: a token's place in its row, and where in `blocks` the KV blocks of
-// its row begin; −1: the row has no blocks, and the token attends to itself alone.
+// its row begin; −1: the row has no blocks, and the token attends to itself alone. in_prompt: a token
+// of a prompt is computed by attend_chunk and any other by attend, whose sums have another order, so
+// that none depends on how many of its row are computed at once.
 #define EXPORT(name, T, E)                                                                         \
     extern "C" void name(const T* qkv, T* y, E* layer, float* scales, const int64_t* positions,    \
-                         const int64_t* tables, const int64_t* blocks, int64_t n_tokens,           \
-                         int64_t n_head, int64_t block_size, int head_size, int n_threads) {       \
-        paged_attention(qkv, y, layer, scales, positions, tables, blocks, n_tokens, n_head,        \
-                        block_size, head_size, n_threads);                                         \
+                         const int64_t* tables, const int64_t* blocks, const bool* in_prompt,      \
+                         int64_t n_tokens, int64_t n_head, int64_t block_size, int head_size,      \
+                         int n_threads) {                                                          \
+        paged_attention(qkv, y, layer, scales, positions, tables, blocks, in_prompt, n_tokens,     \
+                        n_head, block_size, head_size, n_threads);                                 \
     }
 EXPORT(paged_attention_float32, float, float)
 EXPORT(paged_attention_bfloat16, BFloat16, BFloat16)

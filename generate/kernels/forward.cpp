@@ -19,8 +19,8 @@ typedef void AddNormKernel(const void* x, const void* y, const void* weight, con
                            int n_threads);
 typedef void AttentionKernel(const void* qkv, void* y, void* layer, float* scales,
                              const int64_t* positions, const int64_t* tables,
-                             const int64_t* blocks, int64_t n_tokens, int64_t n_head,
-                             int64_t block_size, int head_size, int n_threads);
+                             const int64_t* blocks, const bool* in_prompt, int64_t n_tokens,
+                             int64_t n_head, int64_t block_size, int head_size, int n_threads);
 
 // As kernels/__init__.py's Norm, Block and Model.
 struct Norm {
@@ -53,20 +53,21 @@ static void gather(const char* from, const int64_t* rows, int64_t n, int64_t byt
     for (int64_t i = 0; i < n; i++) std::memcpy(to + i * bytes, from + rows[i] * bytes, bytes);
 }
 
-// ids, positions, tables: [n_tokens]; tables, blocks: see attention.cpp; samples: [n_samples], the
-// tokens whose logits: [n_samples, n_vocab] are wanted, n_tokens at most. Returns whether the model
-// has all of those ids and positions; if not, nothing was done.
+// ids, positions: [n_tokens]; tables, blocks, in_prompt: see attention.cpp; samples: [n_samples],
+// the tokens whose logits: [n_samples, n_vocab] are wanted, n_tokens at most. Returns whether the
+// model has all of those ids and positions; if not, nothing was done.
 extern "C" int forward(const Model* model, const int64_t* ids, const int64_t* positions,
-                       const int64_t* tables, const int64_t* blocks, const int64_t* samples,
-                       int64_t n_tokens, int64_t n_samples, void* logits, int n_threads) {
+                       const int64_t* tables, const int64_t* blocks, const bool* in_prompt,
+                       const int64_t* samples, int64_t n_tokens, int64_t n_samples, void* logits,
+                       int n_threads) {
     const Model& m = *model;
     if (!all_below(m.n_vocab, ids, n_tokens) || !all_below(m.n_ctx, positions, n_tokens))
         return false;
     const int64_t row = m.width * m.element, size = n_tokens * row;
-    const std::unique_ptr<char[]> memory(new char[8 * size]);
+    const auto memory = allocate(8 * size);
     std::atomic<int64_t> delayed_ns{0};
     as_team(n_threads, linear_bytes(n_tokens, 4 * m.width), [&](Member& me) {
-        char *x = memory.get(), *y = x + size, *total = y + size, *normed = total + size,
+        char *x = memory.get()->bytes, *y = x + size, *total = y + size, *normed = total + size,
              *wide = normed + size;
         const auto add_norm = [&](const Norm& norm) {  // and x is the sum
             m.add_norm(x, y, norm.weight, norm.bias, total, normed, n_tokens, m.width, m.epsilon,
@@ -84,7 +85,7 @@ extern "C" int forward(const Model* model, const int64_t* ids, const int64_t* po
             add_norm(block->ln_1);
             linear(block->c_attn, normed, wide);
             m.attention(wide, normed, block->cache, block->scales, positions, tables, blocks,
-                        n_tokens, m.n_head, m.block_size, m.width / m.n_head, n_threads);
+                        in_prompt, n_tokens, m.n_head, m.block_size, m.width / m.n_head, n_threads);
             linear(block->attn_c_proj, normed, y);
             add_norm(block->ln_2);
             linear(block->c_fc, normed, wide);

@@ -10,6 +10,7 @@
 // zeros to a multiple of 32, outputs to whole panels. Sums go over the inputs in order, as float,
 // of int8 as int32, so that a token's result does not depend on the other tokens.
 
+#include "amx.h"
 #include "lora.h"
 #include "multiply.h"
 #include "team.h"
@@ -17,7 +18,6 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 // elements: a block of weights stays in the level-1 cache while all tokens pass
 const int BLOCK = 64;
@@ -55,28 +55,34 @@ template <typename T>
 const int EACH = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Pair> ? 2 : 4;
 
 // One thread's share of a layer's panels, packed as T.
-// start: what each output's sum begins with. y: [n_tokens, n_out].
+// start: what each output's sum begins with. y: [n_tokens, n_out]. block: of elements.
 // multiply_block(k, w, n, sums, next): adds to the sums of all tokens what their elements
 // k … k + n − 1 give; value(token, output, sum): the sum as a float.
 template <typename T, typename Sum, typename Y, typename Multiply, typename Value>
 static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t n_tokens,
-                           Member& me, Multiply multiply_block, Value value) {
+                           int64_t block, Member& me, Multiply multiply_block, Value value) {
     const FlushSubnormals flush;
     const T* packed = (const T*)layer.packed;
     const int64_t n_in = layer.n_in / EACH<T>, n_panels = (layer.n_out + PANEL - 1) / PANEL;
-    std::vector<Sum> sums(n_tokens * PANEL);
+    const auto memory = allocate(n_tokens * PANEL * sizeof(Sum));
+    Sum* const sums = (Sum*)memory.get();
     me.share(n_panels, [&](int64_t panel, auto following) {
         const int64_t o = panel * PANEL, width = std::min<int64_t>(PANEL, layer.n_out - o);
-        for (int64_t t = 0; t < n_tokens; t++) std::copy_n(start + o, PANEL, &sums[t * PANEL]);
-        for (int64_t k = 0; k < n_in; k += BLOCK) {
+        for (int64_t t = 0; t < n_tokens; t++) {
+            std::copy_n(start + o, PANEL, &sums[t * PANEL]);
+            // another core read y last: until it gives a line up, a store there would wait
+            for (int64_t i = 0; i < width; i += CACHE_LINE / sizeof(Y))
+                __builtin_prefetch(y + t * layer.n_out + o + i, 1);
+        }
+        for (int64_t k = 0; k < n_in; k += block) {
             const T* w = packed + (panel * n_in + k) * PANEL;
-            const int64_t n = std::min<int64_t>(BLOCK, n_in - k);
+            const int64_t n = std::min(block, n_in - k);
             const T* next = w + n * PANEL;
             if (k + n == n_in) {
                 const int64_t after = following();
                 next = packed + (after < 0 ? panel : after) * n_in * PANEL;
             }
-            multiply_block(k, w, n, sums.data(), (const char*)next);
+            multiply_block(k, w, n, sums, (const char*)next);
         }
         for (int64_t t = 0; t < n_tokens; t++) {
             float values[PANEL];
@@ -97,7 +103,7 @@ static void linear(const Linear& layer, const float* x, float* y, int64_t n_toke
     as_team(n_threads, 0, [&](Member& me) {
         if (layer.lora) layer.lora->lower(x, layer.n_in, n_tokens, me);
         compute_panels<float>(
-            layer, layer.bias, y, n_tokens, me,
+            layer, layer.bias, y, n_tokens, BLOCK, me,
             [&](int64_t k, const float* w, int64_t n, float* sums, const char* next) {
                 multiply_all(x + k, n_tokens, layer.n_in, w, n, sums, next, LINES);
             },
@@ -108,7 +114,8 @@ static void linear(const Linear& layer, const float* x, float* y, int64_t n_toke
 static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_tokens,
                    int n_threads) {
     const int64_t n_in = layer.n_in / 2;
-    const bool widened = !PAIRED && (n_tokens > ROWS || !FUSED);
+    const bool tiled = may_use_tiles(),
+               widened = !PAIRED && !tiled && (n_tokens > ROWS || !FUSED);
     as_team(n_threads, linear_bytes(n_tokens, layer.n_in), [&](Member& me) {
         if (layer.lora) layer.lora->lower((const BFloat16*)x, layer.n_in, n_tokens, me);
         float* const wide_x = (float*)me.team->memory;
@@ -116,10 +123,13 @@ static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_to
             me.share_rows(n_tokens, layer.n_in, [&](int64_t t) {
                 for (int64_t i = t * n_in; i < (t + 1) * n_in; i++) widen(x[i], wide_x + 2 * i, 1);
             });
+        Tiles tiles;
         compute_panels<Pair>(
-            layer, layer.bias, y, n_tokens, me,
+            layer, layer.bias, y, n_tokens, tiled ? TILED_BLOCK : BLOCK, me,
             [&](int64_t k, const Pair* w, int64_t n, float* sums, const char* next) {
-                if (widened) {
+                if (tiled) {
+                    tiles.multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
+                } else if (widened) {
                     float wide_w[2 * BLOCK * PANEL];
                     for (int64_t i = 0; i < n; i++)
                         for (int o = 0; o < PANEL; o++)
@@ -151,6 +161,7 @@ static float quantize(const X* x, int64_t n, uint8_t* bytes) {
 template <typename X>
 static void linear_int8(const Linear& layer, const X* x, X* y, int64_t n_tokens, int n_threads) {
     const int64_t n_in = layer.n_in / 4;
+    const bool tiled = may_use_tiles() && n_in % TILE == 0;  // exact sums: in the same bits
     as_team(n_threads, linear_bytes(n_tokens, layer.n_in), [&](Member& me) {
         if (layer.lora) layer.lora->lower(x, layer.n_in, n_tokens, me);
         Quad* const quads = (Quad*)me.team->memory;
@@ -158,10 +169,12 @@ static void linear_int8(const Linear& layer, const X* x, X* y, int64_t n_tokens,
         me.share_rows(n_tokens, layer.n_in, [&](int64_t t) {
             x_scales[t] = quantize(x + t * 4 * n_in, 4 * n_in, (uint8_t*)&quads[t * n_in]);
         });
+        Tiles tiles;
         compute_panels<Quad>(
-            layer, layer.start, y, n_tokens, me,
+            layer, layer.start, y, n_tokens, tiled ? TILED_BLOCK : BLOCK, me,
             [&](int64_t k, const Quad* w, int64_t n, int32_t* sums, const char* next) {
-                multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
+                if (tiled) tiles.multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
+                else multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
             },
             [&](int64_t t, int64_t o, int32_t sum) {
                 return float(sum) * (x_scales[t] * layer.scales[o]) + layer.bias[o];

@@ -13,6 +13,8 @@
 #include <cstdint>
 #ifdef __x86_64__
 #include <immintrin.h>
+#elif defined __ARM_FEATURE_FMA
+#include <arm_neon.h>
 #endif
 
 #ifdef __AVX512F__  // 32 registers of 16 floats: 6 tokens × 64 outputs in 24 of them
@@ -36,7 +38,7 @@ static inline void store(int32_t* p, Ints v) { *(Ints*)p = v; }
 static inline Vector first(Bits pairs) { return (Vector)(pairs << 16); }
 static inline Vector second(Bits pairs) { return (Vector)(pairs & 0xffff0000); }
 
-#if defined __AVX512F__ || defined __FMA__
+#if defined __AVX512F__ || defined __FMA__ || defined __ARM_FEATURE_FMA
 const bool FUSED = true;
 #else  // products and sums that the compiler, by -ffast-math, may add in another order
 const bool FUSED = false;
@@ -48,6 +50,11 @@ static inline Vector multiply_add(Vector sum, Vector x, Vector w) {
     return (Vector)_mm512_fmadd_ps((__m512)x, (__m512)w, (__m512)sum);
 #elif defined __FMA__
     return (Vector)_mm256_fmadd_ps((__m256)x, (__m256)w, (__m256)sum);
+#elif defined __ARM_FEATURE_FMA  // never ran on an Arm: its bits were compared by emulation
+    typedef float32x4_t Half __attribute__((may_alias));
+    for (int i = 0; i < 2; i++)
+        ((Half*)&sum)[i] = vfmaq_f32(((Half*)&sum)[i], ((Half*)&x)[i], ((Half*)&w)[i]);
+    return sum;
 #else
     return sum + x * w;
 #endif

@@ -155,6 +155,14 @@ struct Crew {
 };
 inline thread_local Crew crew;  // of the teams that this thread calls together
 
+// Memory is of whole pages: loading a tile's row (amx.h) from two cache lines takes longer.
+struct alignas(4096) Page {
+    char bytes[4096];
+};
+static inline std::unique_ptr<Page[]> allocate(int64_t bytes) {
+    return std::unique_ptr<Page[]>(new Page[bytes / sizeof(Page) + 1]);
+}
+
 // Bytes that a linear layer needs at most: all tokens as floats.
 static inline int64_t linear_bytes(int64_t n_tokens, int64_t n_in) {
     return (n_tokens + 16) * n_in * int64_t(sizeof(float));
@@ -165,8 +173,8 @@ static inline int64_t linear_bytes(int64_t n_tokens, int64_t n_in) {
 template <typename Do>
 static void as_team(int n_threads, int64_t bytes, Do work) {
     if (member.team) return work(member);
-    const std::unique_ptr<char[]> memory(new char[bytes]);
-    Team team{memory.get()};
+    const auto memory = allocate(bytes);
+    Team team{memory.get()->bytes};
     #pragma omp parallel num_threads(crew.of(n_threads))
     {
         member = {&team, 0};

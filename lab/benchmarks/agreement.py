@@ -6,9 +6,10 @@
 In float32 the engine serves requests in the four modes, greedy and drawn, with long prompts in
 chunks and decode rows padded as the settings say, and every id must be the oracle's
 (generate/naive.py, no cache, a request at a time), unless the oracle itself was undecided by less
-than rounding. In bfloat16, where ties are common, it compares logits. With `--linear
-triton`, on a GPU, each product must have the same bits at all COUNTS of tokens, too, and attention
-at those of up to 256 rows. Ends with exit code 1 where they differ.
+than rounding. In bfloat16, where ties are common, it compares logits. Each product of ours and
+attention must have the same bits for any number of tokens, too (lab/benchmarks/bits.py): on a GPU
+with `--linear triton`, on a CPU with `kernel` in both types and with `int8`. Ends with exit code 1
+where they differ.
 """
 
 from __future__ import annotations
@@ -17,24 +18,20 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from compare.variants import BASIC
 from config import Config, ConfigError
-from generate.attention import TritonAttention
+from generate import kernels
 from generate.cached import CachedGenerator
-from generate.checkpoint import load_model
-from generate.linear import Sums, TritonLinear, pack
 from generate.naive import NaiveGenerator
-from generate.norms import TritonAddNorm
 from generate.sampling import uniforms
+from lab.benchmarks.bits import COUNTS, other_bits
 from lab.benchmarks.harness import NO_HTTP, Benchmark, run
-from lab.benchmarks.offline import block_tables, burst, decode_rows, inference, load
-from model import KVCache
+from lab.benchmarks.offline import block_tables, burst, inference, load
 from scheduling.building import build_scheduler
 from scheduling.inference import Generator, Inference, Row
 from scheduling.sampling import Sampling
@@ -46,9 +43,6 @@ LOGIT_MARGIN, DRAW_MARGIN = 1e-3, 1e-5
 LONG = (300, 700)
 # of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
 BFLOAT16_TOLERANCE = 0.05
-# tokens of which a product has the same bits, around the limits of its tiles; those of rows
-COUNTS = (1, 5, 16, 17, 32, 33, 64, 128, 256, 512, 2048)
-MOST_ROWS, BLOCK_SIZE = 256, 16
 PLAIN = {
     "generator": "naive", "linear": "plain", "decoder_batch_sizes": (), "prefix_caching": False,
     "order": "fcfs",
@@ -135,38 +129,15 @@ def near_logits(config: Config, n: int) -> dict[str, float]:
     return {"largest_difference": worst, "largest_logit": largest, "tolerance": tolerance}
 
 
-@torch.inference_mode()
-def other_bits(config: Config) -> dict[str, list[int]]:
-    """Bfloat16: of each product of `--linear triton`, and of attention, the COUNTS with other bits
-    than the most.
-    """
-    one = replace(config.shape, n_layer=1)  # layers are alike
-    model = load_model(one, None, 0, torch.bfloat16, config.device)
-    pack(model, "triton")
-    norm = TritonAddNorm(cast(Any, model.ln_f))
-    generator = torch.Generator(config.device).manual_seed(0)
-    found: dict[str, list[int]] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, TritonLinear):
-            size, weight = (COUNTS[-1], layer.weight.shape[1]), layer.weight
-            x = torch.randn(size, generator=generator, device=weight.device, dtype=weight.dtype)
-            each = {n: layer(x[-n:]) for n in COUNTS}
-            for n, y in each.items():
-                if isinstance(y, Sums):  # which an addition to nothing adds
-                    each[n], _ = norm(x.new_zeros(n, len(weight)), y)
-            found[name] = [n for n in COUNTS if not torch.equal(each[n], each[COUNTS[-1]][-n:])]
-    # of rows in half their context, of which few are shared by several programs
-    *_, most = counts = [n for n in COUNTS if n <= MOST_ROWS]
-    rows = decode_rows(most, one.n_ctx // 2, BLOCK_SIZE, Sampling())
-    n_blocks = most * len(rows[0].blocks)
-    cache = KVCache(one, n_blocks, BLOCK_SIZE, torch.bfloat16, config.device)
-    cache.layers[0].normal_(generator=generator)
-    qkv = torch.randn(most, 3 * one.n_embd, generator=generator, device=config.device).bfloat16()
-    qkv = qkv.view(most, 3, one.n_head, one.head_size)
-    attention = TritonAttention(cache, most, one.n_ctx)
-    y = {n: attention.prepare(rows[:n])(0, qkv[:n]) for n in counts}
-    found["attention"] = [n for n in counts if not torch.equal(y[n], y[most][:n])]
-    return found
+def ours(config: Config) -> dict[tuple[str, str], Config]:
+    """Return configs for each kind of our products here and each type that it computes in."""
+    pairs: list[tuple[str, str]] = []
+    if config.device == "cpu" and not kernels.why_unavailable():
+        pairs = [("kernel", "float32"), ("kernel", "bfloat16"), ("int8", "bfloat16")]
+    elif config.linear == "triton":
+        pairs = [("triton", "bfloat16")]
+    each = (config.model_copy(update={"linear": linear, "dtype": dtype}) for linear, dtype in pairs)
+    return dict(zip(pairs, each))
 
 
 def main() -> None:
@@ -191,12 +162,12 @@ def main() -> None:
         f"bfloat16: logits differ from the oracle's by {logits['largest_difference']:.3f} at most; "
         f"the largest is {logits['largest_logit']:.1f}, and {logits['tolerance']:.3f} is allowed"
     )
-    others = other_bits(configs[0]) if configs[0].linear == "triton" else {}
-    if others:
-        differing = ", ".join(f"{name} at {counts}" for name, counts in others.items() if counts)
-        print(f"bits of products and attention at {COUNTS} tokens: {differing or 'the same'}")
+    others = {" ".join(how): other_bits(config) for how, config in ours(configs[0]).items()}
+    for how, found in others.items():
+        differing = ", ".join(f"{name} at {counts}" for name, counts in found.items() if counts)
+        print(f"{how}: bits at {COUNTS[0]} to {COUNTS[-1]} tokens: {differing or 'the same'}")
     agrees = not ids["different"] and logits["largest_difference"] <= logits["tolerance"]
-    agrees = agrees and not any(others.values())
+    agrees = agrees and not any(any(found.values()) for found in others.values())
     result = {"agrees": agrees, "float32": ids, "bfloat16": logits, "other_bits": others}
     print(json.dumps(result | BENCHMARK.record(configs)))
     if not agrees:

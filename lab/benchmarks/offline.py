@@ -47,8 +47,8 @@ def decode_rows(
 
     pending: that token is the one that the iteration before samples (scheduling/asynchronous.py).
     """
-    prompt = [i % 256 for i in range(context - pending)]
-    inferences = (Inference(prompt, 2, sampling, tokens=[~i] if pending else []) for i in range(n))
+    prompt = [i % 256 for i in range(context - 1)]
+    inferences = (Inference(prompt, 2, sampling, tokens=[~i if pending else 0]) for i in range(n))
     return [
         Row(inference, context - 1, 1, blocks, samples=True, idle=False)
         for inference, blocks in zip(inferences, block_tables(n, context, block_size))

@@ -73,16 +73,19 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
         known = [{} if text is None else {"text": text} for text in texts]
         return {"requests": [{"id": i} | text for i, text in enumerate(known)]}
 
-    def sentence(*outputs: dict[str, Any], model: str = "demo") -> str | None:
+    def sentence(*outputs: dict[str, Any], model: str = "demo", **of_b: str) -> str | None:
         config = {"model": model}
+        results: Any = [{"a": {"config": config}, "b": {"config": config | of_b}}]
         common: dict[str, Any] = {"variants": {"a": {}, "b": {}}, "also": {}, "config": config}
         seeds = [common | {"identical_outputs": each} for each in outputs]
-        return identity(Run(Path(), seeds, [], []))
+        return identity(Run(Path(), seeds, results, []))
 
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}
     one, two = sentence(found), sentence(found, found)
-    assert one and one.startswith("1 of 2 requests (50%)")
+    assert one and one.startswith("1 of 2 requests (50%)") and "Why" not in one
+    because = sentence(found, dtype="bfloat16", attention="kernel", linear="onednn")
+    assert because and because.startswith(one) and "the sums of --linear onednn depend" in because
     assert "begin to differ after 30 to 30% of their length" in one
     assert two and two.startswith("2 of 4 requests (50%)"), "of all seeds"
     assert sentence(identical_outputs({"a": result(None), "b": result("x")})) is None

@@ -26,7 +26,7 @@ from config import (
     open_files,
 )
 from config.left import LEFT, used
-from config.settings import PARTS
+from config.settings import PARTS, varying_parts
 from generate import auto, kernels
 from scheduling.building import build_scheduler
 from scheduling.extensions import ResponseOrder
@@ -74,8 +74,9 @@ def run_on(cpuinfo: str, why_no_kernels: str | None, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("cpuinfo", "model", "dtype", "linear"), [
     ("flags: avx512f avx512_bf16", "gpt2", "bfloat16", "kernel"),
-    ("flags: avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "onednn"),
-    ("Features\t: fp asimd bf16", "gpt2", "bfloat16", "onednn"),
+    ("flags: avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "gpt2", "bfloat16", "kernel"),
+    ("Features\t: fp asimd bf16", "gpt2", "float32", "kernel"),
+    ("flags: fpu avx2 fma", "gpt2", "float32", "kernel"),
     ("flags\t\t: fpu avx512f avx512_vnni", "gpt2", "float32", "kernel"),
     ("flags: avx512f avx512_bf16 amx_bf16", "demo", "float32", "kernel"),
     ("model name\t: a bf16 processor", "gpt2", "float32", "kernel"),
@@ -86,14 +87,21 @@ def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_de
     run_on(cpuinfo, None, monkeypatch)
     config = parsed(f"dynamic --model {model} --dtype auto")
     assert (config.dtype, config.attention, config.linear) == (dtype, "kernel", linear)
+    assert varying_parts(config.model_dump()) is None
 
 
-def test_bfloat16_is_left_to_onednn_only_where_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_auto_keeps_to_float32_and_parts_that_vary_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_on("flags: avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", "no compiler", monkeypatch)
+    config = parsed("dynamic --model gpt2")
+    assert (config.dtype, config.attention, config.linear) == ("float32", "plain", "plain")
+    assert varying_parts(config.model_dump()) is None
     line = "dynamic --model demo --dtype bfloat16"
-    run_on("flags: avx512f avx512bw avx512dq avx512vl", "no C++ compiler", monkeypatch)
-    assert parsed(line).linear == parsed(f"{line} --linear onednn").linear == "onednn"
+    assert "the sums of --attention plain and --linear onednn depend" in str(
+        list(parsed(f"{line} --linear onednn").warnings())
+    )
     run_on("flags: avx2 fma", "no C++ compiler; install g++", monkeypatch)
-    assert parsed(line).linear == "plain"
     assert "neither AVX-512 nor bfloat16 of its own" in refused(f"{line} --linear onednn")
     why = "linear int8 cannot be used here: no C++ compiler; install g++; or leave --linear out"
     assert refused(f"{line} --linear int8") == why
@@ -108,7 +116,9 @@ def test_kernels_plain_chooses_pytorchs_operations_but_for_a_part_that_is_stated
     for device in ("cpu", "cuda"):
         plain = parsed(f"dynamic --device {device} --kernels plain")
         assert {getattr(plain, name) for name in (*PARTS, "norms", "sampler")} == {"plain"}
-        assert not plain.captures and auto.warnings(plain) == []
+        assert not plain.captures
+        said = ["on what is computed beside it" in each for each in auto.warnings(plain)]
+        assert said == [True] * (device == "cuda"), "which computes in bfloat16"
     mixed = parsed("dynamic --device cpu --kernels plain --linear int8")
     assert (mixed.attention, mixed.linear, mixed.norms) == ("plain", "int8", "kernel")
 

@@ -23,8 +23,12 @@ BUILDS: dict[str, tuple[list[str], str]] = {
     "AVX-512": (["-march=skylake-avx512"], "avx512dq"),
     "AVX2": (["-march=haswell"], "avx2"),
     "AVX, no fused multiply-add": (["-march=ivybridge"], "avx"),
+    "AMX emulated": (["-DEMULATE_TILES"], "avx512dq"),
+    "AMX refused": (["-DEMULATE_TILES=0"], "avx512dq"),
 }
 FUSED = [name for name in BUILDS if name != "AVX, no fused multiply-add"]
+# which add bfloat16's products in the order of tiles
+TILED = {"AMX emulated", *(["this processor"] if "amx_bf16" in FLAGS else [])}
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def test_without_kernels_pytorch_serves_and_a_warning_says_why(
         reason = "cannot be loaded beside torch's OpenMP (/nowhere/libgomp.so.1"
     config = build("dynamic", {"model": "demo"}, {})
     parts = [config.attention, config.linear, config.norms, config.sampler]
-    assert parts == ["plain", "onednn", "plain", "plain"]
+    assert parts == ["plain"] * 4
     assert any(reason in warning for warning in warnings(config))
     assert not warnings(build("dynamic", {"model": "fake"}, {}))
     for name in PARTS:

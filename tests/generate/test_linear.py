@@ -24,7 +24,7 @@ from generate.weights import locate
 from lab.training import HELD_OUT
 from lab.training.evaluate import bits_of_bytes, causal_logits
 from model import GPT2, KVCache
-from tests.generate.conftest import FUSED, built_for
+from tests.generate.conftest import FUSED, TILED, built_for
 from tests.oracle import row
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -87,6 +87,17 @@ def test_a_token_is_as_alone(kind: Kind, dtype: torch.dtype, build: str, threads
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_token_is_as_alone_among_any_number_of_others(
+    kind: Kind, build: str, threads: int
+) -> None:
+    weight, bias, x = random_layer(200, 300, torch.bfloat16, 300)
+    layer = kind(weight, bias, gelu=True)
+    together = layer(x)
+    assert all(torch.equal(layer(x[-n:]), together[-n:]) for n in range(1, 300))
+    assert torch.equal(layer(x.repeat(7, 1)), together.repeat(7, 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n_in", "n_out"), SIZES)
 @pytest.mark.parametrize("build", FUSED, indirect=True)
@@ -97,9 +108,26 @@ def test_every_processor_comes_to_the_same_bits(
     for n_tokens in (1, 9, 33):
         weight, bias, x = random_layer(n_in, n_out, dtype, n_tokens)
         result = kind(weight, bias)(x)
-        with built_for("AVX2"):
+        tiled = build in TILED and (kind, dtype) == (KernelLinear, torch.bfloat16)
+        with built_for("AMX emulated" if tiled else "AVX2"):
             expected = kind(weight, bias)(x)
         assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("build", sorted(TILED), indirect=True)
+@pytest.mark.parametrize(("n_in", "n_out"), SIZES)
+def test_a_tile_adds_first_and_second_numbers_apart(n_in: int, n_out: int, build: str) -> None:
+    weight, bias, x = (t.float() for t in random_layer(n_in, n_out, torch.bfloat16, n_tokens=19))
+    weight[::7] = 0  # products that AMX takes for zeros
+    products = F.pad(x[:, :, None] * weight, (0, 0, 0, -n_in % 32))  # [T, in, out], exact
+    sums = bias.expand(19, -1)
+    for tile in products.unflatten(1, (-1, 16, 2)).unbind(1):
+        parts = torch.zeros(19, 2, n_out)
+        for pair in tile.unbind(1):
+            parts += pair
+        sums = sums + (parts[:, 0] + parts[:, 1])
+    y = KernelLinear(weight.bfloat16(), bias.bfloat16())(x.bfloat16())
+    assert torch.equal(y, sums.bfloat16())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

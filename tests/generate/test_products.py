@@ -22,7 +22,7 @@ from generate.checkpoint import load_model
 from generate.linear import PaddedHead, Sums, TritonLinear, pack
 from generate.norms import TritonAddNorm, fuse_norms
 from generate.sampling import sample
-from lab.benchmarks import agreement
+from lab.benchmarks import bits
 from model import GPT2, AddNorm, KVCache
 from scheduling.inference import Row
 from tests.oracle import enliven, row
@@ -167,9 +167,10 @@ def test_a_row_has_the_same_bits_alone(in_order: None, monkeypatch: pytest.Monke
 
 def test_other_bits_are_found(in_order: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they would be on a GPU, if `few` had another order of sums than `tiles`."""
-    monkeypatch.setattr(agreement, "COUNTS", (1, 17, 18))
-    config: Any = SimpleNamespace(shape=replace(SHAPE, n_layer=2), device="cpu")
-    assert agreement.other_bits(config) == {
+    monkeypatch.setattr(bits, "COUNTS", (1, 17, 18))
+    shape = replace(SHAPE, n_layer=2)
+    config: Any = SimpleNamespace(shape=shape, device="cpu", linear="triton", dtype="bfloat16")
+    assert bits.other_bits(config) == {
         "h.0.attn.c_attn": [], "h.0.attn.c_proj": [], "h.0.mlp.c_fc": [], "h.0.mlp.c_proj": [],
         "lm_head": [], "attention": [],
     }  # fmt: skip
@@ -180,7 +181,7 @@ def test_other_bits_are_found(in_order: None, monkeypatch: pytest.MonkeyPatch) -
         return y if len(x) > 16 or weight.shape != (48, 16) else y * 1.01
 
     monkeypatch.setattr(products, "product", wrong)
-    found = agreement.other_bits(config)
+    found = bits.other_bits(config)
     assert {name: counts for name, counts in found.items() if counts} == {"h.0.attn.c_attn": [1]}
 
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import zlib
 from collections import Counter
 from typing import get_args
 
 import pytest
 import torch
+from torch import Tensor
 
+from generate import auto
+from generate.attention import KernelAttention
 from generate.draft_model import DraftModel
 from generate.lora import random_adapter
+from generate.sampling import Draws
 from model import GPT2
 from scheduling.adapters import Adapters, Rule
 from scheduling.inference import CachedPrefix, Drafter, Inference
@@ -32,7 +37,8 @@ from scheduling.policies import (
 from scheduling.prefix_cache import block_keys
 from scheduling.sampling import Sampling
 from tests.counts import nightly_but
-from tests.oracle import MAX_TOKENS, N_VOCAB, POLICIES, Guesses, Oracle, engine, serve
+from tests.generate.conftest import built_for
+from tests.oracle import MAX_TOKENS, N_VOCAB, PATHS, POLICIES, Guesses, Oracle, engine, serve
 from tests.oracle import model as model  # a fixture
 
 DEMAND = [Dynamic("demand", victim, watermark=0.0) for victim in VICTIMS]
@@ -104,6 +110,53 @@ def test_tokens_are_those_of_each_request_alone(
     assert seen["cached"] > 100 and seen["accepted"] > 200 and seen["rejected"] > 50
     assert policy not in DEMAND or (seen["preempted"] > 5 and seen["recomputed"] > 0)
     assert seen["paused"] or not order.preemptive
+
+
+# of a processor what Linux calls its instructions, and the build that computes as it does
+PROCESSORS = {
+    "AMX": ("avx512_bf16 amx_bf16", "AMX emulated", torch.bfloat16),
+    "AMX, refused": ("avx512_bf16 amx_bf16", "AMX refused", torch.bfloat16),
+    "AVX512-BF16": ("avx512_bf16", "AVX512-BF16", torch.bfloat16),
+    "AVX2": ("avx2 fma", "AVX2", torch.float32),
+    "Arm": ("asimd bf16", "this processor", torch.float32),
+}
+
+
+def by_all_bits(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
+    """Sample ids that another bit of any logit would change."""
+    each = [zlib.crc32(row.contiguous().view(torch.uint8).numpy()) % n_vocab for row in logits]
+    return torch.tensor(each)
+
+
+@pytest.mark.parametrize("linear", ["kernel", "int8"])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_texts_of_auto_are_the_same_in_every_mode_on_every_processor(
+    model: GPT2, processor: str, linear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instructions, build, dtype = PROCESSORS[processor]
+    monkeypatch.setattr(auto, "_instructions", lambda: {*instructions.split()})
+    chosen = auto.build("dynamic", {"model": "gpt2"}, {})
+    assert (chosen.attention, chosen.linear) == ("kernel", "kernel")
+    assert chosen.dtype == str(dtype).removeprefix("torch.")
+    monkeypatch.setitem(PATHS, "ours", (KernelAttention, by_all_bits, linear))
+    with built_for(build):
+        model, seen = copy.deepcopy(model).to(dtype), Counter[str]()
+        plain = engine(model, 300, 4, "ours")
+        expected = serve(NoBatching(), plain, conversations(), token_budget=300, n_blocks=300)
+        for policy, shares, speculate in itertools.product(
+            [*POLICIES, DEMAND[0]], (False, True), (0, 3)
+        ):
+            asks = conversations()
+            for each in asks if not shares else ():
+                each.prefix = None
+            limits = {"n_blocks": 25, "token_budget": 12, "speculate": speculate}
+            kernels = engine(model, 25, 4, "ours")
+            kernels.drafter = Guesses(asks, expected)
+            assert serve(policy, kernels, asks, **limits) == expected, (policy, limits)
+            seen["cached"] += sum(each.cached_tokens for each in asks)
+            seen["recomputed"] += sum(each.interruptions.recomputed_tokens for each in asks)
+            seen["accepted"] += sum(each.drafts.accepted for each in asks)
+        assert min(seen["cached"], seen["recomputed"], seen["accepted"]) > 20, seen
 
 
 @pytest.mark.parametrize("rule", get_args(Rule))

@@ -15,9 +15,11 @@ import torch
 
 from compare.report.tables import NONE
 from generate import assembly, kernels
+from generate.attention import KernelAttend
 from generate.auto import build
-from lab.benchmarks import agreement, engine, harness, offline
+from lab.benchmarks import agreement, bits, engine, harness, offline
 from lab.benchmarks.workload import draw
+from scheduling.inference import Row
 from tests.lab.benchmarks.conftest import result_of
 from tests.programs import output, ran
 
@@ -96,6 +98,27 @@ def test_the_reader_reads_all_of_an_array() -> None:
         assert kernels.load().read_int64(words.data_ptr(), n, 2) == int(words[:n].sum())
 
 
+@pytest.mark.parametrize("linear", ["kernel", "int8"])
+def test_other_bits_of_kernels_are_found(linear: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"model": "demo", "dtype": "bfloat16", "linear": linear}
+    config = build("dynamic", given, {})
+    names = {"h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj", "lm_head"}
+    names |= {"attention", "attention of prompts", "attention of recomputed"}
+    monkeypatch.setattr(bits, "COUNTS", (1, 6, 7, 64))
+    assert bits.other_bits(config) == {name: [] for name in names}
+    right = KernelAttend.__init__
+
+    def by_length(self: KernelAttend, attention: Any, rows: list[Row], tokens: Any) -> None:
+        """As if a token that is computed alone were of a completion."""
+        right(self, attention, rows, tokens)
+        in_prompt = self._arrays[-1]
+        in_prompt[0] *= len(in_prompt) > 1
+
+    monkeypatch.setattr(KernelAttend, "__init__", by_length)
+    found = {name: counts for name, counts in bits.other_bits(config).items() if counts}
+    assert found == {"attention of prompts": [1]}
+
+
 def test_engine_against_oracle(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = "--decoder-batch-sizes 32,3 --prefix-caching"  # the long ones begin alike
     words = f"{small} --n 4 --tokens 5 {sizes}"
@@ -103,6 +126,9 @@ def test_engine_against_oracle(small: str, monkeypatch: pytest.MonkeyPatch) -> N
     verdict = {"requests": 24, "equal": 24, "undecided": 0, "different": 0}
     assert result["agrees"] and result["float32"] == verdict
     assert 0 < result["bfloat16"]["largest_difference"] < result["bfloat16"]["tolerance"]
+
+    assert set(result["other_bits"]) == {"kernel float32", "kernel bfloat16", "int8 bfloat16"}
+    assert not any(any(found.values()) for found in result["other_bits"].values())
 
     def with_other_weights(config: Any) -> Any:
         monkeypatch.setattr(assembly, "SEED", int(config.generator != "naive"))
