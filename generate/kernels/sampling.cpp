@@ -123,10 +123,14 @@ static void sample(const T* logits, int64_t stride, int64_t n_rows, int64_t n_vo
                 return;
             }
             float largest = float(row[0]);
-            for (int64_t i = 1; i < n_vocab; i++) largest = std::max(largest, float(row[i]));
-            ids[r] = 0;
-            // the lowest id of equals
-            while (ids[r] < n_vocab - 1 && float(row[ids[r]]) != largest) ids[r]++;
+            int64_t& id = ids[r] = 0;
+            for (int64_t at = 0; at < n_vocab; at += BLOCK) {  // logits are read once
+                float most = largest;
+                const int64_t end = std::min<int64_t>(at + BLOCK, n_vocab);
+                for (int64_t i = at; i < end; i++) most = std::max(most, float(row[i]));
+                if (most > largest) largest = most, id = at;
+            }
+            while (id < n_vocab - 1 && float(row[id]) != largest) id++;  // the lowest of equals
         });
     });
 }
