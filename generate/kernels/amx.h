@@ -138,8 +138,9 @@ static void multiply_tiles(const T* x, const T* x2, int64_t x_stride, const T* w
     STORE_TILE(3, sums2 + TILE, row);
 }
 
-// While it lives, its thread's tiles are in use.
+// While it lives, its thread's tiles are in use, if they are on.
 struct Tiles {
+    const bool on = may_use_tiles();
     int64_t tokens = 0;  // that they are configured for
     ~Tiles() {
         if (tokens) release();
@@ -153,10 +154,11 @@ struct Tiles {
         configure({a, a, b, b, a, b, TILE, TILE});
     }
 
-    // As multiply.h's, in passes of two tiles of tokens at most. n: a multiple of TILE.
+    // As multiply.h's, in passes of two tiles of tokens at most. n: a multiple of TILE, if on.
     template <typename T, typename Sum>
     void multiply_all(const T* x, int64_t n_tokens, int64_t x_stride, const T* w, int64_t n,
                       Sum* sums, const char* next, int lines) {
+        if (!on) return ::multiply_all(x, n_tokens, x_stride, w, n, sums, next, lines);
         const int64_t passes = (n_tokens + 2 * TILE - 1) / (2 * TILE),
                       sweeps = n_tokens > TILE ? 2 * passes : 1;
         Fetch fetch{next, next + n * lines * CACHE_LINE, (TILE * lines + sweeps - 1) / sweeps};
@@ -179,7 +181,10 @@ struct Tiles {
 #else
 static bool may_use_tiles() { return false; }
 struct Tiles {
+    const bool on = false;
     template <typename... Operands>
-    void multiply_all(Operands...) {}
+    void multiply_all(Operands... operands) {
+        ::multiply_all(operands...);
+    }
 };
 #endif

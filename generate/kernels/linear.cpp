@@ -123,13 +123,11 @@ static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_to
             me.share_rows(n_tokens, layer.n_in, [&](int64_t t) {
                 for (int64_t i = t * n_in; i < (t + 1) * n_in; i++) widen(x[i], wide_x + 2 * i, 1);
             });
-        Tiles tiles;
+        Tiles tiles{tiled};
         compute_panels<Pair>(
             layer, layer.bias, y, n_tokens, tiled ? TILED_BLOCK : BLOCK, me,
             [&](int64_t k, const Pair* w, int64_t n, float* sums, const char* next) {
-                if (tiled) {
-                    tiles.multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
-                } else if (widened) {
+                if (widened) {
                     float wide_w[2 * BLOCK * PANEL];
                     for (int64_t i = 0; i < n; i++)
                         for (int o = 0; o < PANEL; o++)
@@ -137,7 +135,7 @@ static void linear(const Linear& layer, const Pair* x, BFloat16* y, int64_t n_to
                     multiply_all(wide_x + 2 * k, n_tokens, 2 * n_in, wide_w, 2 * n, sums,
                                  next, (LINES + 1) / 2);
                 } else {
-                    multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
+                    tiles.multiply_all(x + k, n_tokens, n_in, w, n, sums, next, LINES);
                 }
             },
             as_it_is);
@@ -169,12 +167,11 @@ static void linear_int8(const Linear& layer, const X* x, X* y, int64_t n_tokens,
         me.share_rows(n_tokens, layer.n_in, [&](int64_t t) {
             x_scales[t] = quantize(x + t * 4 * n_in, 4 * n_in, (uint8_t*)&quads[t * n_in]);
         });
-        Tiles tiles;
+        Tiles tiles{tiled};
         compute_panels<Quad>(
             layer, layer.start, y, n_tokens, tiled ? TILED_BLOCK : BLOCK, me,
             [&](int64_t k, const Quad* w, int64_t n, int32_t* sums, const char* next) {
-                if (tiled) tiles.multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
-                else multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
+                tiles.multiply_all(quads + k, n_tokens, n_in, w, n, sums, next, LINES);
             },
             [&](int64_t t, int64_t o, int32_t sum) {
                 return float(sum) * (x_scales[t] * layer.scales[o]) + layer.bias[o];
