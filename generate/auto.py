@@ -64,9 +64,11 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         given["draft"] = kind + colon + _in_full(draft)
     shape = shape_of(model)
     small = model in ("demo", "fake")
+    # where our attention cannot be, PyTorch's would make texts in bfloat16 depend on the batch
+    takes_bfloat16 = not gpu and not small and shape.head_size <= LARGEST_HEAD["kernel"]
     resolved = {
         "device": device,
-        "dtype": "bfloat16" if gpu or (not small and native_bfloat16()) else "float32",
+        "dtype": "bfloat16" if gpu or (takes_bfloat16 and native_bfloat16()) else "float32",
         "weights": "random" if model == "fake" else "pretrained",
         # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and
         # the client of a comparison on the same two cores sends late

@@ -90,6 +90,16 @@ def test_auto_means_bfloat16_where_the_processor_computes_it_natively_but_for_de
     assert varying_parts(config.model_dump()) is None
 
 
+def test_auto_keeps_to_float32_beside_pytorchs_attention(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 288, "vocab_size": 300}
+    tmp_path.joinpath("config.json").write_text(json.dumps({"model_type": "gpt2"} | sizes))
+    monkeypatch.setattr(auto, "native_bfloat16", lambda: True)
+    config = parsed(f"dynamic --model {tmp_path} --weights random --tokenizer bytes")
+    assert (config.dtype, config.attention, config.linear) == ("float32", "plain", "kernel")
+
+
 def test_without_kernels_auto_keeps_to_float32_and_parts_that_vary_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
