@@ -22,7 +22,7 @@ from scheduling.user_policies import Deciding, described
 
 # failed iterations in a row after which the engine is given up: a GPU, say, may never recover
 FAILURES = 3
-LONGEST_WAIT_S = 3600.0  # of a thread, within the platform's limit
+LONGEST_WAIT_S = 3600.0  # a thread's wait, within the platform's limit
 log = logging.getLogger("effective_batching")
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from scheduling.latency import parts_of
 if TYPE_CHECKING:
     from scheduling.inference import Inference
 
-ROW_KINDS = ("live", "idle", "padding", "recomputed", "rejected")  # of computed rows
+ROW_KINDS = ("live", "idle", "padding", "recomputed", "rejected")  # kinds of computed rows
 
 
 class Measure(NamedTuple):

@@ -29,7 +29,7 @@ from generate.weights import locate
 from model import GPT2, KVCache
 from scheduling.inference import Drafter, Generator
 
-SEED = 0  # of random weights
+SEED = 0  # from which random weights are drawn
 
 
 def assemble(config: Config, path: Path | None, n_vocab: int) -> Generator:

@@ -48,7 +48,7 @@ class _Span:
 
     first: int
     end: int
-    blocks: Tensor | None  # of the tokens up to the last query; None: the row has none any more
+    blocks: Tensor | None  # the KV blocks up to the last query; None: the row has none any more
     length: int  # tokens up to the last query
     mask: Tensor | None  # live tokens of each query, for a later chunk: bool [T, L]
 
@@ -79,7 +79,7 @@ class PlainAttention:
     ) -> Attend:
         n = 0  # tokens so far
         stored: list[int] = []  # indices into the flat list of the tokens that have a slot
-        slots: list[Tensor] = []  # of these
+        slots: list[Tensor] = []  # where these are stored
         spans: list[_Span] = []
         for row in rows:
             first, end = n, row.start + row.n_tokens

@@ -42,7 +42,7 @@ class Buffer:
         self._tensor = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
         self._host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         self._bytes = self._host.numpy()
-        self._end = 0  # of what was put, in bytes
+        self._end = 0  # the end of what was put, in bytes
         self._copied = torch.cuda.Event() if on_gpu else None
 
     def __enter__(self) -> Put:

@@ -61,7 +61,7 @@ class CachedGenerator(Generator):
         if sample is sample_on_gpu:
             self._in_pass = PassSampler(n_vocab, (sampled or SampledIds(max_tokens, device)).ids)
         self._captured: dict[int, Pass] = {}
-        self._sizes: list[int] = []  # of the captured ones, in tokens, ascending
+        self._sizes: list[int] = []  # tokens of the captured passes, ascending
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Return the ids of rows that sample. Raises OutOfMemory."""

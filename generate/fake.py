@@ -19,7 +19,7 @@ ITERATION_S = 1e-3
 ROW_S = 6e-5
 PREFILL_TOKEN_S = 1e-5
 LETTERS = b"etaoin shrdlu"
-MOST_ROWS = 1024  # of an iteration that are remembered; more are right, too
+MOST_ROWS = 1024  # requests whose checksums are kept; with more the ids are right, too
 
 
 def cost_s(iteration: Iteration) -> float:

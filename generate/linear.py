@@ -147,7 +147,7 @@ KINDS: dict[str, Callable[..., Module]] = {
     "int8": Int8Linear,
     "onednn": OneDNNLinear,
     "triton": TritonLinear,
-}  # of the setting linear
+}  # by the setting linear
 
 
 def pack(model: GPT2, linear: str, adapted: bool = False) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from scheduling.inference import Drafter, Inference
 
-LENGTHS = (4, 3, 2)  # of the endings that are looked for
+LENGTHS = (4, 3, 2)  # ids in the endings that are looked for
 
 
 class Ngram(Drafter):

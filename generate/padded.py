@@ -154,7 +154,7 @@ class PaddedGenerator(Generator):
         self._model, self._n_vocab, self._sample = model, n_vocab, sample
         self._padded, self._compact = padded, compact
         self._running = self._prompts = Rectangle(model, {}, 0)
-        self._kept: dict[Inference, Tensor] = {}  # of prompts that have no line yet
+        self._kept: dict[Inference, Tensor] = {}  # the keys and values of prompts without a line
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Return the ids of rows that sample. Raises OutOfMemory."""

@@ -126,7 +126,7 @@ class PassSampler:
 
     def __init__(self, n_vocab: int, ids: Tensor):
         self.ids, self._n_vocab = ids, n_vocab
-        self._inferences: Sequence[Inference] = ()  # of the last rows
+        self._inferences: Sequence[Inference] = ()  # the requests of the last rows
         self._rows = dict[Inference, bytes]()  # what was sent of each
         self._packed = np.zeros((0, 5), np.int64)
 

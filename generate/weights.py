@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FETCH_TIMEOUT_S = 5
 LARGEST_WEIGHT = 1e4  # beyond it sums overflow, and every text is token 0
 DEMO = Path(__file__).parent / "demo"
-Sizes = dict[str, tuple[int, ...]]  # of tensors, by their names
+Sizes = dict[str, tuple[int, ...]]  # the tensors' sizes by name
 
 
 class WeightsUnavailable(Exception):

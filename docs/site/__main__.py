@@ -34,7 +34,7 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
 COMMANDS = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
 UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-COLUMNS = 88  # of code, that a page has at 1,280 px
+COLUMNS = 88  # columns of code that a page has at 1,280 px
 # pages need the room of columns beside them: a wide drawing, long cells, figures' small letters
 HIDDEN = {
     "README.md": ["navigation"],

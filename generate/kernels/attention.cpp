@@ -168,7 +168,7 @@ static void attend(const T* query, const Cache<E>& cache, const int64_t* blocks,
     const float scale = 1 / std::sqrt(float(D));
     const int64_t block_size = cache.block_size, stride = (length + LANES - 1) / LANES * LANES;
     scratch.assign(n_heads * (stride + D), 0);
-    float *weights = scratch.data(), *sums = weights + n_heads * stride;  // of each head
+    float *weights = scratch.data(), *sums = weights + n_heads * stride;  // sums of each head
     // Calls of(h, first token, n, where their keys or values lie) for all live tokens, up to LANES
     // at a time, in the order in which they lie in memory; the same place of the block after each
     // is fetched meanwhile.

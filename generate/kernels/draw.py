@@ -142,10 +142,10 @@ def draw_kernel(
     top_p = tl.load(settings + 1).to(tl.float64, bitcast=True)
     top_k = tl.load(settings + 2)
     u = uniform(tl.load(settings + 3), tl.load(settings + 4))
-    scale = 1.4426950408889634 / temperature  # of powers of 2
+    scale = 1.4426950408889634 / temperature  # logits as exponents of 2
     least = number(tl.full([], 0, tl.uint32))
     if (top_k < N) | (top_p < 1):
-        # of logits that are not below the k-th of the largest ones of parts there are k or more
+        # the k-th of the parts' largest logits: k or more logits are not below it
         bound = edge(most, 1, tl.where(top_k < N, top_k, ROOM // 2), BITS)
         counts = tl.zeros([CHUNKS, WIDTH // 4], tl.int32)
         for start in range(0, CHUNK, WIDTH):

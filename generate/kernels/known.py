@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 256  # of a program
+TOKENS = 256  # tokens that a program looks up
 
 
 @triton.jit(do_not_specialize=["n_tokens"])

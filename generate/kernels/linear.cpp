@@ -38,7 +38,7 @@ static inline float gelu(float x) {
 // As kernels/__init__.py's Linear.
 struct Linear {
     const void* packed;
-    const int32_t* start;           // of int8: what each output's sum begins with
+    const int32_t* start;           // int8 alone: what an output's sum begins with
     const float *scales, *bias;     // [outputs of all panels]; scales: of int8
     int64_t n_in, n_out, with_gelu;  // n_in: a multiple of 32
     const Lora* lora;               // null: no adapters
@@ -97,7 +97,7 @@ static void compute_panels(const Linear& layer, const Sum* start, Y* y, int64_t 
 
 // a lambda, and no function, whose address GCC would call for each number
 const auto as_it_is = [](int64_t, int64_t, float sum) { return sum; };
-const int LINES = PANEL * 4 / CACHE_LINE;  // of an element
+const int LINES = PANEL * 4 / CACHE_LINE;  // cache lines of an element
 
 static void linear(const Linear& layer, const float* x, float* y, int64_t n_tokens, int n_threads) {
     as_team(n_threads, 0, [&](Member& me) {

@@ -32,7 +32,7 @@ __attribute__((noinline)) static void project(const X* x, const float* a, int64_
 
 // As kernels/__init__.py's Lora.
 struct Lora {
-    const float* memory;  // of slots, `stride` numbers each
+    const float* memory;  // the slots, of `stride` numbers each
     const int32_t* slots;  // each token's; −1: it has no adapter
     const int32_t* ranks;  // each slot's
     float* low;            // [tokens][LARGEST_RANK]: A x

@@ -28,7 +28,7 @@ from torch import Tensor
 from generate.kernels.launches import dependent, follow, multiplied_as
 
 QUERIES = 16  # in a tile at most; the least that tensor cores multiply
-KEYS = 64  # of a round
+KEYS = 64  # keys that a round reads
 PROGRAMS = 256  # that share rows at most: two for each multiprocessor
 TILE = 8  # integers that describe a tile; three are spare, to keep the next aligned to 16 bytes
 

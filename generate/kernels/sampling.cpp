@@ -19,7 +19,7 @@
 
 const int BUCKETS = 1024, BUCKETS_PER_NAT = 64, BLOCK = 256;
 
-// Of a row, as generate/sampling.py packs it.
+// How a row is sampled, as generate/sampling.py packs it.
 struct Settings {
     double temperature, top_p;  // temperature 0: the largest logit, the lowest id of equals
     int64_t top_k;
@@ -27,7 +27,8 @@ struct Settings {
     int64_t index;
 };
 
-// Of one thread: memory fresh from the system for every row would cost as much as the arithmetic.
+// One thread's memory, kept: fresh from the system for every row it would cost as much as the
+// arithmetic.
 struct Scratch {
     std::vector<float> scaled, weights, ones;
     std::vector<int> buckets;

@@ -22,7 +22,7 @@
 #include <utility>
 
 const int64_t SPIN_NS = 50'000;         // most pieces take less
-const int64_t WINDOW_NS = 200'000'000;  // of an average
+const int64_t WINDOW_NS = 200'000'000;  // over which delays are averaged
 const int64_t SHORTEST_NS = 200'000'000, LONGEST_NS = 1'600'000'000;  // pauses of a thread
 const int64_t WORTH_HANDING_OUT = 8192;  // elements that are rounded or added
 
@@ -41,7 +41,7 @@ struct Team {
     alignas(64) std::atomic<uint32_t> finished{0};  // phases
     std::atomic<int> asleep{0};
 
-    // Of the phase's n pieces one that is not taken; −1: there is none any more.
+    // A piece of the phase's n that is not taken; −1: there is none any more.
     int64_t take(uint32_t phase, int64_t n) {
         uint64_t at = next.load(std::memory_order_acquire);
         do {
@@ -153,7 +153,7 @@ struct Crew {
         changed = true;
     }
 };
-inline thread_local Crew crew;  // of the teams that this thread calls together
+inline thread_local Crew crew;  // the teams that this thread calls together
 
 // Memory is of whole pages: loading a tile's row (amx.h) from two cache lines takes longer.
 struct alignas(4096) Page {
