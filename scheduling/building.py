@@ -1,19 +1,24 @@
-"""A scheduler of a server's settings, with the features that they need."""
+"""A scheduler of a server's settings, with the features that they need; and the inferences of a
+request. The server, the simulator and replays have both from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scheduling.adapters import Adapters
 from scheduling.admission import QueuePolicies, UserLimits
 from scheduling.extensions import Extension, ResponseOrder
 from scheduling.history import History
+from scheduling.inference import CachedPrefix, Inference
 from scheduling.ledger import Ledger
 from scheduling.policies import MODES, ORDERS, VICTIMS, Limits, Order, Policy, Victim, chosen
 from scheduling.policies.lengths import LengthPrediction, predictor
 from scheduling.policies.victims import NEWEST
-from scheduling.prefix_cache import PrefixCache
+from scheduling.prefix_cache import PrefixCache, block_keys
+from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from scheduling.shedding import Shedding, SloClasses
 from scheduling.speculation import Speculation
@@ -90,3 +95,40 @@ def features(
         user_limits,  # last: it counts what nothing else refuses
     )
     return [extension for extension in every if extension is not None]
+
+
+def build_group(
+    settings: Any,
+    prompts: Sequence[Any],
+    num_tokens: int,
+    samplings: Sequence[Sampling] = (Sampling(),),
+    *,
+    adapter: str = "",
+    salt: str = "",
+    keys: Sequence[Sequence[bytes]] | None = None,
+    **fields: Any,
+) -> list[Inference]:
+    """Return the inferences of a request, one for each of `samplings`: as many for each of its
+    prompts, which are ids.
+
+    With prefix caching requests of the same adapter and salt share KV blocks; without, only the
+    completions of a prompt do. keys: of each prompt's blocks, in place of those that settings say.
+    fields: others of all the inferences.
+    """
+    n, group = len(samplings) // len(prompts), list[Inference]()
+    for k, ids in enumerate(prompts):
+        shared: Sequence[bytes] = ()
+        if keys is not None:
+            shared = keys[k]
+        elif settings.generator != "padded":  # rows of a rectangle share nothing
+            if settings.prefix_caching:
+                shared = block_keys(ids, settings.block_size, salt, adapter)
+            elif n > 1:
+                shared = block_keys(ids, settings.block_size, secrets.token_hex())
+        leader = None
+        for sampling in samplings[k * n : (k + 1) * n]:
+            one = Inference(ids, num_tokens, sampling, adapter=adapter, leader=leader, **fields)
+            one.prefix = CachedPrefix([*shared]) if shared else None
+            leader = leader or one
+            group.append(one)
+    return group

@@ -9,7 +9,6 @@ one part alone there are `building.build_scheduler`, a scheduler without an engi
 from __future__ import annotations
 
 import hashlib
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,10 +20,9 @@ from config import Config
 from generate.loading import load_generator
 from generate.tokenizer import StopRule, load_tokenizer
 from generate.weights import locate
-from scheduling.building import build_scheduler
+from scheduling.building import build_group, build_scheduler
 from scheduling.errors import InvalidRequest
-from scheduling.inference import CachedPrefix, Generator, Inference, Slo
-from scheduling.prefix_cache import block_keys
+from scheduling.inference import Generator, Inference, Slo
 from scheduling.sampling import Scores
 from server.asynchronous import AsynchronousManager
 from server.observers.line_writer import LineWriter
@@ -128,42 +126,25 @@ class Server:
             raise InvalidRequest(
                 f"This server holds {config.max_in_flight} completions at most; lower n.", param="n"
             )
-        seeds = iter(self._seeds(request.seed, len(request.prompts) * n))
+        seeds = self._seeds(request.seed, len(request.prompts) * n)
         timeout_s = request.timeout_s or config.request_timeout_s
-        deadline = None if timeout_s is None else self.manager.clock() + timeout_s
-        group: list[Inference] = []
         top, echo = request.logprobs, request.echo
-        # a prompt that is scored is computed whole; rows of a rectangle share nothing
-        shares = not (echo and top is not None) and config.generator != "padded"
-        for ids in request.prompts:
-            keys = None
-            if shares and config.prefix_caching:
-                salts = request.cache_salt, request.adapter
-                keys = block_keys(ids, config.block_size, *salts)
-            elif shares and n > 1:
-                # its completions share the prompt's blocks, and no other request does
-                keys = block_keys(ids, config.block_size, secrets.token_hex())
-            leader = None
-            for _ in range(n):
-                member = Inference(
-                    ids,
-                    max(request.num_tokens, 1),
-                    replace(request.sampling, seed=next(seeds)),
-                    deadline,
-                    rule.new() if rule and request.num_tokens else None,
-                    user=request.user or None,
-                    adapter=request.adapter,
-                    request_id=request.id,
-                    priority=request.priority,
-                    queue_timeout_s=request.queue_timeout_s,
-                    slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
-                    prefix=CachedPrefix([*keys]) if keys else None,
-                    leader=leader,
-                    scores=None if top is None else Scores(top, 1 if echo else len(ids)),
-                    prompt_only=not request.num_tokens,
-                )
-                leader = leader or member
-                group.append(member)
+        group = build_group(
+            config, request.prompts, max(request.num_tokens, 1),
+            [replace(request.sampling, seed=seed) for seed in seeds],
+            adapter=request.adapter, salt=request.cache_salt, user=request.user or None,
+            # a prompt that is scored is computed whole
+            keys=[()] * len(request.prompts) if echo and top is not None else None,
+            deadline=None if timeout_s is None else self.manager.clock() + timeout_s,
+            request_id=request.id, priority=request.priority, prompt_only=not request.num_tokens,
+            slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
+            queue_timeout_s=request.queue_timeout_s,
+        )  # fmt: skip
+        for member in group:
+            if rule and request.num_tokens:
+                member.stop = rule.new()
+            if top is not None:
+                member.scores = Scores(top, 1 if echo else len(member.prompt_ids))
         return group
 
     def add_adapter(self, name: str, folder: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from config import Config
-from scheduling.building import build_scheduler
-from scheduling.inference import Inference, Iteration
+from scheduling.building import build_group, build_scheduler
+from scheduling.inference import Iteration
 from simulate import PS, any_ids
 from simulate.costs import Costs, Line, streams, work
 
@@ -91,9 +91,8 @@ def observe(
     for k, (started_at, seconds, live, *_) in enumerate(iterations):
         while waiting and waiting[0].admitted_at <= started_at:
             request = waiting.popleft()
-            inference = Inference([0] * request.prompt_tokens, request.completion_tokens)
-            inference.streamed = request.streamed
-            again.enqueue([inference], started_at)
+            prompt, n = [0] * request.prompt_tokens, request.completion_tokens
+            again.enqueue(build_group(config, [prompt], n, streamed=request.streamed), started_at)
         iteration, _ = again.schedule(started_at)
         if len(iteration.rows) != live:
             raise ValueError(

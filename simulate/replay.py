@@ -7,7 +7,7 @@ A file may hold several recordings, each of a server that was started with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,9 @@ from config import Config, in_todays_names
 from config.left import used
 from config.reading import parse
 from scheduling import user_policies
+from scheduling.building import build_group
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
-from scheduling.inference import CachedPrefix, Inference, Iteration, Slo
+from scheduling.inference import Inference, Iteration, Slo
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -260,21 +261,18 @@ class _Server:
         return self._in_flight[id_]
 
 
-def _group(entries: Iterable[Entry]) -> list[Inference]:
+def _group(entries: Sequence[Entry]) -> list[Inference]:
     """Return a recorded request, with prompts of the same lengths."""
-    group: list[Inference] = []
-    for entry in entries:
-        leader = group[entry["leader"]] if "leader" in entry else None
-        ids = leader.prompt_ids if leader else [0] * entry["prompt_tokens"]
-        keys = [bytes.fromhex(key) for key in entry.get("keys", ())]
-        if leader and leader.prefix:
-            keys = [*leader.prefix.keys]
-        optional = {name: entry[name] for name in OPTIONAL if name in entry}
-        optional["slo"] = Slo(**{field: entry.get(name) for name, field in SLO.items()})
-        optional |= {"prefix": CachedPrefix(keys) if keys else None, "leader": leader}
-        sampling = Sampling(seed=entry["seed"])
-        group.append(Inference(ids, entry["num_tokens"], sampling, **optional))
-    return group
+    first, leaders = entries[0], [entry for entry in entries if "leader" not in entry]
+    return build_group(
+        None,
+        [[0] * entry["prompt_tokens"] for entry in leaders],
+        first["num_tokens"],
+        [Sampling(seed=entry["seed"]) for entry in entries],
+        keys=[[*map(bytes.fromhex, entry.get("keys", ()))] for entry in leaders],
+        slo=Slo(**{field: first.get(name) for name, field in SLO.items()}),
+        **{name: first[name] for name in OPTIONAL if name in first},
+    )
 
 
 def _difference(recorded: Entry, replayed: Entry) -> str | None:

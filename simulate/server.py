@@ -23,11 +23,10 @@ from client.traces import Request, Trace
 from config import Config
 from generate.forced import ForcedAcceptance
 from generate.tokenizer import load_tokenizer
-from scheduling.building import build_scheduler
+from scheduling.building import build_group, build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
-from scheduling.inference import CachedPrefix, Inference, Iteration, Slo
+from scheduling.inference import Inference, Iteration, Slo
 from scheduling.policies import MODES, ORDERS, VICTIMS
-from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -188,25 +187,19 @@ class _Replay:
 
     def _send(self, i: int, request: Request, at: float, ids: list[int]) -> Arrival:
         config, timeout_s = self._config, self._config.request_timeout_s
-        adapter, arrives = self._adapter_of(request), at + self._request_s
+        arrives = at + self._request_s
         seed = i if request.seed is None else request.seed  # a server numbers them, too
-        inference = Inference(
-            ids,
-            request.num_tokens,
-            Sampling(request.temperature, request.top_k, request.top_p, seed),
-            timeout_s and arrives + timeout_s,
-            streamed=self._server.stream,
-            user=request.user,
-            adapter=adapter,
-            priority=request.priority or 0,
+        group = build_group(
+            config, [ids], request.num_tokens,
+            [Sampling(request.temperature, request.top_k, request.top_p, seed)],
+            adapter=self._adapter_of(request), user=request.user, streamed=self._server.stream,
+            deadline=timeout_s and arrives + timeout_s, priority=request.priority or 0,
             slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
-        )
-        if config.prefix_caching:
-            inference.prefix = CachedPrefix(block_keys(ids, config.block_size, adapter=adapter))
+        )  # fmt: skip
         greedy = request.temperature == 0 and config.model != "fake"
         token = zlib.crc32(array("q", ids)) if greedy else seed
-        self._in_flight[inference] = _InFlight(i, request, at, token)
-        return arrives, [inference]
+        self._in_flight[group[0]] = _InFlight(i, request, at, token)
+        return arrives, group
 
     def _send_turn(self, i: int, before: Outcome, inference: Inference) -> Iterator[Arrival]:
         """Send the conversation so far and its next message, once its user has thought."""

@@ -8,8 +8,8 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from scheduling.building import features
-from scheduling.inference import CachedPrefix, Drafter, Inference, Iteration, Row, Slo
+from scheduling.building import build_group, features
+from scheduling.inference import Drafter, Inference, Iteration, Row, Slo
 from scheduling.policies import MODES, ORDERS, VICTIMS, Fcfs, Limits, Order, Policy
 from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
@@ -97,23 +97,14 @@ class Ask:
 
     def group(self, block_size: int) -> list[Inference]:
         ids = [self.content or 0] * self.prompt
-        group = []
-        for _ in range(self.rows):
-            keys = None
-            if self.content is not None:
-                keys = block_keys(ids, block_size, adapter=self.adapter)
-            leader = None
-            for _ in range(self.n):
-                member = Inference(
-                    ids, 1 if self.prompt_only else self.tokens, Sampling(seed=self.seed),
-                    self.deadline, streamed=self.streamed, user=self.user, adapter=self.adapter,
-                    priority=self.priority, queue_timeout_s=self.queue_timeout_s,
-                    slo=self.slo, prefix=CachedPrefix([*keys]) if keys else None, leader=leader,
-                    prompt_only=self.prompt_only,
-                )  # fmt: skip
-                leader = leader or member
-                group.append(member)
-        return group
+        keys = [] if self.content is None else block_keys(ids, block_size, adapter=self.adapter)
+        how = [Sampling(seed=self.seed)] * (self.rows * self.n)
+        return build_group(
+            None, [ids] * self.rows, 1 if self.prompt_only else self.tokens, how,
+            keys=[keys] * self.rows, adapter=self.adapter, deadline=self.deadline,
+            streamed=self.streamed, user=self.user, priority=self.priority, slo=self.slo,
+            queue_timeout_s=self.queue_timeout_s, prompt_only=self.prompt_only,
+        )  # fmt: skip
 
 
 def any_asks(most: int, least: int = 0, **fields: Any) -> st.SearchStrategy[list[Ask]]:

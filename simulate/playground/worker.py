@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from scheduling import user_policies
-from scheduling.building import build_scheduler
+from scheduling.building import build_group, build_scheduler
 from scheduling.inference import Inference
 from scheduling.policies import MODES, ORDERS, VICTIMS
 from scheduling.records import IterationRecord
@@ -141,7 +141,7 @@ class Served:
         self.answers: list[list[float]] = []  # id; first token, last one and end at the client
         self.token_times = array("d")  # at the server, in the order of `answers`
         self._costs, self._stream, self._shown = load(state["costs"]), state["stream"], shown
-        its = settings_of(variant, state, settings)
+        self._its = its = settings_of(variant, state, settings)
         scheduler = build_scheduler(its)
         facts = about(its, its.model) | {"simulated": f"simulated, costs {self._costs.name}"}
         self.observer = RunObserver(scheduler, facts, zero=0.0)
@@ -154,10 +154,10 @@ class Served:
 
     def _arrivals(self, requests: Iterable[Request]) -> Iterator[Arrival]:
         for request in requests:
-            sampling, n = Sampling(seed=request.seed), request.num_tokens
-            inference = Inference(request.prompt_ids, n, sampling, streamed=self._stream)
-            self._numbers[inference] = request.id
-            yield request.at + self._costs.request / PS, [inference]
+            how, n = [Sampling(seed=request.seed)], request.num_tokens
+            group = build_group(self._its, [request.prompt_ids], n, how, streamed=self._stream)
+            self._numbers[group[0]] = request.id
+            yield request.at + self._costs.request / PS, group
 
     def _computed(self, stretch: Stretch) -> None:
         iteration = stretch.iteration

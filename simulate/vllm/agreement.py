@@ -9,10 +9,9 @@ import itertools
 from typing import NamedTuple
 
 from config import Config
-from scheduling.building import build_scheduler
+from scheduling.building import build_group, build_scheduler
 from scheduling.errors import Cancelled
-from scheduling.inference import CachedPrefix, Inference, Iteration
-from scheduling.prefix_cache import block_keys
+from scheduling.inference import Inference, Iteration
 from simulate.vllm.recording import Recording, read
 from simulate.vllm.traffic import Traffic
 
@@ -56,16 +55,11 @@ def agreement(recording: Recording, traffic: Traffic, config: Config) -> Agreeme
             again.fail(gave_up, Cancelled("Its client gave up."), step.at)
         for asked in step.new:
             ids = traffic.ids(recording.requests[asked.number], asked.number)
-            inference = Inference(
-                ids,  # type: ignore[arg-type]  # read as a list is
-                tokens[asked.number],
-                priority=traffic.level(asked.priority),
-            )
-            if config.prefix_caching:
-                inference.prefix = CachedPrefix(block_keys(ids, config.block_size))
-            again.enqueue([inference], step.at)
-            flying[asked.number] = inference
-            numbers[inference] = asked.number
+            level = traffic.level(asked.priority)
+            group = build_group(config, [ids], tokens[asked.number], priority=level)
+            again.enqueue(group, step.at)
+            flying[asked.number] = group[0]
+            numbers[group[0]] = asked.number
         iteration, _ = again.schedule(step.at)
         ours = {numbers[row.inference]: (row.start, row.n_tokens) for row in iteration.rows}
         theirs = {number: (start, n) for number, start, n, _ in step.rows}
