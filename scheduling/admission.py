@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import Any
 
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.extensions import Extension, Group
@@ -61,8 +62,8 @@ class QueuePolicies(Extension):
         self._sizes: Counter[int] = Counter()  # waiting inferences by level
         self._timeouts: Timers[Group] = Timers(has_begun)
 
-    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
-        self._queue = queue
+    def attach(self, scheduler: Any) -> None:
+        self._queue: WaitingQueue = scheduler.queue
 
     def check(self, group: Group, now: float) -> None:
         """Raise InvalidRequest for a timeout that its level lacks, Overloaded if that is full."""

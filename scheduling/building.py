@@ -11,12 +11,9 @@ from typing import Any
 from scheduling.adapters import Adapters
 from scheduling.admission import QueuePolicies, UserLimits
 from scheduling.extensions import Extension, ResponseOrder
-from scheduling.history import History
 from scheduling.inference import CachedPrefix, Inference
-from scheduling.ledger import Ledger
-from scheduling.policies import MODES, ORDERS, VICTIMS, Limits, Order, Policy, Victim, chosen
+from scheduling.policies import MODES, ORDERS, VICTIMS, Limits, Order, Policy, chosen
 from scheduling.policies.lengths import LengthPrediction, predictor
-from scheduling.policies.victims import NEWEST
 from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
@@ -41,57 +38,40 @@ def build_scheduler(settings: Any, kind: Callable[..., Scheduler] = Scheduler) -
         sorted(settings.decoder_batch_sizes),
         settings.padded_prefill if settings.generator == "padded" else "",
     )
-    adapters = None
-    if settings.lora_slots:
-        adapters = Adapters(settings.lora_slots, settings.lora_policy, settings.max_wait_s)
     per_minute = settings.user_requests_per_minute, settings.user_tokens_per_minute
-    attached = features(
+    user_limits = None if per_minute == (None, None) else UserLimits(*per_minute)
+    stated = settings.length_predictor, settings.slo_classes, settings.shed
+    slots, drafts = settings.lora_slots, settings.speculate
+    return kind(
         policy,
         order,
         limits,
         pool,
-        victim=victim,
-        length_predictor=settings.length_predictor,
-        user_limits=None if per_minute == (None, None) else UserLimits(*per_minute),
-        adapters=adapters,
-        slo_classes=settings.slo_classes,
-        shed=settings.shed,
-        speculate=settings.speculate,
-        preserve_ordering=settings.preserve_ordering,
+        features(policy, order, *stated, settings.preserve_ordering, user_limits),
+        victim,
+        adapters=Adapters(slots, settings.lora_policy, settings.max_wait_s) if slots else None,
+        speculation=Speculation(drafts) if drafts else None,
     )
-    return kind(policy, order, limits, pool, attached, victim)
 
 
 def features(
     policy: Policy,
     order: Order,
-    limits: Limits,
-    pool: PrefixCache,
-    *,
-    victim: Victim = NEWEST,
     length_predictor: str = "exact",
-    user_limits: UserLimits | None = None,
-    adapters: Adapters | None = None,
     slo_classes: str = "",
     shed: bool = False,
-    speculate: int = 0,
     preserve_ordering: bool = False,
+    user_limits: UserLimits | None = None,
 ) -> list[Extension]:
-    """Return the extensions that rules and settings need, in the order of their calls:
-    the first that refuses a request is the one whose sentence it gets.
+    """Return the extensions, which the scheduler knows by their hooks alone, in the order of their
+    calls: the first that refuses a request is the one whose sentence it gets.
     """
-    remembered = [kind for rule in (policy, order, victim) for kind in rule.remembers]
-    memories = {kind: kind() for kind in [*remembered, *[History] * shed]}
     every = (
         SloClasses(slo_classes),
         QueuePolicies(order),
         LengthPrediction(predictor(length_predictor), policy.n_bins),
-        Ledger(order.weights) if order.by_user else None,
-        *memories.values(),
-        Shedding(order, limits, pool, memories[History]) if shed else None,
+        Shedding() if shed else None,
         ResponseOrder() if preserve_ordering else None,
-        Speculation(speculate) if speculate else None,
-        adapters,
         user_limits,  # last: it counts what nothing else refuses
     )
     return [extension for extension in every if extension is not None]

@@ -1,14 +1,13 @@
-"""Features attached to a scheduler from outside (`building.features`): no mode needs them."""
+"""Features that a scheduler calls by their hooks (`building.features`): no mode needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any, ClassVar
 
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Row
-from scheduling.queue import WaitingQueue
 
 Group = Sequence[Inference]  # the inferences of one request
 
@@ -16,8 +15,10 @@ Group = Sequence[Inference]  # the inferences of one request
 class Extension:
     """Called by the scheduler when something happens, for the methods that it overrides alone."""
 
-    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
-        """What waits, and what runs by id, of the scheduler that calls it from now on."""
+    remembers: ClassVar[Sequence[type[Any]]] = ()  # what it reads in the scheduler's `memories`
+
+    def attach(self, scheduler: Any) -> None:
+        """A `Scheduler` calls it from now on."""
 
     @property
     def next_due(self) -> float | None:
@@ -63,8 +64,7 @@ class Extension:
         return []
 
 
-E = TypeVar("E", bound=Extension)
-HOOKS = [name for name in vars(Extension) if not name.startswith("_")]
+HOOKS = [name for name in vars(Extension) if name[0] != "_" and name != "remembers"]
 
 
 class Extensions(list[Extension]):
@@ -83,10 +83,6 @@ class Extensions(list[Extension]):
         """Return those that override a hook."""
         return self._by_hook[hook]
 
-    def first(self, kind: type[E]) -> E | None:
-        """Return the first of a kind, if there is one."""
-        return next((each for each in self if isinstance(each, kind)), None)
-
 
 class ResponseOrder(Extension):
     """Plain answers are sent in the order in which their requests came (Triton's
@@ -95,8 +91,10 @@ class ResponseOrder(Extension):
     """
 
     def __init__(self) -> None:
-        self.held: dict[int, Inference] = {}
         self._unanswered: dict[int, Inference] = {}  # without streams, by arrival
+
+    def attach(self, scheduler: Any) -> None:
+        self.held: dict[int, Inference] = scheduler.held
 
     def arrive(self, group: Iterable[Inference], now: float) -> None:
         self._unanswered |= {member.id: member for member in group if not member.streamed}

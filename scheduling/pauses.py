@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sortedcontainers import SortedDict
@@ -69,8 +69,8 @@ class PromotedRows(PausedRows):
             lambda entry: entry[0].answered_at is not None or entry[0].uncomputed_since != entry[1]
         )
 
-    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
-        self._queue = queue
+    def attach(self, scheduler: Any) -> None:
+        self._queue: WaitingQueue = scheduler.queue
 
     def wait(self, inference: Inference, now: float) -> None:
         self._since.add(now + self._after_s, (inference, now))

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from scheduling.adapters import Adapters
 from scheduling.admission import never_fitting, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
-from scheduling.extensions import Extension, Extensions, ResponseOrder
-from scheduling.history import Memory
+from scheduling.extensions import Extension, Extensions
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import padding, plans_repeat, rows_of, same_rows
 from scheduling.latency import Shortage
 from scheduling.ledger import Ledger
 from scheduling.pauses import PausedRows, PromotedRows
-from scheduling.policies import Limits, Order, Plan, Policy, Victim, View
+from scheduling.policies import Limits, Order, Plan, Policy, Rule, Victim, View
 from scheduling.policies.victims import NEWEST
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
@@ -33,7 +32,8 @@ EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePa
 class Scheduler:
     """Carries out a policy's plans: rows, KV blocks, states, time stamps.
 
-    Features that the modes do not need are extensions (`building.features`).
+    What it or a `View` names is a field, `extensions` (`building.features`) are known by their
+    hooks alone; it calls the hooks of both.
     """
 
     def __init__(
@@ -42,8 +42,11 @@ class Scheduler:
         order: Order,
         limits: Limits,
         pool: PrefixCache,
-        extensions: Iterable[Extension] = (),
+        extensions: Sequence[Extension] = (),
         victim: Victim = NEWEST,
+        *,
+        adapters: Adapters | None = None,
+        speculation: Speculation | None = None,
     ):
         self.policy, self.order, self.victim = policy, order, victim
         self.limits, self.pool = limits, pool
@@ -58,21 +61,22 @@ class Scheduler:
 
         after_s = order.promote_after_s
         self.pauses = PausedRows(order) if after_s is None else PromotedRows(order, after_s)
-        self.extensions, self.shortage = Extensions(), Shortage()
-        for extension in (*extensions, self.pauses, self.shortage):
-            self.attach(extension)
-        first = self.extensions.first
-        self.ledger, self.speculation = first(Ledger), first(Speculation)
-        self.adapters = first(Adapters)
-        self.memories = {type(each): each for each in self.extensions if isinstance(each, Memory)}
-        ordering = first(ResponseOrder)
+        self.shortage, self.adapters, self.speculation = Shortage(), adapters, speculation
+        self.ledger = Ledger(order.weights) if order.by_user else None
+        rules: list[Rule | Extension] = [policy, order, victim, *extensions]
+        self.memories = {kind: kind() for rule in rules for kind in rule.remembers}
         # finished inferences that are answered once earlier ones are
-        self.held: Mapping[int, Inference] = ordering.held if ordering else {}
-        self.plans_repeat = plans_repeat(policy, order, self.speculation)
+        self.held: dict[int, Inference] = {}
+        core = self.ledger, *self.memories.values(), speculation, adapters, self.pauses
+        self.extensions = Extensions()
+        for each in (*extensions, *core, self.shortage):
+            if each is not None:
+                self.attach(each)
+        self.plans_repeat = plans_repeat(policy, order, speculation)
 
     def attach(self, extension: Extension) -> None:
         """Call an extension from now on, after those attached before."""
-        extension.attach(self.queue, self.running)
+        extension.attach(self)
         self.extensions.append(extension)
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
@@ -130,37 +134,21 @@ class Scheduler:
             extension.planned(rows, now)
         self._batches += bool(plan.admit)
         iteration = Iteration(
-            rows,
-            running=len(self.running),
-            waiting=len(self.waiting),
-            blocks_used=self.pool.n_blocks - self.pool.free_blocks,
-            reason=plan.reason,
-            padding=padding(rows, self.limits),
-            preempted=len(plan.preempt),
-            loads=loads,
-        )
+            rows, len(self.running), len(self.waiting),
+            blocks_used=self.pool.n_blocks - self.pool.free_blocks, reason=plan.reason,
+            padding=padding(rows, self.limits), preempted=len(plan.preempt), loads=loads,
+        )  # fmt: skip
         return iteration, plan.wake_at
 
     def view(self, now: float) -> View:
         """Return what a policy may know now."""
         return View(
-            now=now,
-            queues=self.queue.queues,
-            running=self.running.values(),
-            pool=self.pool,
-            limits=self.limits,
-            order=self.order,
-            victim=self.victim,
-            request_level=self.policy.request_level,
-            rows=self.pauses.rows.values(),
-            paused=self.pauses.paused.values(),
-            processed=self.processed,
-            ledger=self.ledger,
-            memories=self.memories,
-            speculation=self.speculation,
-            adapters=self.adapters,
-            find=self.pool.finder(),
-        )
+            now=now, queues=self.queue.queues, running=self.running.values(), pool=self.pool,
+            find=self.pool.finder(), limits=self.limits, order=self.order, victim=self.victim,
+            request_level=self.policy.request_level, rows=self.pauses.rows.values(),
+            paused=self.pauses.paused.values(), processed=self.processed, ledger=self.ledger,
+            memories=self.memories, speculation=self.speculation, adapters=self.adapters,
+        )  # fmt: skip
 
     def _wait(self, inference: Inference, now: float) -> None:
         """Queue an inference that arrives, or was preempted."""

@@ -5,19 +5,18 @@ theirs (SLOs-Serve's admission control, arXiv 2504.08784, with an estimate in pl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
+from typing import Any
 
 from scheduling.admission import has_begun
 from scheduling.errors import DeadlinePassed, InvalidRequest, Overloaded, ServingError
 from scheduling.extensions import Extension, Group
 from scheduling.history import History
 from scheduling.inference import Inference, Slo
-from scheduling.policies.base import Limits, Order
 from scheduling.policies.deadlines import read_slo_classes
-from scheduling.prefix_cache import PrefixCache
-from scheduling.queue import Timers, WaitingQueue
+from scheduling.queue import Timers
 
 
 class SloClasses(Extension):
@@ -53,12 +52,14 @@ class Shedding(Extension):
     Without that end late requests would be the earliest due, and make others late.
     """
 
-    def __init__(self, order: Order, limits: Limits, pool: PrefixCache, history: History):
-        self._order, self._limits, self._pool, self._history = order, limits, pool, history
+    remembers = (History,)
+
+    def __init__(self) -> None:
         self._timeouts: Timers[Group] = Timers(has_begun)
 
-    def attach(self, queue: WaitingQueue, running: Mapping[int, Inference]) -> None:
-        self._queue, self._running = queue, running
+    def attach(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._history: History = scheduler.memories[History]
 
     def check(self, group: Group, now: float) -> None:
         """Raise Overloaded for a request whose first token would come after its limit."""
@@ -94,13 +95,14 @@ class Shedding(Extension):
         A request joins at once where a row and KV blocks for its whole life are free, else in place
         of the next one that ends. Paused rows and others take turns.
         """
-        limits, running = self._limits, self._running.values()
+        scheduler, limits = self._scheduler, self._scheduler.limits
+        running = scheduler.running.values()
         decode_rows = min(limits.max_batch_size, len(running))
         turns = max(1.0, len(running) / limits.max_batch_size)
         ends = [turns * _iterations_left(each) for each in running]
         heapify(ends)
-        rows = math.inf if self._order.preemptive else limits.max_batch_size - len(running)
-        blocks = self._pool.free_blocks
+        rows = math.inf if scheduler.order.preemptive else limits.max_batch_size - len(running)
+        blocks = scheduler.pool.free_blocks
         joins, prompt_tokens, wait_s = 0.0, 0, 0.0  # joins: after so many iterations
         for inference in chain(self._before(newcomer), [newcomer]):
             needed = limits.blocks(inference.total_tokens)
@@ -118,8 +120,8 @@ class Shedding(Extension):
 
     def _before(self, newcomer: Inference) -> Iterator[Inference]:
         """Return the waiting requests that go before one that arrives now."""
-        [queue] = self._queue.queues
-        last = (*self._order.turn(newcomer)[:-1], math.inf)
+        [queue] = self._scheduler.queue.queues
+        last = (*self._scheduler.order.turn(newcomer)[:-1], math.inf)
         return (queue.by_key[key] for key in queue.by_key.irange(maximum=last))
 
 

@@ -14,6 +14,7 @@ from scheduling.policies import MODES, ORDERS, VICTIMS, Fcfs, Limits, Order, Pol
 from scheduling.prefix_cache import PrefixCache, block_keys
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
+from scheduling.speculation import Speculation
 from simulate import any_ids, drive
 
 TEXTS: dict[str, Sequence[str]] = {  # of settings that are text, what they may say
@@ -172,8 +173,10 @@ def make_scheduler(policy: Policy, **settings: Any) -> Scheduler:
     theirs = {f.name: settings.pop(f.name) for f in fields(Limits) if f.name in settings}
     limits = Limits(**defaults | theirs)
     pool = PrefixCache(n_blocks, limits.block_size)
-    attached = features(policy, order, limits, pool, victim=victim, **settings)
-    return Scheduler(policy, order, limits, pool, attached, victim)
+    drafts, adapters = settings.pop("speculate", 0), settings.pop("adapters", None)
+    core = {"adapters": adapters, "speculation": Speculation(drafts) if drafts else None}
+    attached = features(policy, order, **settings)
+    return Scheduler(policy, order, limits, pool, attached, victim, **core)
 
 
 def begun(policy: Policy, *inferences: Inference, steps: int = 1, **settings: Any) -> Scheduler:

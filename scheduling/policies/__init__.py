@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from scheduling.policies.base import Limits, Order, Plan, Policy, Victim, View, setting
+from scheduling.policies.base import Limits, Order, Plan, Policy, Rule, Victim, View, setting
 from scheduling.policies.deadlines import Edf
 from scheduling.policies.dynamic import Dynamic
 from scheduling.policies.fair import Fair
@@ -26,7 +26,7 @@ from scheduling.policies.windowed import Windowed
 
 __all__ = ["MODES", "ORDERS", "VICTIMS", "Dynamic", "MultiBin", "NoBatching", "Static", "Windowed"]
 __all__ += ["Edf", "Fair", "Fcfs", "Hrrn", "Mlfq", "Prefix", "Priority", "Sjf", "Srpt"]
-__all__ += ["Limits", "Order", "Plan", "Policy", "Victim", "View", "chosen", "setting"]
+__all__ += ["Limits", "Order", "Plan", "Policy", "Rule", "Victim", "View", "chosen", "setting"]
 
 MODES: dict[str, type[Policy]] = {
     "nobatch": NoBatching,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -198,7 +199,7 @@ def test_a_preempted_request_returns_to_the_first_level_after_its_longest_wait()
     order = Mlfq(max_wait_s=5.0)
     queue = WaitingQueue(order.place, 1, by_user=False)
     pauses, late = PromotedRows(order, 5.0), inference(0, 2)
-    pauses.attach(queue, {})
+    pauses.attach(SimpleNamespace(queue=queue))
     late.standing.state, late.interruptions.preempted_at = Level(2, since=0.0), 1.0
     queue.put(late)
     pauses.wait(late, 1.0)

@@ -261,8 +261,7 @@ def test_groups_go_by_their_longest_prediction_and_stay_together() -> None:
             return len(inference.prompt_ids)
 
     scheduler = make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)
-    lengths = scheduler.extensions.first(LengthPrediction)
-    assert lengths is not None
+    [lengths] = [each for each in scheduler.extensions if isinstance(each, LengthPrediction)]
     lengths.predictor = OfPrompt()
     for each in (scheduler, make_scheduler(Dynamic(), order=Sjf(), max_batch_size=1)):
         each.enqueue([Inference([0] * 2, 1), Inference([0] * 9, 1)], 0.0)
