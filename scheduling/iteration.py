@@ -1,4 +1,4 @@
-"""The rows of a plan, or the rule that it breaks; rows without a plan, where `dynamic` goes on with
+"""The rows of a plan, or the rule that it breaks; rows without a plan, where a policy goes on with
 what runs; and tokens that an engine computes for no request.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Container, KeysView, Sequence
 
 from scheduling.inference import Row
-from scheduling.policies import Dynamic, Limits, Order, Plan, Policy, View
+from scheduling.policies import Limits, Order, Plan, Policy, View
 from scheduling.speculation import Reservations, Speculation
 
 
@@ -88,12 +88,9 @@ def rows_of(
 
 
 def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:
-    """Return whether `dynamic` goes on with rows that decode until one ends or a request joins:
-    blocks are reserved for their last tokens, and each computes one token an iteration.
-    """
-    if type(policy) is not Dynamic or policy.kv_reservation == "demand":
-        return False
-    return not order.preemptive and speculation is None
+    """Return whether plans go on with rows that decode until one ends or a request joins."""
+    says_so = "repeats" in vars(type(policy)) and policy.repeats
+    return says_so and not order.preemptive and speculation is None
 
 
 def same_rows(view: View) -> list[Row]:
@@ -101,7 +98,7 @@ def same_rows(view: View) -> list[Row]:
     can join; else nothing. Equal to a plan where `plans_repeat`.
     """
     running, limits = view.running, view.limits
-    if view.queues[0] and len(running) < limits.max_batch_size:
+    if view.request_level or (view.queues[0] and len(running) < limits.max_batch_size):
         return []
     if len(running) > limits.token_budget:  # the budget may count decode rows
         return []

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from scheduling.inference import Inference, Iteration, State
-from scheduling.policies import Dynamic, MultiBin, NoBatching, Static, Windowed
 from scheduling.scheduler import Scheduler
-
-BATCHES = (NoBatching, Static, Windowed, MultiBin)  # nothing joins a batch that runs
 
 
 def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
@@ -23,7 +20,9 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
     is not known.
     """
     # a memory takes each iteration
-    if scheduler.order.by_service or scheduler.memories or not _plans_the_same(scheduler):
+    if scheduler.order.by_service or scheduler.memories or not scheduler.plans_repeat:
+        return 1
+    if scheduler.waiting and not cannot_join(scheduler):  # one may find blocks
         return 1
     size, most, live = scheduler.limits.block_size, sys.maxsize, 0
     for row in reversed(iteration.rows):  # those that compute a prompt came last
@@ -47,9 +46,8 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
 
 def cannot_join(scheduler: Scheduler) -> bool:
     """Return whether an arrival leaves the repeated plan as it is."""
-    if isinstance(scheduler.policy, Dynamic):
-        return len(scheduler.running) == scheduler.limits.max_batch_size
-    return True
+    policy, most = scheduler.policy, scheduler.limits.max_batch_size
+    return policy.request_level or len(scheduler.running) >= policy.max_rows(most)
 
 
 def apply_repeated(
@@ -68,9 +66,3 @@ def apply_repeated(
                 row.inference.token_times += before
                 scheduler.completion_tokens += n
     return scheduler.apply(iteration, ids, now)
-
-
-def _plans_the_same(scheduler: Scheduler) -> bool:
-    if scheduler.plans_repeat:
-        return cannot_join(scheduler) or not scheduler.waiting  # a waiting one may find blocks
-    return type(scheduler.policy) in BATCHES and scheduler.speculation is None

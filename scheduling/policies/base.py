@@ -139,6 +139,13 @@ class Policy(Rule):
     in_order: ClassVar[bool] = True  # no request overtakes an earlier one in the order
 
     @property
+    def repeats(self) -> bool:
+        """Whether plans compute what runs, a token each, until a row ends or a request joins, which
+        none does in a batch. Not inherited: a class that does not say so is simulated step by step.
+        """
+        return False
+
+    @property
     def n_bins(self) -> int:
         """Number of queues, into which requests are put by their predicted length."""
         return 1

@@ -55,6 +55,10 @@ class Dynamic(Policy):
     )
 
     @property
+    def repeats(self) -> bool:
+        return self.kv_reservation == "whole"  # else blocks are taken as they fill
+
+    @property
     def counts_decoded(self) -> bool:
         return self.budget_counts == "all"
 

@@ -22,6 +22,7 @@ class MultiBin(Delayed):
     """
 
     in_order: ClassVar[bool] = False
+    repeats: ClassVar[bool] = True
     bins: int = setting(4, "number of queues, by predicted length", ge=1, le=64)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
 from scheduling.policies.base import Plan, Policy, View, start
 
@@ -11,6 +12,8 @@ from scheduling.policies.base import Plan, Policy, View, start
 @dataclass(frozen=True)
 class NoBatching(Policy):
     """One request at a time, in the queue's order, once its KV blocks are free."""
+
+    repeats: ClassVar[bool] = True
 
     def max_rows(self, max_batch_size: int) -> int:
         return 1

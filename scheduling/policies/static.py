@@ -19,6 +19,7 @@ class Static(Policy):
     """
 
     request_level: ClassVar[bool] = True
+    repeats: ClassVar[bool] = True
     compact_batches: bool = setting(
         False, "drop rows that are done instead of computing them idly", "off"
     )

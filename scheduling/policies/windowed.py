@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from scheduling.inference import Inference
 from scheduling.policies.base import POSITIVE, Plan, View, setting
@@ -46,6 +47,7 @@ class Windowed(Delayed):
     that the queue fills, and only waits while it fills none.
     """
 
+    repeats: ClassVar[bool] = True
     preferred_batch_sizes: tuple[int, ...] = setting(
         (),
         "instead of batch_size_target: the largest of these that the queue fills goes at once",
