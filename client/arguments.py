@@ -20,12 +20,11 @@ from client.trace_file import TraceFile
 from client.users import Users
 from client.wire import OTHERS, Asked
 from client.workloads import PROMPTS
-from config import ConfigError, flag
+from config import ConfigError, Flags, flag
 from config.reading import parse
 from stats import LIMITED
 
 TINY = sys.float_info.min
-Flags = dict[str, dict[str, Any]]  # each with the options of argparse's `add_argument`
 DRAWN: Flags = {  # each a field of Workload
     "--lengths": {"help":
         f"completion lengths, of a --trace too: {draws.LENGTHS} (default: normal)"},
@@ -93,13 +92,6 @@ RANGES = (
 HEADER = re.compile(r"([!#$%&'*+.^_`|~\w-]+):[ \t]*([!-~](?:[ -~]*[!-~])?)", re.ASCII)
 OF_WORKLOAD = [name.removeprefix("--").replace("-", "_") for name in DRAWN]
 OF_USERS = ("arrival", "lengths", "sessions")  # what --users say themselves
-
-
-def add(parser: argparse._ActionsContainer, flags: Flags) -> None:
-    """Add flags to a parser, or to a group of one. Lists that are given twice are joined."""
-    for name, options in flags.items():
-        several: dict[str, Any] = {"action": "extend"} if options.get("nargs") == "+" else {}
-        parser.add_argument(name, **several | options)
 
 
 def given_workload(known: argparse.Namespace) -> dict[str, Any]:

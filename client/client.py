@@ -45,12 +45,12 @@ from client.summary import latency_line, resent_in_words  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
 from client.wire import APIS, IN_WORDS, OpenAI  # noqa: E402
 from client.workloads import Workload  # noqa: E402
-from config import ConfigError, Parser, refuse_unknown  # noqa: E402
+from config import ConfigError, Flags, Parser, add_flags, refuse_unknown  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
 
 SHOWN = ("mean", "p50", "p95", "p99", "max")
 FIGURE = Path("latency_vs_tokens.png")
-SERVER: arguments.Flags = {
+SERVER: Flags = {
     "--url": {"help":
         "the server's address; port 8500 unless it has one (default: IP in client/.env or .env, "
         "else 127.0.0.1)"},
@@ -64,11 +64,11 @@ SERVER: arguments.Flags = {
         "seconds that an answer may take (default: 3600)"},
     **arguments.ASKED,
 }  # fmt: skip
-ONE: arguments.Flags = {
+ONE: Flags = {
     "--prompt": {"help": "the prompt; its completion is printed as it comes"},
     "--numtokens": {"type": int, "default": 20, "help": "completion tokens (default: 20)"},
 }
-LOAD: arguments.Flags = {
+LOAD: Flags = {
     "--numsamples": {"type": int, "help": "number of requests"},
     "--arrival": {"help": f"{ARRIVALS} (default: wait:1)"},
     "--seed": {"type": int, "default": 0, "help": "seed of the workload (default: 0)"},
@@ -102,10 +102,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         most_used=MOST_USED.split(),
         examples=EXAMPLES,
     )
-    arguments.add(parser, SERVER)
-    arguments.add(parser.add_argument_group("one prompt"), ONE)
+    add_flags(parser, SERVER)
+    add_flags(parser.add_argument_group("one prompt"), ONE)
     load = LOAD | arguments.WORKLOAD | arguments.BOUNDS | arguments.SVG
-    arguments.add(parser.add_argument_group("a load"), load)
+    add_flags(parser.add_argument_group("a load"), load)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
     for name in ("numsamples", "trace", "users"):

@@ -16,7 +16,7 @@ from client.analysis import occupancy_over_time
 from client.calls import ServerError, get
 from client.measure import BINS, ServerReport, Target, stats_of
 from client.results import Key, keys
-from config import ConfigError, check_replicas
+from config import ConfigError, add_flags, check_replicas
 from scheduling.routers import ON_RAY
 from stats import ROW_KINDS
 
@@ -50,11 +50,13 @@ def names_of(url: str, key: str | None = None) -> list[str]:
 
 
 def add_deployment(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("several servers of each variant").add_argument
-    add("--replicas", type=int, metavar="N", help="start each variant as N replicas on Ray Serve")
-    router = "with --replicas: policy that chooses a replica for each request, "
-    router += f"{', '.join(ON_RAY)} (default: {ON_RAY[0]})"
-    add("--router", metavar="NAME", help=router)
+    add_flags(parser.add_argument_group("several servers of each variant"), {
+        "--replicas": {"type": int, "metavar": "N", "help":
+            "start each variant as N replicas on Ray Serve"},
+        "--router": {"metavar": "NAME", "help":
+            "with --replicas: policy that chooses a replica for each request, "
+            f"{', '.join(ON_RAY)} (default: {ON_RAY[0]})"},
+    })  # fmt: skip
 
 
 def deployment_of(known: argparse.Namespace) -> Deployment | None:

@@ -27,7 +27,9 @@ from compare.variants import BASIC, Variant
 from config import (
     Config,
     ConfigError,
+    Flags,
     Parser,
+    add_flags,
     add_settings,
     flag,
     from_environment,
@@ -48,7 +50,7 @@ MOST_USED = (
     "--modes --variant --numsamples --arrival --lengths --trace --sweep --repeats --goodput "
     "--price --out"
 )
-WHAT: arguments.Flags = {
+WHAT: Flags = {
     "--modes": {"help":
         f"modes to compare, separated by commas (default: {','.join(BASIC)})"},
     "--variant": {"action": "append", "default": [], "metavar": "NAME='MODE --setting …'", "help":
@@ -60,7 +62,7 @@ WHAT: arguments.Flags = {
         f"{ARRIVALS}, or auto: Poisson at {LOAD} of the capacity of dynamic, or of the baseline "
         "where no plain dynamic is compared (default: auto)"},
 }  # fmt: skip
-HOW: arguments.Flags = {
+HOW: Flags = {
     "--seed": {"type": int, "default": 0, "help": "seed of the trace (default: 0)"},
     "--sweep": {"action": "store_true", "help":
         "then run every variant at rates from light to beyond its capacity"},
@@ -94,7 +96,7 @@ HOW: arguments.Flags = {
         "with --check: write the answers as JUnit XML, too"},
 }  # fmt: skip
 OF_RUN = WHAT | arguments.WORKLOAD | HOW
-OF_SERVERS: arguments.Flags = {  # without a meaning in virtual time
+OF_SERVERS: Flags = {  # without a meaning in virtual time
     "--also": {"action": "append", "default": [], "metavar": "NAME=URL", "help":
         "compare with this server too: one that runs already and speaks OpenAI's API; implies "
         "--stream"},
@@ -208,7 +210,7 @@ def parser_of(program: str, description: str, *most_used: str) -> Parser:
             f"{program} --variant a=dynamic --variant b='dynamic --order sjf'",
         ],
     )
-    arguments.add(parser, WHAT | arguments.WORKLOAD | HOW | arguments.BOUNDS | arguments.SVG)
+    add_flags(parser, WHAT | arguments.WORKLOAD | HOW | arguments.BOUNDS | arguments.SVG)
     return parser
 
 
@@ -225,7 +227,7 @@ def new_folder() -> Path:
 def parse_alone(argv: Sequence[str], *names: str) -> argparse.Namespace:
     """Parse the first of these flags, with which only the others go. Raises ConfigError."""
     parser, flags = Parser(prog="./compare.sh", add_help=False), HOW | OF_SERVERS
-    arguments.add(parser, {name: flags[name] for name in names})
+    add_flags(parser, {name: flags[name] for name in names})
     known, unknown = parser.parse_known_args(argv)
     if unknown:
         others = f", so that only {' and '.join(names[1:])} go with it" if names[1:] else ""
@@ -257,7 +259,7 @@ def parse(argv: Sequence[str]) -> Options:
     """Parse compare.sh's command line. Raises ConfigError; exits 0 after --help."""
     what = "Replay one trace against every batching mode."
     parser = parser_of("./compare.sh", what, "--also", "--runs", "--model")
-    arguments.add(parser, OF_SERVERS)
+    add_flags(parser, OF_SERVERS)
     add_deployment(parser)
     add_settings(parser, hidden=MEANINGLESS)
     known = read(parser, argv)

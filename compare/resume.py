@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from client import arguments, runs
+from client import runs
 from client.traces import Request, load_trace
 from compare.check import Check, junit, limits_of
 from compare.options import HOW, OF_RUN, Options
-from config import ConfigError, Parser, flag
+from config import ConfigError, Parser, add_flags, flag
 
 SECRET = "…"  # in a saved command, in place of a key
 OF_CHECK = ("--limit", "--junit", "--out", "--overwrite")
@@ -72,7 +72,7 @@ def options_of(argv: Sequence[str], parse: Callable[[Sequence[str]], Given], pro
 def _known(argv: Sequence[str], *names: str) -> tuple[Any, list[str]]:
     """Return the values of these flags, and all other words."""
     parser = Parser(add_help=False)
-    arguments.add(parser, {name: HOW[name] for name in names})
+    add_flags(parser, {name: HOW[name] for name in names})
     return parser.parse_known_args(argv)
 
 
@@ -90,7 +90,7 @@ def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
             "variable (EB_API_KEY)"
         )
     parser = Parser(add_help=False)
-    arguments.add(parser, {"--out": {}, "--overwrite": HOW["--overwrite"]})  # of any machine
+    add_flags(parser, {"--out": {}, "--overwrite": HOW["--overwrite"]})  # of any machine
     return run, parser.parse_known_args(words)[1]
 
 

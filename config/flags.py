@@ -41,7 +41,16 @@ MOST_USED = (
     *("--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching"),
     *("--max-model-len", "--model", "--weights", "--device", "--speculate", "--port", "--api-key"),
 )
+Flags = dict[str, dict[str, Any]]  # a row each, with the options of argparse's `add_argument`
 SEVERAL = "several servers"  # a group of flags that are no settings, and that --help shows, too
+REPLICAS: Flags = {
+    "--replicas": {"type": int, "metavar": "N", "help": "serve as N replicas on Ray Serve"},
+    "--router": {"choices": ON_RAY, "default": ON_RAY[0], "help":
+        "policy that chooses a replica for each request (default: %(default)s)"},
+    "--autoscale": {"nargs": "+", "metavar": "NAME=VALUE", "help":
+        "begin with --replicas and let Ray Serve follow the load: settings of its "
+        "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24"},
+}  # fmt: skip
 # settings by what a user wants to do: the order of --help and of docs/settings.md
 GROUPS = {
     title: tuple(names.split())
@@ -90,7 +99,8 @@ def parse(
         examples=["./server.sh dynamic --max-batch-size 16"],
     )
     parser.add_argument("mode", nargs="?", metavar="MODE", help=meaning("mode")[0])
-    add_replicas(parser)  # for --help and suggestions: server.replicas.serve takes them out
+    # for --help and suggestions: server.replicas.serve takes them out
+    add_flags(parser.add_argument_group(SEVERAL), REPLICAS)
     add_settings(parser)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
@@ -199,14 +209,11 @@ def add_settings(
             group.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, help=help, **kind)
 
 
-def add_replicas(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(SEVERAL).add_argument
-    add("--replicas", type=int, metavar="N", help="serve as N replicas on Ray Serve")
-    router = "policy that chooses a replica for each request (default: %(default)s)"
-    add("--router", choices=ON_RAY, default=ON_RAY[0], help=router)
-    autoscale = "begin with --replicas and let Ray Serve follow the load: settings of its "
-    autoscale += "autoscaling_config, such as max_replicas=4 target_ongoing_requests=24"
-    add("--autoscale", nargs="+", action="extend", metavar="NAME=VALUE", help=autoscale)
+def add_flags(parser: argparse._ActionsContainer, flags: Flags) -> None:
+    """Add flags to a parser, or to a group of one. Lists that are given twice are joined."""
+    for name, options in flags.items():
+        several: dict[str, Any] = {"action": "extend"} if options.get("nargs") in ("+", "*") else {}
+        parser.add_argument(name, **several | options)
 
 
 def check_replicas(replicas: int) -> None:

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from config import ConfigError, flag
+from config import ConfigError, Flags, flag
 from scheduling.routers import ROUTERS
 from simulate.fleet import Failure, Layout
 
-FLAGS = {  # with their values
-    "--replicas N": "servers that share the load (default: 1)",
-    "--prefill-replicas N": "instead: servers that compute prompts and first tokens alone, and "
-    "send keys and values to --decode-replicas",
-    "--decode-replicas N": "servers that compute all other tokens",
-    "--kv-gbps GBPS": "gigabits per second at which each prefill replica sends keys and values",
-    "--router NAME": f"policy that chooses a replica for each request: {', '.join(ROUTERS)} "
-    f"(default: {Layout.router})",
-    "--stale-s S": "seconds that the router's knowledge of the replicas may be old (default: 0)",
-    "--start-s S": "with --fail: seconds until the new replica takes requests (default: 0)",
-    "--slow K:TIMES": "iterations of replica K (from 0) take TIMES as long",
-    "--fail K:AT": "replica K fails at second AT with all its requests; another one starts in its "
-    "place",
-}
-OWN = "with --stale-s: the router adds what it has sent since (default: it does)"
-TYPES = {"N": int, "GBPS": float, "S": float, "SHARE": float}
-
-
-def add_flags(add: Callable[..., Any], flags: Mapping[str, str]) -> None:
-    """Add flags by their names and values, with the help of each; pairs may be several."""
-    for words, text in flags.items():
-        name, value = words.split()
-        several = {"nargs": "+", "action": "extend"} if ":" in value else {}
-        add(name, type=TYPES.get(value, str), metavar=value, help=text, **several)
-
-
-def add_replicas(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("replicas").add_argument
-    add_flags(add, FLAGS)
-    add("--counts-own", action=argparse.BooleanOptionalAction, default=None, help=OWN)
+REPLICAS: Flags = {
+    "--replicas": {"type": int, "metavar": "N", "help":
+        "servers that share the load (default: 1)"},
+    "--prefill-replicas": {"type": int, "metavar": "N", "help":
+        "instead: servers that compute prompts and first tokens alone, and send keys and values to "
+        "--decode-replicas"},
+    "--decode-replicas": {"type": int, "metavar": "N", "help":
+        "servers that compute all other tokens"},
+    "--kv-gbps": {"type": float, "metavar": "GBPS", "help":
+        "gigabits per second at which each prefill replica sends keys and values"},
+    "--router": {"metavar": "NAME", "help":
+        f"policy that chooses a replica for each request: {', '.join(ROUTERS)} (default: "
+        f"{Layout.router})"},
+    "--stale-s": {"type": float, "metavar": "S", "help":
+        "seconds that the router's knowledge of the replicas may be old (default: 0)"},
+    "--start-s": {"type": float, "metavar": "S", "help":
+        "with --fail: seconds until the new replica takes requests (default: 0)"},
+    "--slow": {"nargs": "+", "metavar": "K:TIMES", "help":
+        "iterations of replica K (from 0) take TIMES as long"},
+    "--fail": {"nargs": "+", "metavar": "K:AT", "help":
+        "replica K fails at second AT with all its requests; another one starts in its place"},
+    "--counts-own": {"action": argparse.BooleanOptionalAction, "help":
+        "with --stale-s: the router adds what it has sent since (default: it does)"},
+}  # fmt: skip
 
 
 def layout_of(known: argparse.Namespace) -> Layout:

@@ -30,19 +30,14 @@ from client.stopping import end_as_on_ctrl_c, held
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
 from compare.resume import begin
-from config import (
-    NOT_SIMULATED,
-    ConfigError,
-    add_settings,
-    flag,
-)
+from config import NOT_SIMULATED, ConfigError, Flags, add_flags, add_settings, flag
 from generate.auto import physical_cores
 from generate.tokenizer import TokenizerUnavailable
 from simulate.costs import FAKE, CostsError, load, save
 from simulate.disaggregated import refuse
 from simulate.find import Search
 from simulate.jobs import Jobs, lost
-from simulate.layouts import add_flags, add_replicas, layout_of
+from simulate.layouts import REPLICAS, layout_of
 from simulate.replay import ReplayError, replay_file
 from simulate.simulation import ENGINE, Simulating, Simulation
 from simulate.space import USUAL, command, space_of, trial_of
@@ -53,34 +48,41 @@ from simulate.vllm.given import options as options_of_own
 # settings of real servers
 OF_SERVERS = ("also", "api", "header", "extra_body", "skip_calibration", "host", "port")
 SHOWN = ("--vllm", "--costs", "--find", "--slo")  # by --help, besides those of all
-FLAGS = {  # with their values
-    "--vllm FILE": "your own vLLM: take settings, costs and requests from a recording of it "
-    "(docs/your_vllm.md), and say how well it is foreseen; --variant then needs no mode, and "
-    "--costs, --trace, --arrival and flags of the workload replace what was recorded",
-    "--with RUN": "with --vllm: a client's saved run of the recorded requests (of client.py, "
-    "guidellm, aiperf or vllm bench serve --save-detailed), which adds HTTP's share of times",
-    "--save-costs FILE": "with --vllm: write the costs to this .json file, for --costs",
-    "--costs NAME": "how long iterations take: a file of results/costs, a path that ends in .json, "
-    "second (one second each), fake (as the fake engine), or an estimate for a machine that is not "
-    "here, such as roofline:h100,gpt2-medium,bfloat16 (default: fake)",
-    "--jobs N": "processes that share variants, seeds and --find's traces; results are the same "
-    "with any number (default: as many as this machine has cores)",
-    "--replay FILE": "make the calls of a server's --record FILE again, and say how many "
-    "iterations are equal",
-    "--slo NAME:MS": "with --find: limits on ttft, tpot, e2el of each request, or of a statistic "
-    "of all, as e2el:p99:2000",
-    "--attainment SHARE": "with --find: share of requests that must meet --slo (default: "
-    f"{ATTAINMENT})",
-    "--for MEASURE": "with --find: what is best, such as output_throughput or mean_e2el_ms "
-    f"(default: {MEASURES[0]})",
-    "--verify N": "with --find: then run the best and the default on real servers, N times",
-}
-FIND = (
-    "instead: find the best of these settings that meets --slo, by --repeats traces of --arrival, "
-    f"--users or --vllm, or as many runs of --trace (default: {SEEDS}, with --vllm {OWN_SEEDS}); "
-    "a name without values takes all, or a quarter to four times a number; replicas, the fewest; "
-    f"nothing: {' '.join(USUAL)}"
-)
+FLAGS: Flags = {
+    "--vllm": {"metavar": "FILE", "help":
+        "your own vLLM: take settings, costs and requests from a recording of it "
+        "(docs/your_vllm.md), and say how well it is foreseen; --variant then needs no mode, and "
+        "--costs, --trace, --arrival and flags of the workload replace what was recorded"},
+    "--with": {"metavar": "RUN", "help":
+        "with --vllm: a client's saved run of the recorded requests (of client.py, guidellm, "
+        "aiperf or vllm bench serve --save-detailed), which adds HTTP's share of times"},
+    "--save-costs": {"metavar": "FILE", "help":
+        "with --vllm: write the costs to this .json file, for --costs"},
+    "--costs": {"default": FAKE.name, "metavar": "NAME", "help":
+        "how long iterations take: a file of results/costs, a path that ends in .json, second (one "
+        "second each), fake (as the fake engine), or an estimate for a machine that is not here, "
+        "such as roofline:h100,gpt2-medium,bfloat16 (default: fake)"},
+    "--jobs": {"type": int, "metavar": "N", "help":
+        "processes that share variants, seeds and --find's traces; results are the same with any "
+        "number (default: as many as this machine has cores)"},
+    "--replay": {"metavar": "FILE", "help":
+        "make the calls of a server's --record FILE again, and say how many iterations are equal"},
+    "--slo": {"nargs": "+", "metavar": "NAME:MS", "help":
+        "with --find: limits on ttft, tpot, e2el of each request, or of a statistic of all, as "
+        "e2el:p99:2000"},
+    "--attainment": {"type": float, "metavar": "SHARE", "help":
+        f"with --find: share of requests that must meet --slo (default: {ATTAINMENT})"},
+    "--for": {"metavar": "MEASURE", "help":
+        "with --find: what is best, such as output_throughput or mean_e2el_ms (default: "
+        f"{MEASURES[0]})"},
+    "--verify": {"type": int, "metavar": "N", "help":
+        "with --find: then run the best and the default on real servers, N times"},
+    "--find": {"nargs": "*", "metavar": "NAME=A,B", "help":
+        "instead: find the best of these settings that meets --slo, by --repeats traces of "
+        "--arrival, --users or --vllm, or as many runs of --trace (default: "
+        f"{SEEDS}, with --vllm {OWN_SEEDS}); a name without values takes all, or a quarter to four "
+        f"times a number; replicas, the fewest; nothing: {' '.join(USUAL)}"},
+}  # fmt: skip
 OF_FIND = ("slo", "attainment", "for", "verify")
 
 
@@ -96,10 +98,9 @@ def parse(argv: Sequence[str]) -> Simulation:
         "virtual time.",
         *SHOWN,
     )
-    add_flags(parser.add_argument, FLAGS)
-    parser.set_defaults(costs=FAKE.name, jobs=physical_cores())
-    parser.add_argument("--find", nargs="*", action="extend", metavar="NAME=A,B", help=FIND)
-    add_replicas(parser)
+    add_flags(parser, FLAGS)
+    parser.set_defaults(jobs=physical_cores())
+    add_flags(parser.add_argument_group("replicas"), REPLICAS)
     add_settings(parser, hidden={*NOT_SIMULATED, *ENGINE} - {"fake_slowdown"})
     if foreign := [flag(name) for name in OF_SERVERS if flag(name) in given]:
         raise ConfigError(

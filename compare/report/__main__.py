@@ -11,6 +11,7 @@ from client.progress import Output
 from client.quoting import printable
 from client.runs import RunError, load
 from compare.report.report import show, write
+from config import add_flags
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     parser.add_argument(
         "run", type=Path, metavar="RUN", help="a folder of compare.sh or simulate.sh"
     )
-    arguments.add(parser, arguments.SVG)
+    add_flags(parser, arguments.SVG)
     try:
         known = parser.parse_args()
         show(run := load(known.run), Output())

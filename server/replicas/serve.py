@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from config import Config, ConfigError, Parser, check_port, flag, parse
 from config.checks import beyond_memory
-from config.flags import add_replicas, check_replicas
+from config.flags import REPLICAS, SEVERAL, add_flags, check_replicas
 from generate import auto
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
@@ -69,7 +69,7 @@ class Fleet(NamedTuple):
 def read(argv: Sequence[str]) -> Fleet:
     """Read the settings. Raises ConfigError, TokenizerUnavailable and WeightsUnavailable."""
     parser = Parser(prog="./server.sh", usage=USAGE, description=__doc__)
-    add_replicas(parser)
+    add_flags(parser.add_argument_group(SEVERAL), REPLICAS)
     known, settings = parser.parse_known_args(argv)
     if known.replicas is None:
         raise ConfigError("--router and --autoscale apply to several servers; add --replicas N")
