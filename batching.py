@@ -40,8 +40,6 @@ class BatchingManager:
     that hangs keeps the lock; `deciding.hangs_because` reports it without.
     """
 
-    _launched: object = None  # an iteration that is computed meanwhile (server/asynchronous.py)
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -257,9 +255,9 @@ class BatchingManager:
             rows = rows_to_draft(self._scheduler, self.clock())
         speculation.draft(rows, drafter)
 
-    def _plan(self, generator: Generator) -> Iteration | None:
-        """Wait until there is something to run; None when the manager was closed, or if nothing can
-        run before what is computed now has ended. Raises EngineFailed after FAILURES.
+    def _plan(self, generator: Generator, waits: bool = True) -> Iteration | None:
+        """Return what runs next, once something can; None when the manager was closed or, unless it
+        `waits`, nothing can run now. Raises EngineFailed after FAILURES.
         """
         if generator.drafter is not None:
             self._draft(generator.drafter)
@@ -278,13 +276,13 @@ class BatchingManager:
                             iteration, at = next_iteration(self._scheduler, now)
                         if iteration.rows:
                             return iteration
-                        if at is None and not self._launched:
+                        if at is None and waits:
                             raise nothing_planned(self._scheduler)
                     # a defect of a policy must not end the only handler thread
                     except Exception as error:
                         in_flight, at = self._scheduler.in_flight(), now
                         self._end(partial(self._fail, in_flight, error, deciding=True))
-                if self._launched:
+                if not waits:
                     break
                 self._changed.wait(None if at is None else min(at - now, LONGEST_WAIT_S))
         return None

@@ -203,13 +203,13 @@ class Scheduler:
         for row in iteration.rows:
             inference, _, n_tokens, _, samples, idle, recomputed, drafts = row
             # without drafts the iterator itself, of which the loop takes one: faster than a list
-            ids = kept(drafts, sampled) if drafts else sampled if samples else ()
+            new = kept(drafts, sampled) if drafts else sampled if samples else ()
             if idle or inference.state is not running:
                 if samples and not drafts:  # one that was cancelled meanwhile: its id is dropped
                     next(sampled)
                 continue
             tokens, stop = inference.tokens, inference.stop
-            for token in ids:
+            for token in new:
                 got_token.append(inference)
                 tokens.append(token)
                 inference.token_times.append(now)

@@ -50,7 +50,7 @@ class AsynchronousManager(BatchingManager):
 
     def _serve(self, generator: Generator) -> None:
         try:
-            while (iteration := self._plan(generator)) is not None or self._launched:
+            while (iteration := self._plan(generator, not self._launched)) or self._launched:
                 if iteration is not None:
                     self._launch(generator, iteration)
                 else:
