@@ -17,8 +17,9 @@ from config.checks import ENGINES, EXCLUDED, FEATURES
 from config.flags import GROUPS, meaning
 from scheduling.errors import Cancelled, ServingError
 from server.api import answers, bodies
-from server.api.openapi import DESCRIBED, PROBLEMS
+from server.api.openapi import PROBLEMS
 from server.api.refusals import STATUSES, Refused, kind_of
+from server.api.routes import ROUTES
 from server.observers import metrics
 from stats import DEFINITIONS, IN_RESULTS, MEASURES
 
@@ -60,8 +61,7 @@ def features() -> str:
 
 def routes() -> str:
     rows = [
-        (f"`{route.name}`", route.summary, ", ".join(map(str, described.problems)))
-        for route, described in DESCRIBED.items()
+        (f"`{route.name}`", route.summary, ", ".join(map(str, route.problems))) for route in ROUTES
     ]
     return table("route | what it does | errors", rows)
 

@@ -98,6 +98,20 @@ class LoadRequest(BaseModel):
     seconds: Annotated[Timeout, Field(le=60)] = Field(30.0, description="until the load ends")
 
 
+class UnloadAdapterRequest(BaseModel):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: str = Field(min_length=1, description="name of the adapter")
+
+
+class LoadAdapterRequest(UnloadAdapterRequest):
+    """The body of POST /v1/load_lora_adapter."""
+
+    lora_path: str = Field(min_length=1, max_length=4096, description="whole path of its folder")
+
+
 class Common(BaseModel):
     """Fields that all completion routes have under one name."""
 

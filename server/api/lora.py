@@ -7,10 +7,9 @@ import threading
 import time
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from config.reading import check_name
 from scheduling.errors import InvalidRequest, ModelNotFound
+from server.api.bodies import LoadAdapterRequest, UnloadAdapterRequest
 from server.api.messages import TEXT, Answer
 from server.api.reader import parse
 from server.api.refusals import Refused
@@ -18,22 +17,6 @@ from server.api.routes import LOAD_ADAPTER, UNLOAD_ADAPTER, Call, Row
 from server.serving import Server
 
 POLL_S = 0.05  # while requests of an adapter that leaves are in flight
-
-
-class UnloadAdapterRequest(BaseModel):
-    """The body of POST /v1/unload_lora_adapter."""
-
-    model_config = ConfigDict(strict=True)
-
-    lora_name: str = Field(min_length=1, description="name of the adapter")
-
-
-class LoadAdapterRequest(UnloadAdapterRequest):
-    """The body of POST /v1/load_lora_adapter."""
-
-    lora_path: str = Field(min_length=1, max_length=4096, description="whole path of its folder")
-
-
 Body = TypeVar("Body", LoadAdapterRequest, UnloadAdapterRequest)
 
 

@@ -1,84 +1,20 @@
-"""GET /openapi.json: what every route of server/api/routes.py takes and answers, as OpenAPI 3.1 has
-it.
-"""
+"""GET /openapi.json: the routes of server/api/routes.py, as OpenAPI 3.1 describes them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from config import MAX_BODY_BYTES
-from server.api import answers, bodies, lora, routes
+from server.api import answers
 from server.api.messages import JSON, STREAM
 from server.api.routes import OPEN, READY, Route, offered
 
 VERSION = "1"
-
-
-class Described(NamedTuple):
-    """What a route takes and answers. answer: a model, or a text's media type. problems: statuses
-    of errors. events: models of a stream's.
-    """
-
-    answer: type[BaseModel] | str
-    problems: Sequence[int] = ()
-    body: type[BaseModel] | None = None
-    events: Sequence[type[BaseModel]] = ()
-    parameters: Sequence[dict[str, Any]] = ()
-
-
-def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": schema, "description": description}
-
-
-NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
-OF_STATS = (
-    _query("iterations", {"enum": ["1"]}, "add an entry for each iteration"),
-    _query("since", NUMBER, "the same from this iteration on"),
-)
-OF_EVENTS = (
-    _query("since", NUMBER, "the cursor of an earlier answer; without it all that is kept"),
-    _query("load", {"type": "string"}, "the id of the load that the page started"),
-)
-NAME = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
-
-READING = (400, 413, 415)
-SERVING = (400, 404, 413, 415, 429, 500, 503, 504)
-ADAPTING = (400, 403, 404, 413, 415)
-INFERENCE = answers.InferencePiece, answers.InferenceEnd
-DESCRIBED = {
-    routes.INFERENCE: Described(
-        answers.InferenceAnswer, SERVING, bodies.InferenceRequest, INFERENCE
-    ),
-    routes.COMPLETION: Described(
-        answers.Completion, SERVING, bodies.CompletionRequest, [answers.CompletionChunk]
-    ),
-    routes.CHAT: Described(
-        answers.ChatCompletion, SERVING, bodies.ChatRequest, [answers.ChatCompletionChunk]
-    ),
-    routes.TOKENIZE: Described(answers.Tokens, (400, 404, 413, 415), bodies.TokenizeRequest),
-    routes.MODELS: Described(answers.Models),
-    routes.MODEL: Described(answers.Model, [404], parameters=NAME),
-    routes.LOAD_ADAPTER: Described("text/plain", ADAPTING, lora.LoadAdapterRequest),
-    routes.UNLOAD_ADAPTER: Described("text/plain", ADAPTING, lora.UnloadAdapterRequest),
-    routes.STATS: Described(answers.Stats, [400], parameters=OF_STATS),
-    routes.REQUEST: Described(answers.RecentRequests, [404], parameters=NAME),
-    routes.RESET: Described(answers.Reset, [415]),
-    routes.FORGET_PREFIXES: Described(answers.Forgotten, [415]),
-    routes.PAGE: Described("text/html"),
-    routes.EVENTS: Described(answers.Events, [400], parameters=OF_EVENTS),
-    routes.LOAD: Described(answers.LoadStarted, READING, bodies.LoadRequest),
-    routes.FILE: Described("text/*", [404], parameters=NAME),
-    routes.METRICS: Described("text/plain"),
-    routes.HEALTH: Described(answers.Health),
-    routes.READY: Described(answers.Ready),
-    routes.DOCUMENT: Described(JSON),
-    routes.DESCRIPTION: Described(answers.Description),
-}
 PROBLEMS = {
     400: "the request can never be served as it stands; `param` names the field",
     401: "the server has an API key, and this is not it",
@@ -104,14 +40,12 @@ def document(has_key: bool, live: bool) -> dict[str, Any]:
     models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}  # in order, each once
     paths: dict[str, dict[str, Any]] = {}
     for route in offered(live):
-        described = DESCRIBED[route]
-        if described.body:
-            models[described.body, "validation"] = None
-        for answer in (described.answer, *described.events, answers.Error, answers.NotReady):
+        if route.body:
+            models[route.body, "validation"] = None
+        for answer in (route.answer, *route.events, answers.Error, answers.NotReady):
             if not isinstance(answer, str):
                 models[answer, "serialization"] = None
-        operation = _operation(route, described, has_key)
-        paths.setdefault(route.path, {})[route.method.lower()] = operation
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, has_key)
     _, schemas = models_json_schema([*models], ref_template="#/components/schemas/{model}")
     result: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -125,30 +59,30 @@ def document(has_key: bool, live: bool) -> dict[str, Any]:
     return result
 
 
-def _operation(route: Route, of: Described, has_key: bool) -> dict[str, Any]:
-    if isinstance(of.answer, str):
-        kind = "object" if of.answer == JSON else "string"
-        content: dict[str, Any] = {of.answer: {"schema": {"type": kind}}}
+def _operation(route: Route, has_key: bool) -> dict[str, Any]:
+    if isinstance(route.answer, str):
+        kind = "object" if route.answer == JSON else "string"
+        content: dict[str, Any] = {route.answer: {"schema": {"type": kind}}}
     else:
-        content = _json(of.answer)
-    if of.events:
-        content[STREAM] = {"schema": _event(of.events)}
+        content = _json(route.answer)
+    if route.events:
+        content[STREAM] = {"schema": _event(route.events)}
     responses = {"200": {"description": route.summary, "content": content}}
-    for status in sorted({*of.problems, *([401] if has_key and route not in OPEN else [])}):
+    for status in sorted({*route.problems, *([401] if has_key and route not in OPEN else [])}):
         responses[str(status)] = {"description": PROBLEMS[status], "content": _json(answers.Error)}
         if status in HEADERS:
             header = {"required": True, "schema": {"type": "string"}}
             responses[str(status)]["headers"] = {HEADERS[status]: header}
-    if route == READY:
+    if route is READY:
         content = _json(answers.NotReady)
         responses["503"] = {"description": "not yet, or no more", "content": content}
     operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
-    if of.body:
-        operation["requestBody"] = {"required": True, "content": _json(of.body)}
+    if route.body:
+        operation["requestBody"] = {"required": True, "content": _json(route.body)}
     elif route.method == "POST":
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": {}}}}
-    if of.parameters:
-        operation["parameters"] = [*of.parameters]
+    if route.parameters:
+        operation["parameters"] = [*route.parameters]
     if has_key and route in OPEN:
         operation["security"] = []
     return operation

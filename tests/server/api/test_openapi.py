@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import jsonschema_rs
@@ -13,8 +14,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi import checks
 
 from scheduling.inference import Inference, Iteration
-from server.api.openapi import DESCRIBED
-from server.api.routes import Route
+from server.api.openapi import document
+from server.api.routes import ROUTES, Route, offered
 from tests.counts import tenth
 from tests.servers import ClientOf, Spelling
 
@@ -54,14 +55,27 @@ def fuzz(strategy: Any, cases: int, refused: bool = True) -> None:
 
 
 @pytest.mark.property
-@pytest.mark.parametrize("route", DESCRIBED, ids=lambda route: route.name)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_whatever_is_sent_the_document_describes_the_answer(api: Any, route: Route) -> None:
-    operation, described = api[route.path][route.method], DESCRIBED[route]
+    operation = api[route.path][route.method]
     positive = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-    by_query_alone = bool(described.parameters) and "{" not in route.path
-    fuzz(positive, tenth(30 if described.body else 10), refused=not by_query_alone)
-    if described.body or by_query_alone:
+    by_query_alone = bool(route.parameters) and "{" not in route.path
+    fuzz(positive, tenth(30 if route.body else 10), refused=not by_query_alone)
+    if route.body or by_query_alone:
         fuzz(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE), tenth(40))
+
+
+def test_no_route_can_be_left_out_of_the_document() -> None:
+    with pytest.raises(TypeError, match="answer"):
+        Route("GET", "/new", "a route that does not say what it answers")  # type: ignore[call-arg]
+    for has_page in (False, True):
+        paths = document(False, has_page)["paths"]
+        described = {f"{method.upper()} {path}" for path in paths for method in paths[path]}
+        assert described == {route.name for route in offered(has_page)}
+
+
+def test_a_route_is_the_same_one_in_another_process() -> None:
+    assert [pickle.loads(pickle.dumps(route)) for route in ROUTES] == [*ROUTES]
 
 
 EMPTY: list[tuple[str, dict[str, Any]]] = [
