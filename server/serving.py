@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Server:
             self.scheduler, loaded, loop_interval_s=config.loop_interval_ms / 1e3
         )
         self.stats = ServerStats(config.max_batch_size)
-        self.metrics = Metrics(config, self.manager, replica)
+        self.metrics = Metrics(config, self.manager, self.stats, replica)
         self.request_log: RequestLog | None = None
         if config.request_log:
             self.request_log = RequestLog(
@@ -177,8 +177,3 @@ class Server:
         if deadline is None:
             return None
         return min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)
-
-    def refused(self, group: Sequence[Inference]) -> None:
-        """Count a rejected request: the queue is full, or its user has reached a limit."""
-        self.stats.refused(group[0])
-        self.metrics.refused(group[0])

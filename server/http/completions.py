@@ -66,7 +66,7 @@ class Completions:
             for member in group:
                 member.listener = None  # else a cycle: it refers to the answer
             if isinstance(error, Overloaded):
-                self.server.refused(group)
+                self.server.stats.refused(group[0])
             raise
 
     def _wait(self, event: threading.Event, deadline: float | None) -> None:

@@ -135,7 +135,7 @@ class _Load:
         try:
             server.manager.enqueue(group)
         except Overloaded:
-            server.refused(group)
+            server.stats.refused(group[0])
         except InvalidRequest:  # beyond what a user may ask for, or its adapter has gone
             server.stats.invalid()
         else:

@@ -23,7 +23,8 @@ from prometheus_client.core import (
 from scheduling.inference import Inference, Iteration, State
 from scheduling.records import IterationRecord, Snapshot
 from server.observers.run import Run
-from server.observers.tallies import ENDINGS, Tallies
+from server.observers.server_stats import ServerStats
+from server.observers.tallies import ENDINGS
 from stats import DEFINITIONS, MEASURES, ROW_KINDS, times_of
 
 if TYPE_CHECKING:
@@ -145,14 +146,19 @@ class Metrics:
     """An observer of the manager, and a collector in a registry of its own, so that two apps in
     one process share nothing.
 
-    It counts in plain numbers, which become metrics when Prometheus asks: it is called for every
-    iteration. Only what is observed once a request goes through the library's histograms.
+    Plain numbers become metrics when Prometheus asks; histograms alone are counted here.
     """
 
-    def __init__(self, config: Config, manager: BatchingManager, replica: str | None = None):
-        """replica: its name among others, which becomes a label."""
+    def __init__(
+        self,
+        config: Config,
+        manager: BatchingManager,
+        stats: ServerStats,
+        replica: str | None = None,
+    ):
+        """stats: counts, which are not counted again. replica: its name among others, a label."""
         self.registry = CollectorRegistry()
-        self._manager = manager
+        self._manager, self._stats = manager, stats
         self._max_batch_size = config.max_batch_size
         self._caches, self._most_drafts = config.prefix_caching, config.speculate
         self._declared = OF_SERVER + (OF_SPECULATION if self._most_drafts else ())
@@ -171,10 +177,8 @@ class Metrics:
             self._histogram(*each, buckets)
             for each, buckets in zip(OF_TOKENS.items(), (TOKENS, lengths, lengths))
         )
-        self._lock = threading.Lock()  # of all that follows
-        self._run = Run()
         self._latest = IterationRecord(0.0, 0.0, Iteration([], 0, 0, 0))
-        self._tallies = Tallies.keeping()
+        self._lock = threading.Lock()  # of what follows
         self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
         self._gaps_s = 0.0
         self.registry.register(self)
@@ -187,17 +191,12 @@ class Metrics:
     def iteration(self, record: IterationRecord) -> None:
         rows = record.iteration.rows
         self._of_iteration.observe(sum(row.n_tokens for row in rows if not row.idle))
-        with self._lock:
-            self._latest = record
-            self._run.iteration(record, self._max_batch_size)
+        self._latest = record
 
     def answered(self, inference: Inference) -> None:
-        times = times_of(inference) if inference.error is None else None
-        with self._lock:
-            self._run.ended(inference, times)
-            self._tallies.ended(inference, times)
-        if times is None:
+        if inference.error is not None:
             return
+        times = times_of(inference)
         self._of_prompt.observe(len(inference.prompt_ids))
         self._of_completion.observe(len(inference.tokens))
         for measure, histogram in self._histograms:
@@ -208,30 +207,22 @@ class Metrics:
             self._gaps += gaps
             self._gaps_s += times.decode_s
 
-    def refused(self, inference: Inference) -> None:
-        """Count a refused request, of which this is the first inference."""
-        with self._lock:
-            self._tallies.refused(inference)
-
     def collect(self) -> Iterator[Metric]:
         """Metrics of the plain counts, for the registry."""
         names, values = tuple(self._labels), tuple(self._labels.values())
-        now = self._manager.snapshot()
-        with self._lock:
-            seen = Seen(
-                now, self._run, self._latest, self._max_batch_size, self._caches, self._most_drafts
-            )
-            counted = [(declared, declared.value(seen)) for declared in self._declared]
-            gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
-            tallies = [each.tallies() for each in self._tallies]
-        for declared, value in counted:
-            declared.add(family := declared.family(names), values, value)
+        now, run = self._manager.snapshot(), self._stats.total()
+        seen = Seen(now, run, self._latest, self._max_batch_size, self._caches, self._most_drafts)
+        for declared in self._declared:
+            declared.add(family := declared.family(names), values, declared.value(seen))
             yield family
+        with self._lock:
+            gaps, gaps_s = np.cumsum(self._gaps).tolist(), self._gaps_s
         itl = MEASURES["itl"]
         family = HistogramMetricFamily(itl.metric, itl.formula_at_server, labels=names)
         family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
         yield family
-        for label, by_name in zip(("user", "priority", "adapter"), tallies):
+        by_label = {"user": run.users, "priority": run.priorities, "adapter": run.adapters}
+        for label, by_name in by_label.items():
             for declared in OF_TALLIES:
                 family = declared.family(
                     (*names, label), f"batching_{label}_", f", of each {label}"

@@ -1,4 +1,4 @@
-"""Statistics of a server, for /stats: counts of its run, and the last values in rings."""
+"""Statistics of a server, for /stats and /metrics: counts, and the last values in rings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from server.observers.run import Run
-from server.observers.tallies import Ring, Tallies
+from server.observers.tallies import Ring
 from stats import IN_RESULTS, ROW_KINDS, Times, times_of
 
 ITERATION = np.dtype(
@@ -25,13 +25,13 @@ PAGE = 10_000
 
 
 class ServerStats:
-    """An observer of the manager, for /stats. Counts are exact; distributions cover the last
-    `window` values, and iterations are kept for four times as many.
+    """An observer of the manager. Counts are exact; distributions cover the last `window` values,
+    and iterations are kept for four times as many.
 
     A run begins with the first request that arrives after `reset`; those in flight at the reset are
-    left out. Thread-safe: the handler thread observes, HTTP threads read. Its memory, 20 MB, is
-    taken at the start; users, priorities and adapters add 16 kB each until as many are known as
-    have measures of their own, 1.5 MB in all.
+    counted in `total` alone, which goes on. Thread-safe: the handler thread observes, HTTP threads
+    read. Its memory, 20 MB, is taken at the start; users, priorities and adapters add 16 kB each
+    until as many are known as have measures of their own, 1.5 MB in all.
     """
 
     def __init__(self, max_batch_size: int, window: int = WINDOW):
@@ -43,14 +43,14 @@ class ServerStats:
         self._pooled = [(each.of, ring.extend) for each, ring in kept if each.pooled]
         self._iterations = Ring(4 * window, ITERATION)
         self._latest = min(window, LATEST)
-        self.reset(float("-inf"))
+        self._since, self._run = float("-inf"), Run.keeping(self._latest)
+        self._earlier = Run()  # what was counted before the run, or is left out of it
 
     def reset(self, now: float) -> None:
         """Start a new run at `now`, on the clock of the records."""
         with self._lock:
-            self._since = now
-            self._run = Run()
-            self._tallies = Tallies.keeping(self._latest)
+            self._earlier.add(self._run)
+            self._since, self._run = now, Run.keeping(self._latest)
             for ring in (*self._samples.values(), self._iterations):
                 ring.clear()
 
@@ -62,24 +62,26 @@ class ServerStats:
     def refused(self, inference: Inference) -> None:
         """Count a refused request, of which this is the first inference."""
         with self._lock:
-            self._run.counts["refused"] += 1
-            self._tallies.refused(inference)
+            self._run.refused(inference)
 
     def iteration(self, record: IterationRecord) -> None:
         with self._lock:
-            if record.started_at >= self._since:
+            run = self._run_of(record.started_at)
+            run.iteration(record, self._max_batch_size)
+            if run is self._run:
                 row = (record.started_at, record.seconds, *record.rows.values())
                 self._iterations.append(row)
-                self._run.iteration(record, self._max_batch_size)
 
     def answered(self, inference: Inference) -> None:
         times = times_of(inference) if inference.error is None else None
         with self._lock:
-            if inference.arrived_at >= self._since:
-                self._run.ended(inference, times)
-                self._tallies.ended(inference, times)
-                if times is not None:
-                    self._keep(times)
+            run = self._run_of(inference.arrived_at)
+            run.ended(inference, times)
+            if run is self._run and times is not None:
+                self._keep(times)
+
+    def _run_of(self, begun: float) -> Run:
+        return self._run if begun >= self._since else self._earlier
 
     def _keep(self, times: Times) -> None:
         for value_of, append in self._single:
@@ -111,5 +113,11 @@ class ServerStats:
         with self._lock:
             run = copy.deepcopy(self._run)
             run.samples = {name: ring.kept() for name, ring in self._samples.items()}
-            run.users, run.priorities, run.adapters = (each.tallies() for each in self._tallies)
+        return run
+
+    def total(self) -> Run:
+        """The counts since the server's start, without distributions; changes nothing."""
+        with self._lock:
+            run = copy.deepcopy(self._earlier)
+            run.add(self._run)
         return run

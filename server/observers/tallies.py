@@ -7,14 +7,14 @@ ones share one. Callers hold a lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from scheduling.inference import Inference
-from stats import MEASURES, Times
+from stats import MEASURES
 
 MOST_NAMES = 32
 # a user of this name is one of them
@@ -68,79 +68,40 @@ class Tally:
     and the sums of their KEPT measures, in `seconds`; TIMES of the latest of them.
     """
 
+    latest: Ring
     counts: Counter[str] = field(default_factory=Counter)
     seconds: Any = field(default_factory=Counter)
-    latest: np.ndarray = field(default_factory=lambda: np.empty(0, TIMES))
 
-    def ended(self, inference: Inference, values: Sequence[float] | None) -> None:
+    def ended(self, inference: Inference, values: Sequence[float]) -> None:
         """Count an inference that ended; values: of KEPT, of one that was answered."""
         self.counts[inference.state.value] += 1
-        if values is None:
+        if not values:
             return
         if inference.leader is None:  # a prompt counts once
             self.counts["prompt_tokens"] += len(inference.prompt_ids)
         self.counts["completion_tokens"] += len(inference.tokens)
         for name, value in zip(KEPT, values):
             self.seconds[name] += value
-
-    @classmethod
-    def of_all(cls, tallies: Sequence[Tally]) -> Tally:
-        """Return the sum of tallies."""
-        counts, seconds, latest = zip(
-            *((each.counts, each.seconds, each.latest) for each in tallies)
-        )
-        return cls(sum(counts, Counter()), sum(seconds, Counter()), np.concatenate(latest))
+        self.latest.append(values)
 
 
-class Names:
-    """A tally for each name, with the TIMES of its last `latest` answers."""
+class Names(dict[str, Tally]):
+    """A tally for each name, with the TIMES of its last `latest` answers. The first `most` names
+    have one of their own.
+    """
 
-    def __init__(self, latest: int):
-        self._latest = latest
-        self._tallies: dict[str, tuple[Tally, Ring]] = {}
+    def __init__(self, latest: int = 0, most: float = MOST_NAMES):
+        self.latest, self._most = latest, most
 
-    def __getitem__(self, name: str) -> tuple[Tally, Ring]:
-        if name not in self._tallies:
-            if name not in ("", OTHERS) and len(self._tallies.keys() - {"", OTHERS}) == MOST_NAMES:
-                return self[OTHERS]
-            self._tallies[name] = Tally(), Ring(self._latest, TIMES)
-        return self._tallies[name]
+    def __missing__(self, name: str) -> Tally:
+        if name not in ("", OTHERS) and len(self.keys() - {"", OTHERS}) >= self._most:
+            return self[OTHERS]
+        self[name] = tally = Tally(Ring(self.latest, TIMES))
+        return tally
 
-    def tallies(self) -> dict[str, Tally]:
-        """A copy of each."""
-        return {
-            name: Tally(tally.counts.copy(), tally.seconds.copy(), ring.kept())
-            for name, (tally, ring) in self._tallies.items()
-        }
-
-
-class Tallies(NamedTuple):
-    """Tallies by user (none: ""), priority (0 where it has no meaning) and adapter, if any."""
-
-    users: Names
-    priorities: Names
-    adapters: Names
-
-    @classmethod
-    def keeping(cls, latest: int = 0) -> Tallies:
-        """latest: answers of which TIMES are kept."""
-        return cls(Names(latest), Names(latest), Names(latest))
-
-    def ended(self, inference: Inference, times: Times | None) -> None:
-        """Count an inference that ended; times: of one that was answered."""
-        values = None if times is None else tuple([measure.of(times) for measure in KEPT.values()])
-        for tally, ring in self._of(inference):
-            tally.ended(inference, values)
-            if values is not None:
-                ring.append(values)
-
-    def refused(self, inference: Inference) -> None:
-        """Count a refused request, of which this is the first inference."""
-        for tally, _ in self._of(inference):
-            tally.counts["refused"] += 1
-
-    def _of(self, inference: Inference) -> Iterator[tuple[Tally, Ring]]:
-        yield self.users[inference.user or ""]
-        yield self.priorities[str(inference.priority)]
-        if inference.adapter:
-            yield self.adapters[inference.adapter]
+    def add(self, other: Names) -> None:
+        for name, tally in other.items():
+            mine = self[name]
+            mine.counts.update(tally.counts)
+            mine.seconds.update(tally.seconds)
+            mine.latest.extend(tally.latest.kept())

@@ -207,7 +207,7 @@ class Replica:
         except Overloaded as error:
             if may_try_another and not isinstance(error, RateLimited):
                 return False
-            self.server.refused(group)
+            self.server.stats.refused(group[0])
             raise
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from scheduling.inference import Inference, State
 from server.observers.server_stats import ServerStats
 from server.observers.tallies import ENDINGS, MOST_NAMES, OTHERS
 from tests.server.observers.test_metrics import families, metrics
-from tests.server.observers.test_server_stats import finished
+from tests.server.observers.test_server_stats import finished, record
 from tests.servers import ClientOf
 
 COUNTED = ("completed", "failed", "cancelled", "expired", "refused")
@@ -155,3 +156,28 @@ def test_percentiles_are_of_the_latest_answers_and_means_of_all() -> None:
         stats.answered(finished(0.0, 2, 1.0 if i < 300 else 3.0))
     user = stats.run().report()["users"][""]
     assert (user["mean_e2el_ms"], user["p50_e2el_ms"], user["p99_e2el_ms"]) == (1500, 3000, 3000)
+
+
+def test_totals_go_on_while_runs_begin_anew_under_load() -> None:
+    """Each request is counted once: in the run, or before it. Counters never go back."""
+    stats, seen, n = ServerStats(max_batch_size=4), [0], 4000
+
+    def serve() -> None:
+        for i in range(n):
+            stats.iteration(record(float(i), 2, 1))
+            inference = finished(i - 3.0, 2, float(i))  # some arrived before the latest reset
+            inference.user = f"user {i % 50}"
+            stats.answered(inference)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    while server.is_alive():
+        stats.reset(float(seen[-1]))
+        seen.append(stats.total().counts["finished"])
+        assert stats.run().counts["finished"] <= stats.total().counts["finished"]
+    total = stats.total()
+    assert seen == sorted(seen) and total.counts["finished"] == n
+    assert (total.counts["live_rows"], total.counts["idle_rows"]) == (2 * n, n)
+    assert total.seconds["busy"] == n and total.finish_reasons == {"length": n}
+    assert len(total.users) == MOST_NAMES + 1
+    assert sum(tally.counts["finished"] for tally in total.users.values()) == n
