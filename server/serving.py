@@ -18,7 +18,7 @@ from typing import Any
 from batching import LONGEST_WAIT_S, BatchingManager
 from config import Config
 from generate.loading import load_generator
-from generate.tokenizer import StopRule, load_tokenizer
+from generate.tokenizer import load_tokenizer
 from generate.weights import locate
 from scheduling.building import build_group, build_scheduler
 from scheduling.errors import InvalidRequest
@@ -115,10 +115,10 @@ class Server:
             first, self._next_seed = self._next_seed, (self._next_seed + n) % 2**63
         return [(first + i) % 2**63 for i in range(n)]
 
-    def group(self, request: Request, rule: StopRule | None = None) -> list[Inference]:
+    def group(self, request: Request) -> list[Inference]:
         """Return the inferences of a request: n for each prompt, each with a seed of its own.
 
-        rule: may end each early. Raises InvalidRequest if they are more than the server takes.
+        Raises InvalidRequest if they are more than the server takes.
         Requests with another cache_salt share no KV blocks: their speed reveals nothing of others.
         """
         config, n = self.config, request.n
@@ -128,6 +128,7 @@ class Server:
             )
         seeds = self._seeds(request.seed, len(request.prompts) * n)
         timeout_s = request.timeout_s or config.request_timeout_s
+        rule = request.rule(self.tokenizer)
         top, echo = request.logprobs, request.echo
         group = build_group(
             config, request.prompts, max(request.num_tokens, 1),

@@ -32,7 +32,6 @@ from scheduling.policies.victims import NEWEST
 from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from scheduling.user_policies import FAULTS, PROBLEMS, SOURCES, reason
-from server.api.pending import PendingAnswer
 from server.request import Request
 from server.serving import Server
 from simulate.replay import replay_file
@@ -228,7 +227,7 @@ def live(mode: str, **settings: Any) -> None:
         def ask(thread: int) -> None:
             for i in range(10):
                 prompts = [list(range(97, 98 + (3 * i + thread) % 20))]
-                group = PendingAnswer(server, Request(prompts, 1 + (5 * i + thread) % 9)).group
+                group = server.group(Request(prompts, 1 + (5 * i + thread) % 9))
                 try:
                     server.manager.enqueue(group)
                 except ServingError as refusal:

@@ -16,8 +16,8 @@ from flask import Response, request
 from scheduling.errors import Overloaded, ServingError
 from scheduling.inference import Inference
 from server.api.messages import STREAM, STREAM_HEADERS, Answer, answer
-from server.api.pending import PendingAnswer
 from server.api.reader import RequestReader
+from server.api.rendering import Renderer, renderer_of
 from server.api.routes import Call, Route
 from server.http.streams import Stream, Streamer, Watcher
 from server.request import Request
@@ -38,11 +38,11 @@ class Completions:
 
     def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
         """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""
-        pending = PendingAnswer(self.server, read(call.body).named(call.user, call.id))
-        if pending.request.stream:
-            return self._stream(pending)
-        self._wait_for(pending.group)
-        return answer(pending.whole())
+        renderer = renderer_of(self.server, read(call.body).named(call.user, call.id))
+        if renderer.request.stream:
+            return self._stream(renderer)
+        self._wait_for(renderer.group)
+        return answer(renderer.whole())
 
     def _wait_for(self, group: Sequence[Inference]) -> None:
         """Queue the group, and wait until all of it is answered."""
@@ -76,17 +76,17 @@ class Completions:
         while not event.wait(self.server.seconds_until(deadline)):
             self.server.manager.expire()
 
-    def _stream(self, pending: PendingAnswer) -> Response:
+    def _stream(self, renderer: Renderer) -> Response:
         """Queue the group, and answer with server-sent events as its tokens are computed.
 
         Tokens that pile up while the reader is slow are sent as one event. Returns with the first
         text, so that an error before it is raised and has its own status; a later one is an event.
         """
-        group = pending.group
+        group = renderer.group
         environ = request.environ
         connection = environ.get("gunicorn.socket")
         chunked = type(connection) is socket.socket and environ["SERVER_PROTOCOL"] == "HTTP/1.1"
-        stream = Stream(pending.events(), connection if chunked else None)
+        stream = Stream(renderer, connection if chunked else None)
         self._enqueue(group, stream)
         with ExitStack() as stack:
             # without effect unless the client disconnects before the end

@@ -23,7 +23,7 @@ from typing import NoReturn
 from batching import BatchingManager
 from scheduling.errors import Overloaded
 from scheduling.inference import Inference, TokenEvent
-from server.api.pending import Events
+from server.api.rendering import Renderer
 
 # POLLRDHUP is Linux's; elsewhere a poll for POLLIN reports POLLHUP
 CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
@@ -77,8 +77,8 @@ class Stream:
     of the body; without one the body has all pieces.
     """
 
-    def __init__(self, events: Events, connection: socket.socket | None):
-        self._events = events
+    def __init__(self, renderer: Renderer, connection: socket.socket | None):
+        self._renderer = renderer
         self._connection = connection
         self._lock = threading.Lock()  # of all that follows
         self._updates: dict[int, TokenEvent] = {}
@@ -94,7 +94,7 @@ class Stream:
             over = {key for key, update in self._updates.items() if update.is_over}
             if (
                 self._direct
-                and not self._events.ends(over)
+                and not self._renderer.ends(over)
                 and not any(self._updates[key].inference.error for key in over)
             ):
                 try:
@@ -123,7 +123,7 @@ class Stream:
 
         Raises a ServingError that comes before the first piece, and OSError if the client is gone.
         """
-        while not self._events.over:
+        while not self._renderer.over:
             wait(self._turn)
             with self._lock:
                 self._turn.clear()
@@ -137,7 +137,7 @@ class Stream:
                 yield data
             with self._lock:
                 self._direct = (
-                    self._events.begun and self._connection is not None and not self._updates
+                    self._renderer.begun and self._connection is not None and not self._updates
                 )
 
     def _fail(self) -> NoReturn:
@@ -152,7 +152,7 @@ class Stream:
     def _render(self) -> bytes:
         """Return the events for all updates."""
         updates, self._updates = self._updates, {}
-        return self._events.render(updates)
+        return self._renderer.render(updates)
 
 
 class Watcher:

@@ -14,8 +14,8 @@ from scheduling.inference import Inference, TokenEvent
 from scheduling.records import IterationRecord
 from server.api import about
 from server.api.messages import Answer, answer
-from server.api.pending import PendingAnswer
 from server.api.refusals import Refused, failure
+from server.api.rendering import renderer_of
 from server.api.routes import HEALTH, METRICS, RESET, Call, Handler, Route
 from server.live.panel import Panel
 from server.observers.run import Run
@@ -110,8 +110,8 @@ class Replica:
         queued: Sequence[Inference] = ()
         try:
             self._check(to)
-            pending = PendingAnswer(self.server, request)
-            group = pending.group
+            renderer = renderer_of(self.server, request)
+            group = renderer.group
             ends = [self._calls.expect(member) for member in group]
             if not self._enqueue(group, to, tried, tries):
                 return Full(self.name)
@@ -120,7 +120,7 @@ class Replica:
                 await self._until(end, member.deadline)
                 if member.error is not None:
                     raise member.error
-            return answer(pending.whole())
+            return answer(renderer.whole())
         except ServingError as error:
             return self._failed(error)
         finally:
@@ -144,19 +144,19 @@ class Replica:
         queued: Sequence[Inference] = ()
         try:
             self._check(to)
-            pending = PendingAnswer(self.server, request)
-            group, events = pending.group, pending.events()
+            renderer = renderer_of(self.server, request)
+            group = renderer.group
             for member in group:
                 member.listener, member.streamed = receive, True
             if not self._enqueue(group, to, tried, tries):
                 yield Full(self.name)
                 return
             queued = group
-            while not events.over:
+            while not renderer.over:
                 await self._until(turn, group[0].deadline)
                 turn.clear()
                 latest, updates = updates, {}
-                if data := events.render(latest):
+                if data := renderer.render(latest):
                     yield data
         except ServingError as error:
             yield self._failed(error)

@@ -11,7 +11,6 @@ from scheduling.errors import GenerationFailed
 from scheduling.inference import Inference
 from scheduling.policies import Dynamic, Plan, Srpt, Static, View
 from scheduling.prefix_cache import block_keys
-from server.api.pending import PendingAnswer
 from server.request import Request
 from server.serving import Server
 from tests.virtual import Ask, begun, make_scheduler, run
@@ -95,7 +94,7 @@ def test_prompts_of_different_adapters_share_nothing() -> None:
     settings = {"model": "fake", "prefix_caching": True, "lora_random": "1:1"}
     server = Server(build("dynamic", settings, {}), lambda *_: FakeGenerator())
     requests = [Request([[1] * 16], 1, adapter=name) for name in ("", "lora-0")]
-    base, adapted = (PendingAnswer(server, request).group[0].prefix for request in requests)
+    base, adapted = (server.group(request)[0].prefix for request in requests)
     server.close()
     assert base and adapted and not {*base.keys} & {*adapted.keys}
     salted = [("", ""), ("a", ""), ("", "a"), ("a", "b"), ("b", "a")]  # salt, adapter

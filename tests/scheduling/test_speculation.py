@@ -19,7 +19,7 @@ from scheduling.inference import Drafter, Inference, Iteration
 from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
 from scheduling.scheduler import Scheduler
-from server.api.pending import PendingAnswer
+from server.api.rendering import renderer_of
 from server.request import Request
 from server.serving import Server
 from simulate import any_ids
@@ -162,7 +162,7 @@ def test_answers_are_the_same_with_stops_and_scores(settings: dict[str, Any], ne
     for speculate in (0, 6):
         given = {"model": "demo", "dtype": "float32", "speculate": speculate}
         server = Server(build("static", given | settings, {}))
-        exchanges = [PendingAnswer(server, request) for request in REQUESTS]
+        exchanges = [renderer_of(server, request) for request in REQUESTS]
         for exchange in exchanges:
             server.manager.enqueue(exchange.group)
         members = [member for exchange in exchanges for member in exchange.group]

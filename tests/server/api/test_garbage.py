@@ -17,10 +17,9 @@ from flask.testing import FlaskClient
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from generate.fake import FakeGenerator
-from generate.tokenizer import Detokenizer, load_tokenizer
+from generate.tokenizer import load_tokenizer
 from scheduling.inference import Inference, Iteration, TokenEvent
-from server.api.pending import Events, Part
-from server.api.replies import InferenceReply
+from server.api.rendering import InferenceRenderer
 from server.http.streams import Stream
 from server.request import Request
 from tests.servers import ClientOf, wait_until
@@ -115,11 +114,11 @@ def test_a_broken_engine_leaves_no_cycle(client_of: ClientOf) -> None:
 def test_a_stream_whose_client_left_leaves_no_cycle() -> None:
     def cut() -> None:
         inference = Inference([1], 3, tokens=list(b"abc"))
-        part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
-        reply = InferenceReply(Request([[1]], 3), [inference], "model", 0.0)
+        request, tokenizer = Request([[1]], 3), load_tokenizer("bytes")
+        renderer = InferenceRenderer(request, [inference], tokenizer, "model", 0.0)
         ours, theirs = socket.socketpair()
         theirs.close()
-        stream, tokens = Stream(Events({id(inference): part}, reply), ours), count(1)
+        stream, tokens = Stream(renderer, ours), count(1)
 
         def turn(_: object) -> None:
             stream.advance({id(inference): TokenEvent(inference, next(tokens), False)})

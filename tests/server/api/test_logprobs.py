@@ -22,7 +22,7 @@ from scheduling.inference import Inference
 from scheduling.policies import Dynamic, NoBatching, Policy
 from scheduling.sampling import Sampling, Score, Scores
 from server.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
-from server.api.replies import Logprobs
+from server.api.logprobs import Logprobs
 from tests.oracle import N_VOCAB, POLICIES, SHAPE, Guesses, engine, enliven, serve, workload
 from tests.servers import ClientOf, events
 

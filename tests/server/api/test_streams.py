@@ -17,8 +17,7 @@ from generate.tokenizer import Detokenizer, load_tokenizer
 from scheduling.inference import Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic
 from scheduling.sampling import Score
-from server.api.pending import Events, Part
-from server.api.replies import InferenceReply
+from server.api.rendering import InferenceRenderer, Part
 from server.http.streams import Stream, Watcher
 from server.request import Request
 from tests.server.observers.test_metrics import metrics
@@ -43,10 +42,11 @@ def test_tokens_whose_bytes_are_no_whole_character_yet_are_counted_with_it() -> 
 
 def test_tokens_that_pile_up_come_as_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
     inference = Inference([1], 6, tokens=list(b"abcdef"))
-    part = Part(0, Detokenizer(load_tokenizer("bytes")), [], 9)
-    monkeypatch.setattr(InferenceReply, "end", lambda reply: "end")
-    reply = InferenceReply(Request([[1]], 6), [inference], "model", 0.0)
-    stream = Stream(Events({id(inference): part}, reply), None)
+    monkeypatch.setattr(InferenceRenderer, "_end", lambda renderer: "end")
+    tokenizer = load_tokenizer("bytes")
+    stream = Stream(
+        InferenceRenderer(Request([[1]], 6), [inference], tokenizer, "model", 0.0), None
+    )
     body = stream.body(lambda turn: wait_until(turn.is_set))
 
     def tell(n: int) -> None:
