@@ -20,7 +20,7 @@ from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from server.api import about
-from server.api.door import CALLER, Door
+from server.api.door import Door
 from server.api.lora import Adapters
 from server.api.messages import REQUEST_ID, Answer, request_id
 from server.api.reader import RequestReader
@@ -60,23 +60,21 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     handlers: dict[Route, Callable[[Call], Answer | Response]] = {}
     handlers |= about.of_config(config, reader)
     handlers |= about.of_server(server, [os.getpid(), os.getppid()])
-    handlers |= Adapters(server).rows()
-    handlers |= Completions(server, reader).rows()
+    handlers |= Adapters(server).handlers()
+    handlers |= Completions(server, reader).handlers()
     if config.live != "off":
-        handlers |= Panel(server).rows()
+        handlers |= Panel(server).handlers()
 
     @app.before_request
     def handle() -> Response:
         """Answer a request."""
         g.request_id = request_id(request.headers.get(REQUEST_ID, ""))
-        caller = request.environ.get(CALLER)
-        admitted = door.admit(request.method, request.path, request.headers, caller)
-        if isinstance(admitted, Answer):
-            return _respond(admitted)
-        is_post = admitted.route.method == "POST"
-        query, body = ({}, _body()) if is_post else (request.args, b"")
-        call = Call(query, body, admitted.name, admitted.user, g.request_id)
-        return _respond(handlers[admitted.route](call))
+        call = door.admit(request.method, request.path, request.headers, g.request_id)
+        if isinstance(call, Answer):
+            return _respond(call)
+        is_post = call.route.method == "POST"
+        call = call._replace(body=_body()) if is_post else call._replace(query=request.args)
+        return _respond(handlers[call.route](call))
 
     @app.after_request
     def name_request(response: Response) -> Response:

@@ -104,7 +104,7 @@ ABSENT = {  # modules, and what they load without
     "simulate.program, simulate.server": f"{HEAVY} matplotlib scipy server.serving batching",
     "server.serving": "flask gunicorn",
     "server.replicas.replica, server.replicas.serve": "flask ray torch",
-    "server.api.about, server.api.door, server.api.pending": "flask werkzeug torch",
+    "server.api.about, server.api.door, server.api.rendering": "flask werkzeug torch",
     "app": "torch aiohttp matplotlib",
     "server.launch": "torch aiohttp matplotlib flask app server.serving numpy",
     "model": "pydantic",

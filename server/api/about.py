@@ -16,7 +16,7 @@ from server.api.messages import Answer, answer
 from server.api.openapi import document
 from server.api.reader import RequestReader
 from server.api.refusals import Refused
-from server.api.routes import Call, Row, offered
+from server.api.routes import Call, Handlers, offered
 from server.observers.recent import KEPT
 from server.request import Models
 from server.serving import Server
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NUMBER = re.compile("[0-9]{1,18}")
 
 
-def of_config(config: Config, reader: RequestReader) -> list[Row]:
+def of_config(config: Config, reader: RequestReader) -> Handlers:
     """Return the routes that need no engine."""
     models = reader.models
 
@@ -36,19 +36,17 @@ def of_config(config: Config, reader: RequestReader) -> list[Row]:
         models.adapter_of(call.name)
         return answer(cards(models)[call.name])
 
-    return [
-        (routes.TOKENIZE, lambda call: answer(reader.tokenize(call.body))),
-        (routes.MODELS, lambda call: answer({"object": "list", "data": [*cards(models).values()]})),
-        (routes.MODEL, one_model),
-        (routes.HEALTH, health),
-        (
-            routes.DOCUMENT,
-            lambda call: answer(document(bool(config.users_of_keys), config.live != "off")),
-        ),
-    ]
+    has_key, has_page = bool(config.users_of_keys), config.live != "off"
+    return {
+        routes.TOKENIZE: lambda call: answer(reader.tokenize(call.body)),
+        routes.MODELS: lambda call: answer({"object": "list", "data": [*cards(models).values()]}),
+        routes.MODEL: one_model,
+        routes.HEALTH: health,
+        routes.DOCUMENT: lambda call: answer(document(has_key, has_page)),
+    }
 
 
-def of_server(server: Server, pids: Sequence[int]) -> list[Row]:
+def of_server(server: Server, pids: Sequence[int]) -> Handlers:
     """Return the routes about the engine. pids: of the server's processes."""
     manager = server.manager
 
@@ -66,15 +64,15 @@ def of_server(server: Server, pids: Sequence[int]) -> list[Row]:
             raise Refused("not_found", message)
         return answer({"requests": found})
 
-    return [
-        (routes.DESCRIPTION, lambda call: description(server.config, pids)),
-        (routes.REQUEST, request),
-        (routes.READY, lambda call: readiness(manager.not_ready_because())),
-        (routes.STATS, lambda call: answer(server.report(iterations_since(call.query)))),
-        (routes.METRICS, lambda call: metrics(generate_latest(server.metrics.registry))),
-        (routes.RESET, reset),
-        (routes.FORGET_PREFIXES, forget_prefixes),
-    ]
+    return {
+        routes.DESCRIPTION: lambda call: description(server.config, pids),
+        routes.REQUEST: request,
+        routes.READY: lambda call: readiness(manager.not_ready_because()),
+        routes.STATS: lambda call: answer(server.report(iterations_since(call.query))),
+        routes.METRICS: lambda call: metrics(generate_latest(server.metrics.registry)),
+        routes.RESET: reset,
+        routes.FORGET_PREFIXES: forget_prefixes,
+    }
 
 
 def cards(models: Models) -> dict[str, Any]:

@@ -13,39 +13,24 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from config.reading import digest
 from server.api import refusals
 from server.api.messages import HTML, JSON, Answer
 from server.api.refusals import Refused, unauthorized
-from server.api.routes import DESCRIPTION, OPEN, PAGE, PROBES, Route, offered
+from server.api.routes import DESCRIPTION, OPEN, PAGE, PROBES, Call, Route, offered
 
 if TYPE_CHECKING:
     from config import Config
 
 NAME = "{name}"  # the end of some paths
-CALLER = "batching.caller"  # in a WSGI environment: the Caller, if the key was checked already
 
 
 class Headers(Protocol):
     """A request's headers, by names in any case."""
 
     def get(self, name: str, default: str, /) -> str: ...
-
-
-class Caller(NamedTuple):
-    """The client of a request whose key is right. user: the name of the key, if it has one."""
-
-    user: str | None
-
-
-class Admitted(NamedTuple):
-    """A request whose route may be called. name: the end of its path. user: as of Caller."""
-
-    route: Route
-    name: str
-    user: str | None
 
 
 class Door:
@@ -59,31 +44,27 @@ class Door:
             self._routes.setdefault(route.path, {})[route.method] = route
         self._prefixes = [path.removesuffix(NAME) for path in self._routes if NAME in path]
 
-    def caller(self, method: str, path: str, headers: Headers) -> Caller | None:
-        """Check the key of a request; return None if it needs none. Raises Refused."""
+    def user(self, method: str, path: str, headers: Headers) -> str | None:
+        """Check the key of a request, if it needs one; return the user that it names, if any.
+        Raises Refused.
+        """
         if not self._keys:
             return None
         route, _, _ = self._find(method, path)
         if route in OPEN or self._shows_page(route, headers):
             return None
-        return Caller(user_of(self._keys, headers.get("Authorization", "")))
+        return user_of(self._keys, headers.get("Authorization", ""))
 
     def admit(
-        self,
-        method: str,
-        path: str,
-        headers: Headers,
-        caller: Caller | None = None,
-        prefix: str = "",
-    ) -> Admitted | Answer:
-        """Check a request; return its route, or the answer where no handler is needed. Raises
-        Refused.
+        self, method: str, path: str, headers: Headers, id: str, prefix: str = ""
+    ) -> Call | Answer:
+        """Check a request; return its call, but for query and body, or the answer where no handler
+        is needed. Raises Refused.
 
-        caller: as `caller` returned it, if it was called before. That a request needs no key is
-        decided here once more: before, its path was not decoded yet. prefix: before the path, as
-        a replica has.
+        The key is checked here also if it was before the body was read: the path was not decoded
+        then. prefix: before the path, as a replica has.
         """
-        caller = caller or self.caller(method, path, headers)
+        user = self.user(method, path, headers)
         route, taken, name = self._find(method, path)
         if method == "POST" and route is not None:
             check_body(headers)
@@ -98,7 +79,7 @@ class Door:
             return to_page(prefix)
         if method == "OPTIONS":
             return Answer(b"", headers={"Allow": allowed}, content_type=HTML)
-        return Admitted(route, name, caller.user if caller else None)
+        return Call(route, name, user, id)
 
     def _find(self, method: str, path: str) -> tuple[Route | None, Mapping[str, Route], str]:
         """Return the route that takes a request (of OPTIONS, any one of the path), all routes of

@@ -13,7 +13,7 @@ from server.api.bodies import LoadAdapterRequest, UnloadAdapterRequest
 from server.api.messages import TEXT, Answer
 from server.api.reader import parse
 from server.api.refusals import Refused
-from server.api.routes import LOAD_ADAPTER, UNLOAD_ADAPTER, Call, Row
+from server.api.routes import LOAD_ADAPTER, UNLOAD_ADAPTER, Call, Handlers
 from server.serving import Server
 
 POLL_S = 0.05  # while requests of an adapter that leaves are in flight
@@ -30,8 +30,8 @@ class Adapters:
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
 
-    def rows(self) -> list[Row]:
-        return [(LOAD_ADAPTER, self._load), (UNLOAD_ADAPTER, self._unload)]
+    def handlers(self) -> Handlers:
+        return {LOAD_ADAPTER: self._load, UNLOAD_ADAPTER: self._unload}
 
     def _load(self, call: Call) -> Answer:
         body = self._read(LoadAdapterRequest, call)

@@ -38,19 +38,20 @@ class Route:
 
 
 class Call(NamedTuple):
-    """A request to a route; it may travel between processes. name: at the path's end. user: that
-    its key names, if any. id: in its answer's headers, too.
+    """A request that may call its route; it may travel between processes. name: at the path's end.
+    user: that its key names, if any. id: in its answer's headers, too.
     """
 
-    query: Mapping[str, str] = {}
-    body: bytes = b""
+    route: Route
     name: str = ""
     user: str | None = None
     id: str = ""
+    query: Mapping[str, str] = {}
+    body: bytes = b""
 
 
 Handler = Callable[[Call], Answer]  # it may raise a ServingError
-Row = tuple[Route, Handler]
+Handlers = dict[Route, Handler]
 
 
 def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:

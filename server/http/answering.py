@@ -14,11 +14,10 @@ from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 
 from scheduling.errors import ServingError
-from server.api.door import CALLER
 from server.http.connections import Connection
 from server.http.http_reader import no_request, rendered
 
-Call = Callable[[], None]
+Task = Callable[[], None]
 log = logging.getLogger("gunicorn.error")
 
 
@@ -35,7 +34,7 @@ def answer(app: Any, settings: Any, connection: Connection, request: Request, la
     except ParseException as error:
         connection.send(rendered(no_request(error)))
         return False
-    environ |= {"wsgi.multithread": True, CALLER: request.caller}
+    environ["wsgi.multithread"] = True
     if last:
         response.force_close()
     try:
@@ -58,7 +57,7 @@ def answer(app: Any, settings: Any, connection: Connection, request: Request, la
 
 
 class Pool:
-    """Up to `most` threads. A call goes to the thread that became idle last, or to a new one.
+    """Up to `most` threads. A task goes to the thread that became idle last, or to a new one.
 
     concurrent.futures wakes idle threads in turn, so that in time the stack and allocator memory of
     each grow to what the largest request needs: after one peak a server grew for half an hour.
@@ -68,41 +67,41 @@ class Pool:
     def __init__(self, most: int):
         self._most = most
         self._lock = threading.Lock()
-        self._idle: list[SimpleQueue[Call]] = []  # of each idle thread: where it waits for a call
-        self._waiting: deque[Call] = deque()
+        self._idle: list[SimpleQueue[Task]] = []  # where each idle thread waits for a task
+        self._waiting: deque[Task] = deque()
         self._n = 0
 
-    def submit(self, call: Call) -> None:
-        """Run a call in a thread, now or once one is free."""
+    def submit(self, task: Task) -> None:
+        """Run a task in a thread, now or once one is free."""
         with self._lock:
             if self._idle:
-                self._idle.pop().put(call)
+                self._idle.pop().put(task)
                 return
             if self._n == self._most:
-                self._waiting.append(call)
+                self._waiting.append(task)
                 return
             self._n += 1
-        # the call comes by the queue: a thread keeps its arguments for life
-        calls = SimpleQueue[Call]()
-        calls.put(call)
+        # the task comes by the queue: a thread keeps its arguments for life
+        tasks = SimpleQueue[Task]()
+        tasks.put(task)
         try:
-            threading.Thread(target=self._run, args=[calls], name="http", daemon=True).start()
+            threading.Thread(target=self._run, args=[tasks], name="http", daemon=True).start()
         except RuntimeError:  # the system starts no more
             with self._lock:
                 self._n -= 1
-                self._waiting.append(call)
+                self._waiting.append(task)
 
-    def _run(self, calls: SimpleQueue[Call]) -> None:
-        call = calls.get()
+    def _run(self, tasks: SimpleQueue[Task]) -> None:
+        task = tasks.get()
         while True:
             try:
-                call()
+                task()
             except Exception:
                 log.exception("a request's thread failed; it goes on")
             with self._lock:
                 if self._waiting:
-                    call = self._waiting.popleft()
+                    task = self._waiting.popleft()
                     continue
-                self._idle.append(calls)
-            del call  # it holds a whole request
-            call = calls.get()
+                self._idle.append(tasks)
+            del task  # it holds a whole request
+            task = tasks.get()

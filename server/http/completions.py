@@ -32,9 +32,9 @@ class Completions:
         self._watcher = Watcher(server.manager)
         self._streamer = Streamer()
 
-    def rows(self) -> list[tuple[Route, Callable[[Call], Answer | Response]]]:
+    def handlers(self) -> dict[Route, Callable[[Call], Answer | Response]]:
         readers = self._reader.readers()
-        return [(route, partial(self._answer, read)) for route, read in readers.items()]
+        return {route: partial(self._answer, read) for route, read in readers.items()}
 
     def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
         """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""

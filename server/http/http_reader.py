@@ -18,7 +18,6 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from scheduling.errors import ServingError
-from server.api.door import Caller
 from server.api.refusals import Refused, failure, too_large
 
 MAX_HEAD_BYTES = 32_768  # of a request line and its headers
@@ -69,8 +68,7 @@ class Reader:
     """Reader of the requests of one connection, one after another.
 
     settings: gunicorn's. client: the client's address. max_body_bytes: limit of a whole body.
-    admit: called before a body is read; raises ServingError if it must not be. Each request's
-    `caller` is what it returned, None without a body.
+    admit: called before a body is read; raises ServingError if it must not be.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Reader:
         settings: Any,
         client: Any,
         max_body_bytes: int,
-        admit: Callable[[Request], Caller | None] = lambda request: None,
+        admit: Callable[[Request], None] = lambda request: None,
     ):
         self._admit = admit
         self._settings = settings
@@ -167,8 +165,8 @@ class Reader:
         self._missing = 0
         if not self._chunked:
             self._expect(request.body.reader.length)
-        has_body = self._chunked or self._missing
-        request.caller = self._admit(request) if has_body else None
+        if self._chunked or self._missing:
+            self._admit(request)
         self._request = request
         return True
 

@@ -48,7 +48,6 @@ from werkzeug.datastructures import Headers
 
 from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
 from scheduling.errors import Draining, ServingError
-from server.api.door import Caller
 from server.api.messages import REQUEST_ID, request_id
 from server.api.refusals import Refused, too_slow
 from server.http.answering import Pool, answer
@@ -237,11 +236,11 @@ class Worker(base.Worker):
             reader = Reader(self.cfg, client, MAX_BODY_BYTES, self._admit)
             self._connections.add(Connection(next(self._numbers), sock, client, server, reader))
 
-    def _admit(self, request: Request) -> Caller | None:
+    def _admit(self, request: Request) -> None:
         """Check the key of a request before its body is read. Raises Refused."""
         headers, door = Headers(request.headers), self.wsgi.extensions["door"]
         try:
-            return door.caller(request.method, request.path, headers)
+            door.user(request.method, request.path, headers)
         except Refused as error:
             error.headers[REQUEST_ID] = request_id(headers.get(REQUEST_ID, ""))
             raise

@@ -8,7 +8,7 @@ from server.api.bodies import LoadRequest
 from server.api.messages import HTML, Answer, answer
 from server.api.reader import parse
 from server.api.refusals import Refused
-from server.api.routes import EVENTS, FILE, LOAD, PAGE, Call, Row
+from server.api.routes import EVENTS, FILE, LOAD, PAGE, Call, Handlers
 from server.live import page
 from server.live.made_load import MadeLoad
 from server.live.observer import Live, about
@@ -54,8 +54,8 @@ class Panel:
         server.manager.observe(self._live)
         self._loads = MadeLoad(server)
 
-    def rows(self) -> list[Row]:
-        return [(PAGE, _page), (FILE, _file), (EVENTS, self._events), (LOAD, self._load)]
+    def handlers(self) -> Handlers:
+        return {PAGE: _page, FILE: _file, EVENTS: self._events, LOAD: self._load}
 
     def _events(self, call: Call) -> Answer:
         since = number(call.query, "since", "give the cursor of an earlier answer")

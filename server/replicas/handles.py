@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from scheduling.errors import EngineFailed
 from server.api.messages import DONE, Answer, event
 from server.api.refusals import body_of, failure
-from server.api.routes import Call, Route
+from server.api.routes import Call
 from server.replicas.replica import Full
 from server.request import Request
 
@@ -48,9 +48,9 @@ class Handles:
                 return answer
             tried = [*tried, answer.name]
 
-    async def ask(self, route: Route, call: Call, to: str) -> Answer:
+    async def ask(self, call: Call, to: str) -> Answer:
         """Return the answer of a route about that replica."""
-        return await self._one(self._handle.ask.remote(route, call, to=to))
+        return await self._one(self._handle.ask.remote(call, to=to))
 
     async def stream(self, request: Request, to: str | None) -> AsyncIterator[Answer | bytes]:
         tried: list[str] = []

@@ -22,11 +22,11 @@ from generate.tokenizer import load_tokenizer
 from scheduling import routers
 from scheduling.errors import Draining, InvalidRequest, ServingError
 from server.api import about, routes
-from server.api.door import Admitted, Door, to_page
+from server.api.door import Door, to_page
 from server.api.messages import JSON, REQUEST_ID, STREAM, STREAM_HEADERS, Answer, answer, request_id
 from server.api.reader import RequestReader
 from server.api.refusals import Refused, failure, too_large, too_slow
-from server.api.routes import Call, Handler, Route
+from server.api.routes import Call, Handlers
 from server.observers.run import Run
 from server.replicas import merging
 from server.replicas.handles import Handles, cut_off, gone
@@ -50,34 +50,29 @@ class Ingress:
         self.counted = Run()  # requests that the ingress itself refused
         reader = RequestReader(config, load_tokenizer(config.tokenizer))
         self._readers = reader.readers()
-        self._shared: dict[Route, Handler] = dict(about.of_config(config, reader))
-        self._shared |= {
-            routes.LOAD_ADAPTER: adapters_are_fixed,
-            routes.UNLOAD_ADAPTER: adapters_are_fixed,
-        }
+        fixed = dict.fromkeys((routes.LOAD_ADAPTER, routes.UNLOAD_ADAPTER), adapters_are_fixed)
+        self._shared: Handlers = about.of_config(config, reader) | fixed
 
     async def handle(self, http: Http) -> Response:
         """Answer a request that the door has admitted. Raises ServingError."""
-        admitted: Admitted = http.scope["admitted"]
+        call: Call = http.scope["call"]
         to: str | None = http.scope.get("replica")
-        route = admitted.route
+        route = call.route
         if not to and route in (routes.REQUEST, routes.EVENTS, routes.LOAD, routes.FILE):
             raise InvalidRequest(
                 f"{route.name} belongs to one replica: ask /replicas/NAME{route.path}; GET /stats "
                 "lists the names"
             )
-        raw = b""
+        call = call._replace(query=dict(http.query_params))
         if route.method == "POST":
-            raw = await body_of(http, self._config.body_timeout_s)
-        query = dict(http.query_params)
-        call = Call(query, raw, admitted.name, admitted.user, http.scope["id"])
+            call = call._replace(body=await body_of(http, self._config.body_timeout_s))
         if read := self._readers.get(route):
-            return await self._complete(read(raw).named(call.user, call.id), to)
+            return await self._complete(read(call.body).named(call.user, call.id), to)
         if to and route in OF_ONE:
-            return respond(await self._replicas.ask(route, call, to))
+            return respond(await self._replicas.ask(call, to))
         if shared := self._shared.get(route):
             return respond(shared(call))
-        return respond(await self._of_all(route, call))
+        return respond(await self._of_all(call))
 
     async def _complete(self, request: Request, to: str | None) -> Response:
         if not request.stream:
@@ -88,9 +83,9 @@ class Ingress:
             return respond(first)
         return StreamingResponse(_from(first, events), media_type=STREAM, headers=STREAM_HEADERS)
 
-    async def _of_all(self, route: Route, call: Call) -> Answer:
+    async def _of_all(self, call: Call) -> Answer:
         """Answer a route about all replicas together."""
-        replicas = self._replicas
+        replicas, route = self._replicas, call.route
         if route == routes.DESCRIPTION:
             return about.description(self._config, self._pids)
         if route == routes.METRICS:
@@ -156,17 +151,17 @@ class AtTheDoor:
         if match := PREFIX.fullmatch(path):
             prefix, path = f"/replicas/{match[1]}", match[2]
             scope = {**scope, "replica": match[1]}
-        admitted: Admitted | Answer
-        try:
-            admitted = self._door.admit(scope["method"], path, headers, prefix=prefix)
-        except ServingError as error:
-            admitted = failure(error)
-        if isinstance(admitted, Answer):
-            await respond(admitted)(scope, receive, send)
-            return
         id_ = request_id(headers.get(REQUEST_ID, ""))
+        call: Call | Answer
+        try:
+            call = self._door.admit(scope["method"], path, headers, id_, prefix)
+        except ServingError as error:
+            call = failure(error)
+        if isinstance(call, Answer):
+            await respond(call)(scope, receive, send)
+            return
         # of a HEAD the HTTP server leaves the body out
-        more = {"path": path, "method": admitted.route.method, "admitted": admitted, "id": id_}
+        more = {"path": path, "method": call.route.method, "call": call}
         await self._app({**scope, **more}, receive, send)
 
 

@@ -16,7 +16,7 @@ from server.api import about
 from server.api.messages import Answer, answer
 from server.api.refusals import Refused, failure
 from server.api.rendering import renderer_of
-from server.api.routes import HEALTH, METRICS, RESET, Call, Handler, Route
+from server.api.routes import HEALTH, METRICS, RESET, Call, Handlers
 from server.live.panel import Panel
 from server.observers.run import Run
 from server.request import Request
@@ -97,10 +97,10 @@ class Replica:
         self.manager = self.server.manager
         self._calls = LoopCalls(asyncio.get_running_loop())
         self.manager.observe(self._calls)
-        self._handlers: dict[Route, Handler] = {HEALTH: about.health}
+        self._handlers: Handlers = {HEALTH: about.health}
         self._handlers |= about.of_server(self.server, [os.getpid()])
         if config.live != "off":
-            self._handlers |= Panel(self.server).rows()
+            self._handlers |= Panel(self.server).handlers()
 
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
@@ -163,11 +163,11 @@ class Replica:
         finally:
             self.manager.cancel(queued)  # without effect unless the reader left before the end
 
-    async def ask(self, route: Route, call: Call, to: str | None = None) -> Answer:
+    async def ask(self, call: Call, to: str | None = None) -> Answer:
         """Return the answer of a route about one server."""
         try:
             self._check(to)
-            return self._handlers[route](call)
+            return self._handlers[call.route](call)
         except ServingError as error:
             return self._failed(error)
 
@@ -178,11 +178,11 @@ class Replica:
         return Report(self.name, manager.not_ready_because(), blocks, run)
 
     async def metrics(self) -> bytes:
-        return self._handlers[METRICS](Call()).body
+        return (await self.ask(Call(METRICS))).body
 
     async def reset(self) -> None:
         """Start a new run."""
-        self._handlers[RESET](Call())
+        await self.ask(Call(RESET))
 
     async def forget_prefixes(self) -> None:
         self.manager.forget_prefixes()
