@@ -43,7 +43,7 @@ class Occupancy:
         self.occupied += done * record.live
 
     def over_time(self) -> dict[str, Any]:
-        """Return means of each bin, in the format of `analysis.occupancy_over_time`."""
+        """Return means of each bin, in the format of `client.analysis.occupancy_over_time`."""
         means = {kind: [round(n / self._width, 4) for n in b] for kind, b in self._bins.items()}
         return {"started_at": 0.0, "bin_s": self._width / PS if self.busy else 0.0} | means
 

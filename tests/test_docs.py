@@ -37,10 +37,11 @@ from scheduling.policies import base as helpers
 from scheduling.policies.base import View
 from scheduling.prefix_cache import Account
 from scheduling.user_policies import SOURCES
-from server.live.history import Cell, iterations
+from server.live.history import Cell
 from simulate.saved_page import histories
 from tests.counts import nightly_but
 from tests.programs import output
+from tests.server.live.shown import iterations
 from tests.test_readme import BLOCKS, PAGES, TEXT, of
 
 ASKED = (  # by new users, of the docs

@@ -280,7 +280,7 @@ class RecentRequest(_Answer):
     error: str | None = Field(description="code of its error")
     arrived_at: float = Field(description="seconds since the epoch")
     latency_s: float = Field(description="the sum of its parts")
-    prompt_tokens: int
+    prompt_tokens: int = Field(description="of the first completion of a prompt; the others have 0")
     completion_tokens: int
     parts: dict[str, float] = Field(description=OF_LATENCY)
     neighbours: Neighbours

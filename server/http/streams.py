@@ -54,11 +54,12 @@ class Streamer:
         """Write `stream` as `group`, which is not queued yet, advances. Raises Overloaded."""
         with self._lock:
             self._thread = self._thread or started("streamer", self._run)
+
+        def advance(update: TokenEvent) -> None:
+            self._queue.put((stream, update))
+
         for member in group:
-            member.listener, member.streamed = (
-                lambda update: self._queue.put((stream, update)),
-                True,
-            )
+            member.listener, member.streamed = advance, True
 
     def _run(self) -> None:
         while True:

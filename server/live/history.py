@@ -1,5 +1,5 @@
 """Rows × iterations in the page's format (docs/live.md): each running request has a line of its
-own, and an iteration is stored as the changes of lines. `iterations` parses it.
+own, and an iteration is stored as the changes of lines.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import heapq
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scheduling.inference import Inference, Iteration, Row, State
@@ -307,32 +307,3 @@ class History:
                 self._cells.pop(line, None)
             else:
                 self._cells[line] = cell
-
-
-class ReadIteration(NamedTuple):
-    """An iteration of a history. at, seconds: on its clock. cells: by line, without free ones."""
-
-    number: int
-    at: float
-    seconds: float
-    waiting: int
-    running: int
-    blocks_used: int
-    padding: int
-    cells: dict[int, Cell]
-
-
-def iterations(history: Mapping[str, Any]) -> Iterator[ReadIteration]:
-    """Return each iteration of a history (its JSON, parsed) with all of its lines; `cells` is the
-    same mapping each time, and valid until the next one.
-    """
-    first: int = history["first"]
-    cells = {line: Cell._make([*cell, first]) for line, *cell in history.get("lines", ())}
-    for number, (*values, changes) in enumerate(history["iterations"], first):
-        cells = {line: cell.at(number) for line, cell in cells.items()}
-        for i in range(0, len(changes), STEP):
-            line, *cell = changes[i : i + STEP]
-            cells[line] = Cell._make([*cell, number])
-            if cells[line].kind == FREE:
-                del cells[line]
-        yield ReadIteration._make([number, *values, cells])

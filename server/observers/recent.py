@@ -56,6 +56,7 @@ class RecentRequests:
             "error": i.error.code if i.error else None,
             "arrived_at": i.arrived_at + self._manager.epoch_offset,
             "latency_s": round(until - i.arrived_at, 6),
-            "prompt_tokens": len(i.prompt_ids), "completion_tokens": len(i.token_times),
+            "prompt_tokens": len(i.prompt_ids) if i.leader is None else 0,  # it counts once
+            "completion_tokens": len(i.token_times),
             "parts": parts_of(i, until),
         }  # fmt: skip

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from client.runs import RunError
-from server.live.history import iterations
 from simulate.saved_page import beside
 from simulate.vllm.history import history as history_of
 from tests.conftest import undraw
 from tests.programs import output, ran
-from tests.server.live.shown import computed, counted, rows_of
+from tests.server.live.shown import computed, counted, iterations, rows_of
 from tests.servers import ROOT
 
 SMALL = "--modes static,dynamic --numsamples 30 --arrival poisson:60"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from server.live.history import iterations
+from server.live.history import FREE, STEP, Cell
 from stats import ROW_KINDS
 
 # kinds of rows by the page's letters
@@ -36,6 +36,33 @@ CASES = {
     "demand, few blocks": case("dynamic", "recomputed", **FEW),
     "srpt": case("dynamic", "paused", order="srpt"),
 }
+
+
+class ReadIteration(NamedTuple):
+    """An iteration of a history. at, seconds: on its clock. cells: by line, without free ones."""
+
+    number: int
+    at: float
+    seconds: float
+    waiting: int
+    running: int
+    blocks_used: int
+    padding: int
+    cells: dict[int, Cell]
+
+
+def iterations(history: Mapping[str, Any]) -> Iterator[ReadIteration]:
+    """Yield each iteration of a history (its JSON, parsed) with all of its lines."""
+    first: int = history["first"]
+    cells = {line: Cell._make([*cell, first]) for line, *cell in history.get("lines", ())}
+    for number, (*values, changes) in enumerate(history["iterations"], first):
+        cells = {line: cell.at(number) for line, cell in cells.items()}
+        for i in range(0, len(changes), STEP):
+            line, *cell = changes[i : i + STEP]
+            cells[line] = Cell._make([*cell, number])
+            if cells[line].kind == FREE:
+                del cells[line]
+        yield ReadIteration._make([number, *values, cells])
 
 
 def rows_of(history: Mapping[str, Any]) -> list[Rows]:

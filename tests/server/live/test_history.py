@@ -18,11 +18,12 @@ from scheduling.policies import ORDERS, Dynamic, MultiBin, Srpt, Static
 from scheduling.prefix_cache import block_keys
 from scheduling.records import IterationRecord
 from server.live import page
-from server.live.history import KEPT, Cell, History, QueueSnapshot, iterations
+from server.live.history import KEPT, Cell, History, QueueSnapshot
 from server.live.observer import BACKLOG, LEASE_S, Live, RunObserver, snapshot_of
 from simulate import PS, Loop, SimulatedReplica, seconds
 from simulate.costs import Costs, Line
 from simulate.replica import Stretch
+from tests.server.live.shown import iterations
 from tests.virtual import make_scheduler
 
 ABOUT = {"name": "dynamic"}

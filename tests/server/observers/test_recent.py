@@ -77,3 +77,13 @@ def test_a_request_that_failed_is_known_and_old_ones_are_forgotten(
     assert response.get_json()["error"]["message"] == (
         "No request 'a' is in flight or among the last 2,000."
     )
+
+
+def test_a_prompt_of_several_completions_counts_once_as_in_the_request_log(
+    client_of: ClientOf,
+) -> None:
+    client = client_of()
+    ask = {"prompt": ["hi", "you"], "num_tokens": 2, "n": 2}
+    client.post("/inference", json=ask, headers={"X-Request-Id": "several"})
+    found = client.get("/requests/several").get_json()["requests"]
+    assert [request["prompt_tokens"] for request in found] == [2, 0, 3, 0]
