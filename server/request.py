@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from generate.tokenizer import StopRule
@@ -50,10 +50,6 @@ class Request:
     include_usage: bool = False
     continuous_usage: bool = False  # each event of a stream has its choice's usage so far
     id: str = ""  # the log has it, too
-
-    def named(self, user: str | None, id: str) -> Request:
-        """Return the request with this id, and the user that its key names, if any."""
-        return replace(self, user=user or self.user, id=id)
 
     def rule(self, tokenizer: Encoding) -> StopRule | None:
         """Return the rule that can end an answer early, if it has one."""

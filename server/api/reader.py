@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,7 +19,7 @@ from server.api.bodies import (
     TokenizeRequest,
 )
 from server.api.refusals import too_large
-from server.api.routes import CHAT, COMPLETION, INFERENCE, Route
+from server.api.routes import CHAT, COMPLETION, INFERENCE, Call, Route
 from server.request import Models, Request
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from config import Config
 
 Body = TypeVar("Body", bound=BaseModel)
+Completing = TypeVar("Completing", InferenceRequest, CompletionRequest, ChatRequest)
 Prompt = str | list[str] | list[int] | list[list[int]]  # one prompt or several, as text or as ids
 
 
@@ -56,37 +57,35 @@ class RequestReader:
         self.config, self.tokenizer = config, tokenizer
         self.models = models or Models(config)
 
-    def readers(self) -> dict[Route, Callable[[bytes], Request]]:
-        """Return the reader of each completion route's bodies."""
+    def readers(self) -> dict[Route, Callable[[Call], Request]]:
+        """Return the reader of each completion route's calls."""
         return {INFERENCE: self.inference, COMPLETION: self.completion, CHAT: self.chat}
 
-    def inference(self, raw: bytes) -> Request:
-        body = parse(InferenceRequest, raw)
+    def inference(self, call: Call) -> Request:
+        body, more = self._read(InferenceRequest, call)
         field = "prompt" if body.prompt is not None else "prompt_ids"
         prompt = body.prompt if body.prompt is not None else body.prompt_ids
         assert prompt is not None
-        more = body.model_dump(include={*Common.model_fields, "echo"})
-        more |= {"adapter": self.models.adapter_of(body.model), "alone": is_alone(prompt)}
+        more |= {"alone": is_alone(prompt), "echo": body.echo}
         prompts = self._encode(prompt, body.num_tokens, field=field, length_field="num_tokens")
         sampling = Sampling(body.temperature, body.top_k, body.top_p)
         return Request(prompts, body.num_tokens, sampling, body.seed, **more)
 
-    def completion(self, raw: bytes) -> Request:
-        body = parse(CompletionRequest, raw)
-        self.models.adapter_of(body.model)
+    def completion(self, call: Call) -> Request:
+        body, more = self._read(CompletionRequest, call)
         most = body.max_tokens
         prompts = self._encode(body.prompt, most, field="prompt", length_field="max_tokens")
-        return self._openai("completion", body, prompts, most, body.logprobs, body.echo)
+        more |= {"form": "completion", "logprobs": body.logprobs, "echo": body.echo}
+        return self._openai(body, prompts, most, more)
 
-    def chat(self, raw: bytes) -> Request:
-        body = parse(ChatRequest, raw)
-        self.models.adapter_of(body.model)
+    def chat(self, call: Call) -> Request:
+        body, more = self._read(ChatRequest, call)
         most = body.max_completion_tokens or body.max_tokens
         length_field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
         prompts = self._encode(body.prompt, most or 1, field="messages", length_field=length_field)
         most = most or self.config.max_model_len - len(prompts[0])
-        top = body.top_logprobs if body.logprobs else None
-        return self._openai("chat", body, prompts, most, top)
+        more |= {"form": "chat", "logprobs": body.top_logprobs if body.logprobs else None}
+        return self._openai(body, prompts, most, more)
 
     def tokenize(self, raw: bytes) -> dict[str, Any]:
         """Return the answer of POST /tokenize."""
@@ -97,16 +96,21 @@ class RequestReader:
         ids = self._ids(body.text, field, max(LONGEST_TOKEN.values()))
         return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": None}
 
+    def _read(self, kind: type[Completing], call: Call) -> tuple[Completing, dict[str, Any]]:
+        """Return the body of a call, and fields that requests of all routes have."""
+        body = parse(kind, call.body)
+        adapter = self.models.adapter_of(body.model)
+        own = {"adapter": adapter, "user": call.user or body.user, "id": call.id}
+        return body, body.model_dump(include={*Common.model_fields}) | own
+
     def _openai(
         self,
-        form: Literal["completion", "chat"],
         body: CompletionRequest | ChatRequest,
         prompts: list[list[int]],
         num_tokens: int,
-        logprobs: int | None,
-        echo: bool = False,
+        more: dict[str, Any],
     ) -> Request:
-        if logprobs is not None and self.config.model == "fake":
+        if more["logprobs"] is not None and self.config.model == "fake":
             raise InvalidRequest(
                 "logprobs: the model fake has none; start the server with another --model.",
                 param="logprobs",
@@ -128,9 +132,6 @@ class RequestReader:
             **body.model_dump(include={"presence_penalty", "frequency_penalty", "min_tokens"}),
             stop_ids=tuple(sorted(stop_ids)),
         )
-        more = body.model_dump(include={*Common.model_fields})
-        more |= {"adapter": self.models.adapter_of(body.model), "logprobs": logprobs}
-        more |= {"form": form, "echo": echo}
         more["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
         if options := body.stream_options:
             more["continuous_usage"] = options.continuous_usage_stats

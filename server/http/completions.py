@@ -36,9 +36,9 @@ class Completions:
         readers = self._reader.readers()
         return {route: partial(self._answer, read) for route, read in readers.items()}
 
-    def _answer(self, read: Callable[[bytes], Request], call: Call) -> Answer | Response:
+    def _answer(self, read: Callable[[Call], Request], call: Call) -> Answer | Response:
         """Answer a request. Raises ServingError: for an invalid one, or the group's first error."""
-        renderer = renderer_of(self.server, read(call.body).named(call.user, call.id))
+        renderer = renderer_of(self.server, read(call))
         if renderer.request.stream:
             return self._stream(renderer)
         self._wait_for(renderer.group)

@@ -67,7 +67,7 @@ class Ingress:
         if route.method == "POST":
             call = call._replace(body=await body_of(http, self._config.body_timeout_s))
         if read := self._readers.get(route):
-            return await self._complete(read(call.body).named(call.user, call.id), to)
+            return await self._complete(read(call), to)
         if to and route in OF_ONE:
             return respond(await self._replicas.ask(call, to))
         if shared := self._shared.get(route):
