@@ -84,11 +84,9 @@ class Renderer(ABC):
 
     def whole(self) -> dict[str, Any]:
         """Return the plain answer, once the whole group is answered."""
-        texts = []
-        for part, member in zip(self._parts.values(), self.group):
-            text, _ = part.read(TokenEvent(member, len(member.tokens), True))
-            texts.append(text)
-        return self._answer(texts)
+        parts = zip(self._parts.values(), self.group)
+        events = [(part, TokenEvent(each, len(each.tokens), True)) for part, each in parts]
+        return self._answer([part.read(event) for part, event in events])
 
     @property
     def over(self) -> bool:
@@ -128,8 +126,8 @@ class Renderer(ABC):
         return b"".join(map(event, out)) + (b"" if self._parts else DONE)
 
     @abstractmethod
-    def _answer(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the plain answer of these texts."""
+    def _answer(self, shown: Sequence[tuple[str, int]]) -> dict[str, Any]:
+        """Return the plain answer. shown: text and number of tokens of each inference."""
 
     @abstractmethod
     def _piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
@@ -142,7 +140,8 @@ class Renderer(ABC):
     def _usage(self) -> dict[str, Any]:
         """Count the tokens; a prompt counts once, however many completions it has."""
         leaders = [member for member in self.group if member.leader is None]
-        return self._counted(leaders, sum(self._n_shown(member) for member in self.group))
+        most = self.request.num_tokens
+        return self._counted(leaders, sum(min(len(each.tokens), most) for each in self.group))
 
     def _counted(self, leaders: Sequence[Inference], completion: int) -> dict[str, Any]:
         cached = sum(leader.cached_tokens for leader in leaders)
@@ -154,15 +153,12 @@ class Renderer(ABC):
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def _n_shown(self, member: Inference) -> int:
-        return min(len(member.tokens), self.request.num_tokens)
-
 
 class InferenceRenderer(Renderer):
     """This server's own form."""
 
-    def _answer(self, texts: Sequence[str]) -> dict[str, Any]:
-        return {"completion": self._one_or_all(texts), **self._end()}
+    def _answer(self, shown: Sequence[tuple[str, int]]) -> dict[str, Any]:
+        return {"completion": self._one_or_all([text for text, _ in shown]), **self._end()}
 
     def _piece(self, i: int, text: str, n: int, last: bool) -> dict[str, Any]:
         return {"index": i, "text": text, "tokens": n}
@@ -194,12 +190,10 @@ class CompletionRenderer(Renderer):
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"  # of this answer alone, on any server
         self._sent: Counter[int] = Counter()  # tokens of each choice in a stream
 
-    def _answer(self, texts: Sequence[str]) -> dict[str, Any]:
+    def _answer(self, shown: Sequence[tuple[str, int]]) -> dict[str, Any]:
         choices = [
-            self._choice(
-                i, self._part("message", text), self._n_shown(member), member.finish_reason
-            )
-            for i, (text, member) in enumerate(zip(texts, self.group))
+            self._choice(i, self._part("message", text), n, self.group[i].finish_reason)
+            for i, (text, n) in enumerate(shown)
         ]
         return self._body(self.answer, choices, usage=self._usage())
 

@@ -13,7 +13,7 @@ from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from server.observers.run import Run
 from server.observers.tallies import Ring
-from stats import IN_RESULTS, ROW_KINDS, Times, times_of
+from stats import IN_RESULTS, ROW_KINDS, times_of
 
 ITERATION = np.dtype(
     [("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)]
@@ -77,18 +77,16 @@ class ServerStats:
         with self._lock:
             run = self._run_of(inference.arrived_at)
             run.ended(inference, times)
-            if run is self._run and times is not None:
-                self._keep(times)
+            if run is not self._run or times is None:
+                return
+            for value_of, append in self._single:
+                if not math.isnan(value := value_of(times)):
+                    append(value)
+            for values_of, extend in self._pooled:
+                extend(values_of(times))
 
     def _run_of(self, begun: float) -> Run:
         return self._run if begun >= self._since else self._earlier
-
-    def _keep(self, times: Times) -> None:
-        for value_of, append in self._single:
-            if not math.isnan(value := value_of(times)):
-                append(value)
-        for values_of, extend in self._pooled:
-            extend(values_of(times))
 
     def iterations(self, since: int = 0) -> dict[str, Any]:
         """A page of the run's iterations from number `since` on, at most PAGE of them.
