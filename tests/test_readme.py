@@ -68,7 +68,15 @@ def of(program: str) -> list[list[str]]:
 
 def test_the_readme_shows_each_program() -> None:
     scripts = {program for program in PARSERS if program.endswith(".sh")}
-    others = {"./playground.sh", "./test.sh", "python", "curl", "cp", "PYTHONPATH=."}
+    others = {
+        "./playground.sh",
+        "./test.sh",
+        "lab/again.sh",
+        "python",
+        "curl",
+        "cp",
+        "PYTHONPATH=.",
+    }
     assert {command[0] for command in COMMANDS} == scripts | others
 
 

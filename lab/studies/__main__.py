@@ -4,7 +4,8 @@
 
 All variants of a case serve the same traces, so differences are paired by seed. Finished runs are
 kept in DIR/NAME.runs.jsonl: the same command goes on where it was stopped, and begins anew only
-where the code that the numbers depend on has changed.
+where the code that the numbers depend on has changed. Studies that have answered left: their
+results state the command and the commit that made them.
 """
 
 from __future__ import annotations
@@ -25,23 +26,7 @@ from lab.studies import runner
 from lab.studies.study import Cases, Study
 from simulate.costs import CostsError
 
-NAMES = (
-    "orders", "fair", "memory", "prefixes", "routers", "fidelity", "vllm_schedule", "arena",
-    "prefill", "speculation", "padded", "adapters", "apart", "ahead", "peers", "own", "checks",
-    "find",
-)  # fmt: skip
-LEFT = {  # studies and flags of one, and what to do instead
-    "batches": "run orders --only table=batches",
-    "urgent": "run orders --only table=urgent",
-    "deadlines": "run fair --only table=points",
-    "http": "use the code of commit 7f5e74e",
-    "swap": "use the code of commit 7f5e74e",
-    "approximations": "use the code of commit 5a02a5b; docs/simulating.md has its findings",
-    "capacity": "use the code of commit 5a02a5b; docs/measuring.md has its findings",
-    "fidelity --costs": "each part has costs of its own; python -m lab.benchmarks.costs measures "
-    "them anew",
-    "routers --costs": "use ./simulate.sh --replicas N --router NAME --costs NAME",
-}
+NAMES = ("orders", "fidelity", "vllm_schedule", "arena", "peers", "own")
 
 
 def load(name: str) -> Study:
@@ -144,9 +129,6 @@ def main(argv: Sequence[str] | None = None, program: str = "lab.studies") -> Non
     named = [name for name in NAMES if name in words[:1]]  # others may need missing packages
     try:
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
-        for name in (words[0], *(f"{words[0]} {flag}" for flag in flags)):
-            if name in LEFT:
-                raise ConfigError(f"{name} left: {LEFT[name]}")
         options = parser_of([*map(load, named or NAMES)]).parse_args(words)
         if options.source and (unused := flags - {"--from", "--only", "--out"}):
             raise ConfigError(

@@ -24,7 +24,7 @@ from simulate.jobs import as_worker
 
 CODE = (
     "batching.py", "model.py", "stats.py", "client", "compare", "config", "generate", "scheduling",
-    "server", "lab/studies/engines.py", "lab/studies/virtual.py",
+    "server", "lab/studies/virtual.py",
 )  # fmt: skip
 SUFFIXES = (".py", ".cpp", ".h")
 NUMBERS = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -30,16 +29,13 @@ Key = str | Callable[[Case], Any]  # a case's key, or what is computed from the 
 class Against:
     """Paired comparison of each case with its base: the case with these values, else the same."""
 
-    base: Keys | Callable[[Case], Keys]
+    base: Keys
     gaps: Sequence[str] = ()  # measures whose difference is shown
     ratios: Sequence[str] = ()  # measures whose ratio is shown
-    words: str = ""  # for the base's measure, in headings; none: its first value's
 
     @property
     def name(self) -> str:
         """The base's measure in words."""
-        if callable(self.base) or self.words:
-            return self.words
         return f"{next(iter(self.base.values()))}'s"
 
 
@@ -57,8 +53,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of the figure: lines over a key with numbers; bars by a key with names or by
-    measure; or series over time as areas, one on another.
+    """One part of the figure: lines over a key with numbers, or bars by a key with names or by
+    measure.
     """
 
     title: str
@@ -68,10 +64,9 @@ class Panel:
     xlabel: str = ""
     line: Key = "variant"  # tells lines, or the bars of a group, apart
     where: Keys = field(default_factory=dict)
-    base: Keys | Callable[[Case], Keys] | None = None  # given: the ratio to it is drawn
+    base: Keys | None = None  # given: the ratio to it is drawn
     expected: str = ""  # measure that theory gives: a dotted line, or a tick across a bar
     log: bool = False
-    step: float = 0.0  # given: the measure is {name: series}, with a value for each step of x
 
 
 @dataclass(frozen=True)
@@ -150,13 +145,9 @@ def gap_text(base: Case, case: Case, measure: str, form: str) -> str:
     return text if gap.shown and text[0] in "+−" else "none shown"
 
 
-def base_of(
-    cases: Cases, case: Case, base: Keys | Callable[[Case], Keys], keys: Sequence[str]
-) -> Case | None:
+def base_of(cases: Cases, case: Case, base: Keys, keys: Sequence[str]) -> Case | None:
     """Return the case with the base's values, else the same values of these keys."""
-    changed = base(case) if callable(base) else base
-    wanted = {key: case[key] for key in keys} | {**changed}
-    return next(iter(only(cases, wanted)), None)
+    return next(iter(only(cases, {key: case[key] for key in keys} | {**base})), None)
 
 
 def tables(study: Study, cases: Cases) -> str:
@@ -226,23 +217,18 @@ def figure(study: Study, cases: Cases, caption: str) -> Figure | None:
 
 
 def _drawn(study: Study, panel: Panel, cases: Cases) -> panels.Panel:
-    """Return what a panel shows of these cases; areas are means of all seeds of the first."""
+    """Return what a panel shows of these cases."""
     lines: dict[str, list[panels.Point]] = {}
-    areas: dict[str, Any] = {}
-    if panel.step:
-        seeds = values(cases[0], str(panel.measure))
-        areas = {name: [*map(fmean, zip(*(seed[name] for seed in seeds)))] for name in seeds[0]}
-    else:
-        for case in cases:
-            line = lines.setdefault(str(key_of(case, panel.line)), [])
-            line += _points(study, panel, cases, case)
+    for case in cases:
+        line = lines.setdefault(str(key_of(case, panel.line)), [])
+        line += _points(study, panel, cases, case)
     return panels.Panel(
         title=panel.title,
         xlabel=panel.xlabel,
         ylabel=panel.ylabel,
         lines=lines,
-        areas=areas,
-        step=panel.step,
+        areas={},
+        step=0.0,
         log=panel.log,
     )
 

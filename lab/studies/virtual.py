@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,28 +16,16 @@ from generate.auto import build
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from simulate.costs import FAKE, Costs
-from simulate.program import parse
 from simulate.server import SimulatedServer
-from simulate.simulation import Simulation
 from stats import Times
 
 VIRTUAL = "virtual time, with the iteration times of `--model fake`"
 BURST = 2000  # requests that show a capacity
 BLOCK = 16  # tokens of a KV block
-LONGEST = 1024  # tokens of a request
 CAPACITY_SEED = 2**31
 Settings = Mapping[str, Any]  # of a server; "mode", if it is not dynamic, among them
 SETTINGS: Settings = {"model": "fake", "max_waiting": 10**6}
 NO_LIMITS: Mapping[str, float] = {}
-OF_TRACE = {  # measures of a client, with their headings and formats
-    "mean_ttft_ms": ("TTFT mean, ms", "{:,.0f}"),
-    "p99_ttft_ms": ("TTFT p99, ms", "{:,.0f}"),
-    "p50_itl_ms": ("gap between tokens p50, ms", "{:,.1f}"),
-    "p99_itl_ms": ("gap p99, ms", "{:,.1f}"),
-    "mean_e2el_ms": ("latency mean, ms", "{:,.0f}"),
-    "p99_e2el_ms": ("latency p99, ms", "{:,.0f}"),
-    "output_throughput": ("throughput, tok/s", "{:,.0f}"),
-}
 
 
 class Seen:
@@ -85,33 +72,9 @@ def throughput(outcomes: Outcomes) -> float:
     return tokens / float(outcomes.ended["ended_at"].max())
 
 
-@functools.cache
-def simulation(words: str) -> Simulation:
-    """Return what ./simulate.sh makes of these words for mode dynamic."""
-    return parse(f"--modes dynamic --max-waiting {SETTINGS['max_waiting']} {words}".split())
-
-
-def highest(is_within: Callable[[float], bool], steps: int, most: float = 1.0) -> float:
-    """Return the highest value up to `most` that is within, by so many halvings."""
-    low, high = 0.0, most
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_within(middle) else (low, middle)
-    return low
-
-
 def pool(kv_blocks: int | None) -> Settings:
     """Return the setting of so many KV blocks; None: the server's default."""
     return {"kv_cache": f"{kv_blocks}blocks"} if kv_blocks else {}
-
-
-def pool_of(requests: float, data: Workload, more: float = 0.0) -> int:
-    """Return the KV blocks for all tokens of so many requests of mean length, and `more` blocks; at
-    least those of the longest request.
-    """
-    drawn = data.requests(BURST, "burst")
-    tokens = statistics.mean(len(r.ids) + r.num_tokens for r in drawn)
-    return max(round(requests * tokens / BLOCK + more), LONGEST // BLOCK)
 
 
 def by_time(requests: Sequence[Request]) -> list[Request]:

@@ -294,7 +294,7 @@ def test_where_nothing_can_be_written_it_is_said_in_a_sentence(
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"error: {elsewhere}" in done.stderr and "No space left on device" in done.stderr
     with full(tmp_path):  # a study prints its numbers first
-        done = ran("lab.studies", "memory", "--from", "results/memory", "--out", str(tmp_path))
+        done = ran("lab.studies", "own", "--from", "results/own", "--out", str(tmp_path))
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "| " in done.stdout
 
 

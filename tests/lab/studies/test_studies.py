@@ -9,24 +9,10 @@ from typing import Any
 import pytest
 
 from client.workloads import Workload
-from lab.studies import (
-    fair,
-    fidelity,
-    memory,
-    orders,
-    prefill,
-    prefixes,
-    routers,
-    virtual,
-)
-from lab.studies.__main__ import LEFT, NAMES, load
+from lab.studies import fidelity, orders, virtual
+from lab.studies.__main__ import NAMES, load
 from lab.studies.runner import FinishedRuns, measured, write
-from lab.studies.study import only
-from scheduling.inference import CachedPrefix, Inference
-from scheduling.prefix_cache import block_keys
 from tests.programs import ran
-
-SMALL = {"orders": 63, "fair": 30, "memory": 60, "prefixes": 60, "routers": 30, "prefill": 20}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,42 +26,29 @@ def small() -> Iterator[None]:
         for module, name, value in (
             (virtual, "BURST", 300),
             (orders, "PARTS", orders.PARTS | less),
-            (memory, "POOLS", (8,)),
-            (prefixes, "LOADS", ("0.8",)),
-            (prefill, "PROMPTS", (512,)),
-            (prefill, "LOADS", (0.8,)),
-            (routers, "LEAST", 60),
-            (routers, "REPLICAS", (1, 2)),
         ):
             patch.setattr(module, name, value)
         patch.setattr("client.machine.hardware", dict)
         yield
 
 
-@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.nightly
-def test_a_study_is_run_and_shown(name: str, tmp_path: Path) -> None:
-    study, n = load(name), SMALL[name]
-    options = {name: default for name, (default, _) in study.options.items()}
-    cases = study.cases(n, **options)
-    cases = [case for case in cases if case.get("mode", "dynamic") == "dynamic"]
-    cases = [{**case, "seeds": [study.run(case, n, 0)]} for case in cases]
-    write(study, tmp_path, {"cases": cases, "requests": n, "seeds": 1, **options})
-    page = (tmp_path / f"{name}.md").read_text()
-    assert page.startswith(f"# {study.title}\n") and f"]({name}.png)" in page
+def test_a_study_is_run_and_shown(tmp_path: Path) -> None:
+    study, n = orders.STUDY, 63
+    cases = [{**case, "seeds": [study.run(case, n, 0)]} for case in study.cases(n)]
+    write(study, tmp_path, {"cases": cases, "requests": n, "seeds": 1})
+    page = (tmp_path / "orders.md").read_text()
+    assert page.startswith(f"# {study.title}\n") and "](orders.png)" in page
     assert page.count("\n| ") >= len(cases)
 
 
 def test_every_study_has_its_module_and_every_module_its_study() -> None:
     modules = {path.stem for path in Path(orders.__file__).parent.glob("*.py")}
-    others = {"__init__", "__main__", "claims", "engines", "league", "runner", "study", "virtual"}
+    others = {"__init__", "__main__", "claims", "league", "runner", "study", "virtual"}
     assert modules - others == {*NAMES}
     assert [load(name).name for name in NAMES] == [*NAMES]
     shown = " ".join(ran("lab.studies").stdout.split())
     assert all(f"{name} {load(name).question}" in shown for name in NAMES)
-    for name, instead in LEFT.items():
-        words = [*name.split(), "--seeds", "1"]
-        assert ran("lab.studies", *words).stderr == f"error: {name} left: {instead}\n"
 
 
 @pytest.mark.parametrize("variant", ["static", "multibin, 4 bins", "static, sjf", "dynamic"])
@@ -85,31 +58,6 @@ def test_useful_rows_are_those_of_the_closed_form(variant: str) -> None:
     assert result["useful"] == pytest.approx(result["closed_form"], rel=0.03)
     gains = [orders.gain(32, k) for k in (1, 2, 4, 8, 16)]
     assert gains == pytest.approx([1, 1.32, 1.57, 1.74, 1.83], abs=0.005), "the paper's"
-
-
-def test_stretches_of_waiting_are_joined_where_requests_overlap() -> None:
-    times = [(0, 2), (1, 3), (3, 3), (5, 6)]
-    waited = [Inference([1], 1, arrived_at=at, admitted_at=admitted) for at, admitted in times]
-    assert fair.waits(waited) == [(0, 3), (5, 6)]
-
-
-def test_the_oracle_knows_all_that_was_served_before() -> None:
-    def served(prompt: list[int], completion: list[int], at: float) -> Inference:
-        keys = block_keys(prompt + completion[:-1], virtual.BLOCK)
-        return Inference(
-            prompt, len(completion), prefix=CachedPrefix(keys), tokens=completion, arrived_at=at
-        )
-
-    first = served([1] * 40, [2] * 9, 0.0)
-    turn = served([1] * 40 + [2] * 9 + [3], [4], 1.0)
-    alike = served([1] * 32, [5], 2.0)
-    assert prefixes.oracle([alike, turn, first]) == 0 + 48 + 16
-
-
-def test_of_one_replica_there_is_no_choice() -> None:
-    cases = only(routers.cases(30), {"trace": "even", "replicas": 1, "stale_s": 0.0})
-    random, *others = [routers.run(case, 30, 0) for case in cases]
-    assert others == [random] * 4
 
 
 @pytest.mark.parametrize(("simulated", "repeats", "verdict"), [
