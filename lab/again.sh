@@ -20,11 +20,11 @@ else
 fi
 case "$command" in
     *" --out "*) command="$(sed -E "s# --out +[^ ]+# --out $new#" <<<"$command")" ;;
-    *) command="$command --out $new" ;;
+    *) [ "${old%.md}" != "$old" ] || command="$command --out $new" ;; # a page alone: printed
 esac
 echo "commit $commit: $command" >&2
-(cd "$tree" && PATH="$tree/.venv/bin:$PATH" bash -c "$command")
+(cd "$tree" && PATH="$tree/.venv/bin:$PATH" bash -c "$command") | tee "$folder/printed.txt"
 echo "old: $old"
-echo "new: $new"
+echo "new: $([ -e "$new" ] && echo "$new" || echo "$folder/printed.txt")"
 name="$(basename "${old%.gz}")"
 case "$name" in *.json) for found in "$new/$name"*; do again "$old" "$found"; done ;; esac

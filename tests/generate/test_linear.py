@@ -5,7 +5,6 @@ same bits whatever the batch, the threads and the processor they were built for.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from typing import Any
 
@@ -20,10 +19,8 @@ from generate.auto import build
 from generate.checkpoint import load_model
 from generate.linear import Int8Linear, KernelLinear, OneDNNLinear, pack
 from generate.norms import KernelAddNorm, fuse_norms
-from generate.weights import locate
-from lab.training import HELD_OUT
-from lab.training.evaluate import bits_of_bytes, causal_logits
-from model import GPT2, KVCache
+from generate.weights import DEMO, locate
+from model import GPT2, Attend, KVCache, causal_attention
 from tests.generate.conftest import FUSED, TILED, built_for
 from tests.oracle import row
 
@@ -161,7 +158,7 @@ def test_a_number_that_is_none_is_not_rounded_away(build: str) -> None:
 
 # ---- weights and tokens, keys and values rounded to int8: how near the answers come to float32's
 
-TEXT = HELD_OUT.read_bytes()
+TEXT = (DEMO / "held_out.txt").read_bytes()
 # Of demo's held-out text against float32, whose logits have a standard deviation of 7: the largest
 # difference, and of 1.214 bits per byte. Measured were 0.13 and 0.0002 for keys and values; for
 # weights 1.05, on average 0.091, and 0.0007 to 0.0009. With one scale a layer instead of one an
@@ -169,6 +166,16 @@ TEXT = HELD_OUT.read_bytes()
 KV_LOGITS, KV_BITS = 0.5, 0.001
 LOGITS, MEAN_LOGITS, BITS = 1.5, 0.1, 0.0015
 CONTEXT = 512
+WINDOWS = [torch.tensor([*TEXT[i : i + CONTEXT + 1]]) for i in range(0, 8 * CONTEXT, CONTEXT)]
+
+
+def predicted(model: GPT2, attend: Attend) -> tuple[Tensor, float]:
+    """Return the logits after each byte of the windows, and bits per byte."""
+    positions = torch.arange(CONTEXT)
+    with torch.inference_mode():
+        logits = torch.cat([model(ids[:-1], positions, attend, positions) for ids in WINDOWS])
+    after = torch.cat([ids[1:] for ids in WINDOWS])
+    return logits, F.cross_entropy(logits, after).item() / math.log(2)
 
 
 @pytest.fixture(scope="module")
@@ -196,33 +203,22 @@ def test_kept_values_are_within_half_a_step_whatever_the_size_of_the_numbers() -
 
 
 def test_demo_predicts_as_well_with_int8_keys_and_values(demo: GPT2) -> None:
-    n = CONTEXT
-    logits: dict[torch.dtype, list[torch.Tensor]] = {torch.float32: [], torch.int8: []}
-    bits = dict.fromkeys(logits, 0.0)
-    windows = [torch.tensor(list(TEXT[at : at + n + 1])) for at in range(0, 8 * n, n)]
-    for kept, ids in itertools.product(logits, windows):
-        cache = KVCache(demo.shape, n // 16, 16, kept, "cpu")
-        attend = KernelAttention(cache).prepare([row(0, n, list(range(n // 16)))])
-        with torch.inference_mode():
-            computed = demo(ids[:-1], torch.arange(n), attend, torch.arange(n))
-        logits[kept].append(computed)
-        bits[kept] += F.cross_entropy(computed, ids[1:]).item() / math.log(2) / len(windows)
-    difference = torch.stack(logits[torch.int8]) - torch.stack(logits[torch.float32])
-    assert 0 < difference.abs().max() < KV_LOGITS
-    assert abs(bits[torch.int8] - bits[torch.float32]) < KV_BITS
+    def kept_as(dtype: torch.dtype) -> Attend:
+        cache = KVCache(demo.shape, CONTEXT // 16, 16, dtype, "cpu")
+        return KernelAttention(cache).prepare([row(0, CONTEXT, list(range(CONTEXT // 16)))])
+
+    plain, bits = predicted(demo, kept_as(torch.float32))
+    logits, int8_bits = predicted(demo, kept_as(torch.int8))
+    assert 0 < (logits - plain).abs().max() < KV_LOGITS
+    assert abs(int8_bits - bits) < KV_BITS
 
 
 def test_demo_predicts_nearly_as_well_with_int8_weights(demo: GPT2, rounded: GPT2) -> None:
-    plain, int8 = (
-        bits_of_bytes(model, TEXT[: 8 * CONTEXT + 1], CONTEXT, CONTEXT)[0].mean().item()
-        for model in (demo, rounded)
-    )
-    assert 0 < abs(int8 - plain) < BITS
-    ids = torch.tensor(list(TEXT[: 8 * CONTEXT])).view(8, CONTEXT)
-    positions = torch.arange(CONTEXT).expand(8, -1)
-    with torch.inference_mode():
-        difference = causal_logits(rounded, ids, positions) - causal_logits(demo, ids, positions)
-    assert difference.abs().max() < LOGITS and difference.abs().mean() < MEAN_LOGITS
+    plain, bits = predicted(demo, causal_attention)
+    logits, int8_bits = predicted(rounded, causal_attention)
+    difference = (logits - plain).abs()
+    assert 0 < abs(int8_bits - bits) < BITS
+    assert difference.max() < LOGITS and difference.mean() < MEAN_LOGITS
 
 
 def test_the_sizes_of_blocks_and_steps_count_the_scales() -> None:
