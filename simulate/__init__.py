@@ -13,7 +13,8 @@ asynchronous   the next iteration, planned while one is computed
 occupancy      how full batches and caches are over time
 fleet          replicas behind a router, as flags say (layouts)
 disaggregated  prefill replicas, and decode replicas
-costs          how long an iteration takes: as fitted (fitting), stated, or estimated (roofline)
+costs          how long an iteration takes: as fitted (fitting) to a server (measure_costs), stated,
+               or estimated (roofline)
 vllm           one's own vLLM: settings, costs and traffic of a recording, and what it foresees
 replay         a server's recording, made once more
 find           the best setting: the search of --find, of all combinations (space), by their

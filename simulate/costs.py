@@ -1,7 +1,7 @@
 """Costs of an iteration: a straight line in what it computes, and the time that is lost around it.
 
 Times are whole picoseconds: sums are exact, so that iterations take as long together as one by one.
-`python -m lab.benchmarks.costs` fits a line to the machine at hand; the form is Vidur's
+`python -m simulate.measure_costs` fits a line to the machine at hand; the form is Vidur's
 (Agrawal et al., MLSys 2024, section 4) with the whole forward pass as one operator. Knows neither
 torch nor numpy.
 """
@@ -252,12 +252,12 @@ def load(name: str | Path) -> Costs:
         names = ", ".join([*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))])
         raise CostsError(
             f"there are no costs {str(name)!r}; name one of {names}, a file that ends in .json, or "
-            f"measure this machine's with python -m lab.benchmarks.costs"
+            f"measure this machine's with python -m simulate.measure_costs"
         ) from None
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CostsError(
             f"{path} holds no costs ({type(error).__name__}: {error}); measure them again with "
-            f"python -m lab.benchmarks.costs"
+            f"python -m simulate.measure_costs"
         ) from None
 
 

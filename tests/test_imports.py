@@ -126,7 +126,7 @@ EXTRAS = {
     "server.replicas.ray_routers": "ray",
     "server.replicas.ingress": "fastapi",
     "server.replicas.ray_serve": "fastapi",
-    "lab.vllm_recorder": "msgspec",
+    "simulate.vllm.vllm_recorder": "msgspec",
 }
 for kernel in ("add_norm", "draw", "known", "launches", "lora", "paged_attention", "products"):
     EXTRAS[f"generate.kernels.{kernel}"] = "triton"

@@ -185,7 +185,8 @@ def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
             warnings.append(
                 f"**{name} has another machine's costs**: they were fitted on "
                 f"{escape(fitted['cpu'])}, and {', '.join(others)} ran on "
-                f"{escape(cpus[others[0]])}; fit them there with `python -m lab.benchmarks.costs`."
+                f"{escape(cpus[others[0]])}; fit them there with "
+                "`python -m simulate.measure_costs`."
             )
     return warnings
 

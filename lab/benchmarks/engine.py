@@ -39,7 +39,7 @@ from generate import kernels
 from generate.auto import native_bfloat16
 from generate.cached import CachedGenerator
 from generate.linear import Int8Linear
-from lab.benchmarks.harness import NO_HTTP, PREFIXES, Benchmark, run
+from lab.benchmarks.harness import NO_HTTP, Benchmark, run
 from lab.benchmarks.offline import decode_rows, load
 from scheduling.inference import Iteration, Row
 from scheduling.sampling import Sampling
@@ -64,7 +64,7 @@ BENCHMARK = Benchmark(
         "--out": (Path("runs/engine"), "folder"),
     },
     # neither a scheduler nor its loop
-    NO_HTTP | PREFIXES | {"mode", "max_waiting", "loop_interval_ms", *ONLY_IN},
+    NO_HTTP | {"mode", "order", "prefix_caching", "max_waiting", "loop_interval_ms", *ONLY_IN},
     of_engine=True,
 )
 

@@ -33,9 +33,10 @@ from compare.report.tables import NONE, markdown
 from compare.servers import as_flag
 from config import NOT_SIMULATED, ONLY_OVER_HTTP, Config, ConfigError
 from config.settings import VOCABULARIES
-from lab.benchmarks import agreement, burst, costs, engine
+from lab.benchmarks import agreement, burst, engine
 from lab.benchmarks.harness import Benchmark, chosen_settings, run
 from lab.benchmarks.workload import LARGEST
+from simulate import measure_costs
 from simulate.costs import FOLDER
 from simulate.simulation import ENGINE
 
@@ -58,8 +59,9 @@ TARGETS = {
 DRAWN = 1.05  # times a greedy step: a step that draws at temperature 1
 UNUSED: dict[str, Collection[str]] = {  # settings without effect on commands that begin so
     f"lab.benchmarks.{part.BENCHMARK.name} ": part.BENCHMARK.unused
-    for part in (agreement, burst, costs, engine)
+    for part in (agreement, burst, engine)
 } | {
+    "simulate.measure_costs ": measure_costs.UNUSED,
     "simulate ": {*ENGINE, *NOT_SIMULATED},
     "compare --runs ": Config.model_fields,
     "lab.benchmarks.peers.engines ": Config.model_fields,
@@ -98,7 +100,7 @@ PARTS = {
         STEPS + "cublas --linear plain" + SAMPLED, 16, needs=GPU),
     # one round of traffic takes 25 s, and loading as long at worst
     "costs": Part("What an iteration costs, for the simulator",
-        "lab.benchmarks.costs --seconds 1 --name {costs.stem} --out {costs.parent}", 47),
+        "simulate.measure_costs --seconds 1 --name {costs.stem} --out {costs.parent}", 47),
     "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
     "ahead": Part("A larger burst, with and without plans ahead",
         "lab.benchmarks.burst --n {many} --pairs 3 --kv-cache {both}", 15),

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from config import (
     meaningful,
     refuse_unknown,
 )
-from config.left import LEFT
 from generate.auto import build
 from generate.kernels import KernelUnavailable
 from generate.memory import OutOfMemory
@@ -39,7 +38,6 @@ from generate.weights import WeightsUnavailable
 
 # settings without effect where prompts are ids, no client is connected and no thread plans ahead
 NO_HTTP = frozenset({*ONLY_OVER_HTTP, "tokenizer", "ahead"})
-PREFIXES = frozenset({"prefix_caching", "order"})
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,14 @@ class Benchmark:
 
     description: the module's docstring. options: its own flags, each with its default (or its type,
     if it has none) and help. unused: settings of a server without effect here, which are neither
-    offered nor recorded. left: its flags that left, and what to use instead. of_engine: it measures
-    the engine, and refuses a model or a generator without one.
+    offered nor recorded. of_engine: it measures the engine, and refuses a model or a generator
+    without one.
     """
 
     name: str
     description: str | None
     options: Mapping[str, tuple[Any, str]]
     unused: Collection[str] = ()
-    left: Mapping[str, str] = field(default_factory=dict)
     of_engine: bool = False
 
     @property
@@ -86,7 +83,7 @@ class Benchmark:
         parser = self.parser(most_used=[*self.options])
         add_settings(parser, self.unused)
         options, unknown = parser.parse_known_args()
-        refuse_unknown(parser, unknown, {**LEFT, **self.left})
+        refuse_unknown(parser, unknown)
         values = {
             name: str(value(options) if callable(value) else value)
             for name, value in defaults.items()

@@ -1,8 +1,8 @@
 """The simulator beside real servers, on traces that its costs were not fitted to.
 
 Each trace is served by two fresh servers, an hour or so apart, and by a simulated one at the costs
-of `python -m lab.benchmarks.costs` on the same machine. A burst shows the capacity of a case; loads
-are shares of it. Finished runs stay valid when the simulator or the costs change.
+of `python -m simulate.measure_costs` on the same machine. A burst shows the capacity of a case;
+loads are shares of it. Finished runs stay valid when the simulator or the costs change.
 """
 
 from __future__ import annotations

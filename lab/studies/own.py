@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -115,14 +116,15 @@ def trace(traffic: str, n: int, rate: float) -> list[Request]:
 def vllm(folder: Path, flags: str, recording: Path) -> Iterator[str]:
     """Run vLLM with the recorder; yield its URL. Raises ServerError if it does not come up."""
     recording.unlink(missing_ok=True)
+    shutil.copy(ROOT / "simulate" / "vllm" / "vllm_recorder.py", folder)
     url = f"http://127.0.0.1:{(port := free_port())}"
     environment = os.environ | {
-        "RECORD_ITERATIONS": str(recording), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
+        "RECORD_ITERATIONS": str(recording), "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }  # fmt: skip
     words = f"-m vllm.entrypoints.openai.api_server --model {folder} --served-model-name small"
-    scheduler = "--scheduler-cls lab.vllm_recorder.AsyncRecordingScheduler"
+    scheduler = "--scheduler-cls vllm_recorder.AsyncRecordingScheduler"
     base = f"--max-num-seqs {ROWS} --max-num-batched-tokens {BUDGET}"
     cache = f"--num-gpu-blocks-override {BLOCKS + 1} --no-enable-prefix-caching"
     command = [sys.executable, *f"{words} {FIXED} {scheduler} {base} {cache} {flags}".split()]
@@ -174,7 +176,7 @@ def recorder_us(rows: int, folder: Path) -> float:
     """
     from vllm.v1.core.sched import scheduler
 
-    from lab.vllm_recorder import RecordingScheduler
+    from simulate.vllm.vllm_recorder import RecordingScheduler
 
     trace = [Drawn(0.0, [1] * 8, [1] * 100) for _ in range(rows)]
     limits, plain = Limits("", rows, 8 * rows, 16 * rows), scheduler.Scheduler

@@ -22,7 +22,7 @@ FORMATS = (1, 2)
 LEAST_S = 1e-6  # of an iteration: clocks are set
 HASH = 8  # characters of a block's hash
 GAVE_UP = ("abort", "error")  # endings without an answer
-MAKE = "record it with lab/vllm_recorder.py, as docs/your_vllm.md says"
+MAKE = "record it with simulate/vllm/vllm_recorder.py, as docs/your_vllm.md says"
 Whole = Annotated[int, Field(ge=0, lt=2**53)]
 Instant = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # seconds since the epoch
 

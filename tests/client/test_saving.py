@@ -18,8 +18,8 @@ from tests.servers import ROOT
 
 OPENS = {"open", "read_text", "write_text", "write_bytes", "fdopen", "NamedTemporaryFile"}
 WRITERS = {  # what goes into a file piece by piece, while a program or a server runs
-    "client/saving.py", "lab/benchmarks/gpu.py", "lab/studies/own.py", "lab/vllm_recorder.py",
-    "simulate/playground/worker.py",  # in a browser
+    "client/saving.py", "lab/benchmarks/gpu.py", "lab/studies/own.py",
+    "simulate/vllm/vllm_recorder.py", "simulate/playground/worker.py",  # in a browser
 }  # fmt: skip
 
 

@@ -12,14 +12,14 @@ import pytest
 from client.traces import Request
 from config import Config
 from generate.auto import build
-from lab.benchmarks.costs import Segment, Traffic, at_once, turns
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
 from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line, load, work
 from simulate.fitting import Observed, Served, fit, observe, residuals
+from simulate.measure_costs import Segment, Traffic, at_once, turns
 from simulate.replica import Stretch
-from tests.programs import output
+from tests.programs import output, ran
 
 US = 10**6  # picoseconds
 STRAIGHT = Line(1000 * US, 60 * US, 70_000, 10 * US, 3_000)
@@ -153,10 +153,19 @@ def test_what_comes_at_once_takes_turns() -> None:
     assert turns(others) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--model fake --name fake", "give another --name"),
+    ("--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
+])  # fmt: skip
+def test_bad_input_ends_with_a_sentence(words: str, sentence: str) -> None:
+    done = ran("simulate.measure_costs", *words.split())
+    assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.nightly
 def test_the_command_measures_a_server(tmp_path: Path) -> None:
     small = f"--model fake --max-model-len 64 --max-batch-size 2 --seconds 0 --out {tmp_path}"
-    assert "held_out: iterations" in output("lab.benchmarks.costs", small)
+    assert "held_out: iterations" in output("simulate.measure_costs", small)
     costs = load(tmp_path / "fake-server.json")
     # a sleep is never shorter than was asked for
     assert costs.decode[1].iteration >= 1060 * US

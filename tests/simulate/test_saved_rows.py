@@ -225,7 +225,7 @@ def test_vllms_first_request_arrives_with_that_of_the_server_beside_it() -> None
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("hello\n", "is no recording of vLLM, whose log in text is none; record it with lab/vllm_r"),
+    ("hello\n", "is no recording of vLLM, whose log in text is none; record it with simulate/"),
     ('{"vllm":"0.40","format":3}\n', "reads formats 1 and 2"),
     (HEAD, "has no iterations yet; send vLLM some requests first"),
     (HEAD.replace("format", "for"), "its first line has another form ("),

@@ -35,9 +35,6 @@ from tests.programs import ran
     ("agreement", "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
     ("gpu", "", "device cuda: no GPU is usable here; use --device cpu"),
     ("gpu", "--port 1", "unknown flag --port"),
-    ("costs", "--model fake --name fake", "give another --name"),
-    ("costs", "--seed 1", "--seed is no longer a flag: all traffic is drawn from one seed"),
-    ("costs", "--model fake --ahead", "unknown flag --ahead"),  # hides the gaps that are fitted
     ("faults", "--only nothing", "no fault has these words in its name"),
 ])  # fmt: skip
 def test_bad_input_ends_with_a_sentence(benchmark: str, arguments: str, sentence: str) -> None:

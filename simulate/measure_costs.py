@@ -1,6 +1,6 @@
 """Costs of an iteration on this machine: results/costs/NAME.json, which simulations use.
 
-    python -m lab.benchmarks.costs --model demo [--name NAME] [any setting of the engine]
+    python -m simulate.measure_costs --model demo [--name NAME] [any setting of the engine]
 
 A real server gets many kinds of iterations, and what it reports of them is fitted: every number of
 rows with contexts up to the longest, chunks of prompts alone and beside rows that decode. Rounds of
@@ -11,30 +11,43 @@ residuals of both. Takes two minutes for `demo`, and three for GPT-2 on a CPU.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
+import os
 import random
 import statistics
+import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from client.arguments import folder
 from client.calls import ServerError, get, post
 from client.load import Watch, replay
-from client.machine import processor
+from client.machine import command_line, processor, stamp
 from client.measure import Target, stats_of, warm_up
 from client.outcomes import Outcome
+from client.stopping import end_as_on_ctrl_c
 from client.traces import Request
 from client.wire import Plain, wire
 from compare.servers import server
-from config import ONLY_IN, ONLY_OVER_HTTP, Config, ConfigError
-from lab.benchmarks.harness import PREFIXES, Benchmark, chosen_settings, run
+from config import (
+    ONLY_IN,
+    ONLY_OVER_HTTP,
+    Config,
+    ConfigError,
+    Parser,
+    add_settings,
+    from_environment,
+    refuse_unknown,
+)
+from generate.auto import build
 from simulate import PS
 from simulate.costs import FOLDER, HTTP, STATED, Costs, save
 from simulate.fitting import Served, fit, observe, residuals
@@ -43,23 +56,9 @@ from simulate.fitting import Served, fit, observe, residuals
 # cold for some 10 ms, which must not be the half of what is fitted
 LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
 LOADS = (0.5, 0.85)  # of held-out traffic, as parts of the rate of a burst of it
-BENCHMARK = Benchmark(
-    "costs",
-    __doc__,
-    {
-        "--name": (str, "name of the costs, if not the model's (fake: fake-server)"),
-        "--seconds": (90.0, "seconds after which no new round begins; one is always run"),
-        "--out": (FOLDER, "folder"),
-    },
-    # one schedule is fitted: of `dynamic`, with blocks whole or on demand
-    PREFIXES
-    | {"mode", "loop_interval_ms", "ahead", *ONLY_IN, *ONLY_OVER_HTTP} - {"kv_reservation"},
-    {
-        "more": "one call measures until --seconds are over; give it more of them",
-        "seed": "all traffic is drawn from one seed; leave it out",
-    },
-)
-
+# settings without effect here: one schedule is fitted, of `dynamic`, with blocks whole or on demand
+UNUSED = {"prefix_caching", "order", "mode", "loop_interval_ms", "ahead", *ONLY_IN, *ONLY_OVER_HTTP}
+UNUSED -= {"kv_reservation"}
 
 Arrivals = Literal["burst", "loop", "poisson"]  # at once, a closed loop, a Poisson process
 
@@ -248,32 +247,63 @@ def _apart(bursts: Sequence[Sequence[float]]) -> float:
     return statistics.median(steps) if steps else 0.0
 
 
-def main() -> None:
-    options, [config] = BENCHMARK.configs()
-    model = Path(config.model).name
-    name = options.name or {"fake": "fake-server"}.get(model, model)
+def read(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any], Config]:
+    """Return options, the settings among them, and the server's config. Raises ConfigError."""
+    shown = ("--name", "--seconds", "--out")
+    parser = Parser(description=__doc__, usage=argparse.SUPPRESS, most_used=shown)
+    add = parser.add_argument
+    add("--name", help="name of the costs, if not the model's (fake: fake-server)")
+    about = "seconds after which no new round begins; one is always run (default: 90)"
+    add("--seconds", type=float, default=90.0, help=about)
+    add("--out", type=folder, default=FOLDER, help="folder (default: results/costs)")
+    add_settings(parser, UNUSED)
+    options, unknown = parser.parse_known_args(argv)
+    refuse_unknown(parser, unknown)
+    chosen = {name: value for name, value in vars(options).items() if name in Config.model_fields}
+    values = from_environment(os.environ)
+    used = {name: value for name, value in values.items() if name not in UNUSED}
+    return options, chosen, build("dynamic", chosen, used)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Measure, print the residuals and save the costs. Raises ConfigError and ServerError."""
+    options, chosen, config = read(argv)
+    name = options.name or {"fake": "fake-server"}.get(config.model_name, config.model_name)
     if name in STATED:
         raise ConfigError(f"{name} are the costs that need no file; give another --name")
     # the times of one that plans ahead hold two iterations; simulations add that themselves
-    with server("dynamic", chosen_settings(options) | {"ahead": False}) as url:
+    with server("dynamic", chosen | {"ahead": False}) as url:
         traffic = TrafficServer(url)
         rounds = [*measure(traffic, options.seconds)]
     costs = fitted(name, traffic.config, rounds)
     for part, errors in costs.source["residuals"].items():
         print(f"{part}: " + ", ".join(f"{key} {np.round(n, 1)}" for key, n in errors.items()))
-    record = BENCHMARK.record([config])
-    settings = traffic.config.model_dump(mode="json")
+    made, settings = stamp(), traffic.config.model_dump(mode="json")
+    command = command_line("python", ["-m", "simulate.measure_costs", *argv])
     source = {
-        "processor": processor(record["hardware"], settings),
+        "processor": processor(made["hardware"], settings),
         "n_blocks": traffic.n_blocks,
         "block_bytes": traffic.config.block_bytes,
         **costs.source,
-        **record,
         "config": settings,
+        # where a model's folder lies on this machine means nothing elsewhere
+        "command": command.replace(config.model, config.model_name),
+        **made,
     }
     save(replace(costs, source=source), options.out / f"{name}.json")
     print(f"{options.out / name}.json")
 
 
+def main() -> None:
+    end_as_on_ctrl_c()  # the server is stopped, too
+    try:
+        run(sys.argv[1:])
+    except (ConfigError, ServerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -1,4 +1,4 @@
-"""lab/vllm_recorder.py, on a scheduler that has what vLLM's has of it."""
+"""simulate/vllm/vllm_recorder.py, on a scheduler that has what vLLM's has of it."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("RECORD_ITERATIONS", str(tmp_path / "vllm.jsonl"))
-    monkeypatch.delitem(sys.modules, "lab.vllm_recorder", raising=False)
-    yield importlib.import_module("lab.vllm_recorder")
-    sys.modules.pop("lab.vllm_recorder", None)
+    monkeypatch.delitem(sys.modules, "simulate.vllm.vllm_recorder", raising=False)
+    yield importlib.import_module("simulate.vllm.vllm_recorder")
+    sys.modules.pop("simulate.vllm.vllm_recorder", None)
 
 
 def served(scheduler: Any, *requests: Any) -> None:
