@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Style, types and tests:  ./test.sh [--all] [pytest arguments]
+# Style, types and the product's tests:  ./test.sh [--all] [pytest arguments]   (lab/test.sh: the laboratory's)
 # --all: also the tests that are marked nightly or extra, and all examples of properties, as CI does.
 # --policy FILE.py[:NAME]: only hold your own policies and orders to the contract of all policies.
 # course [-k NAME]: only check the exercises of docs/course, which you write in docs/course/mine.

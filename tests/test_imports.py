@@ -29,7 +29,7 @@ FILES = [  # each file of code, as a path from the root; exercises of the course
     file.relative_to(ROOT)
     for folder in [ROOT, *(path for path in ROOT.iterdir() if path.name not in ("tests", ".venv"))]
     for file in sorted(folder.glob("*.py") if folder == ROOT else folder.rglob("*.py"))
-    if file.parent.name != "mine"
+    if file.parent.name not in ("mine", "tests") and file.parent.parent.name != "tests"
 ]
 
 
@@ -73,6 +73,13 @@ def test_every_file_is_in_a_room_and_imports_rooms_below_its_own_alone() -> None
         for other in others
         if FLOORS.index(room_of(other)) > FLOORS.index(room_of(file))
     ] == []
+
+
+def test_no_test_of_the_product_imports_the_laboratory() -> None:
+    """Nor does the product itself, which lies below it."""
+    importing = re.compile(r"^\s*(from|import) lab\b", re.MULTILINE)
+    tests = (ROOT / "tests").rglob("*.py")
+    assert [file for file in tests if importing.search(file.read_text())] == []
 
 
 def test_no_files_and_no_folders_import_each_other() -> None:

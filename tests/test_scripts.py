@@ -17,8 +17,8 @@ from tests.servers import ROOT, processes_with, wait_until
 
 SCRIPTS = ["compare.sh", "simulate.sh", "server.sh dynamic", "docs.sh", "playground.sh"]
 SCRIPTS += ["server.sh dynamic --replicas 2", "lab/benchmarks/gpu.sh"]
-SCRIPTS += ["test.sh", "test.sh course", "test.sh --policy mine.py"]
-OF_ROOT = ("test.sh", "test.sh course")  # which run in its folder
+SCRIPTS += ["test.sh", "lab/test.sh", "test.sh course", "test.sh --policy mine.py"]
+OF_ROOT = ("test.sh", "lab/test.sh", "test.sh course")  # which run in its folder
 STAYS = """#!/usr/bin/env bash
 case "$*" in
     *ruff*) ;;

@@ -8,6 +8,9 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
+from client.measure import judged
+from client.traces import Request
+from generate.auto import build
 from scheduling.building import build_group, features
 from scheduling.inference import Drafter, Inference, Iteration, Row, Slo
 from scheduling.policies import MODES, ORDERS, VICTIMS, Fcfs, Limits, Order, Policy
@@ -16,6 +19,8 @@ from scheduling.sampling import Sampling
 from scheduling.scheduler import Scheduler
 from scheduling.speculation import Speculation
 from simulate import any_ids, drive
+from simulate.costs import FAKE
+from simulate.server import SimulatedServer
 
 TEXTS: dict[str, Sequence[str]] = {  # of settings that are text, what they may say
     "queue_policy": ["", "default:max_size=100;2:timeout_ms=5000,action=delay"],
@@ -230,3 +235,13 @@ def run(
     drive(scheduler, arrivals, seconds, generate, planned, drafter)
     assert scheduler.pool.free_blocks == scheduler.pool.n_blocks, "KV blocks were not given back"
     return result
+
+
+def simulated(mode: str = "dynamic") -> SimulatedServer:
+    """A server without a model, on which no request is refused."""
+    return SimulatedServer(mode, build(mode, {"model": "fake", "max_waiting": 10**6}, {}), FAKE)
+
+
+def measures(server: SimulatedServer, requests: Sequence[Request]) -> dict[str, Any]:
+    """The client's measures of a trace."""
+    return judged(requests, server.replay(requests), {})

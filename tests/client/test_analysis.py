@@ -28,9 +28,9 @@ from client.summary import latency_line, summarise
 from client.traces import Request
 from client.workloads import Workload
 from compare.report.tables import label
-from lab.studies import virtual
 from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
 from tests.compare.test_sweep import CALM
+from tests.virtual import measures, simulated
 
 
 def answers(at: np.ndarray, waits: np.ndarray, late: float = 0.0) -> list[Answer]:
@@ -108,10 +108,7 @@ def test_a_hundred_requests_are_hardly_ever_judged_wrongly(
 ) -> None:
     """In virtual time. By the limit for any number three of these at 1.1 were "not overloaded"."""
     results = [
-        virtual.measures(
-            virtual.server({"mode": mode}),
-            Workload(seed=seed).requests(100, f"poisson:{load * capacity}"),
-        )
+        measures(simulated(mode), Workload(seed=seed).requests(100, f"poisson:{load * capacity}"))
         for seed in range(6)
     ]
     verdicts = [overloaded(result) for result in results]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import itertools
 import json
 import os
 import pty
@@ -36,7 +35,6 @@ from tests.stub import stub
 
 FIND = "simulate --find order=fcfs,sjf --slo ttft:9000 --lengths fixed:2 --arrival poisson:15"
 FIND += " --numsamples 200 --repeats 2000 --jobs 2"
-STUDY = "lab.studies orders --requests 200"
 WORDS = "--modes static,dynamic --numsamples 30 --lengths choice:3,9 --arrival burst --jobs 1"
 # of the process that it starts: this terminal is its own
 IN_A_TERMINAL = """
@@ -170,15 +168,24 @@ def test_the_points_of_a_sweep_are_kept_as_they_are_measured(tmp_path: Path) -> 
     assert summary["partial"] and not summary["swept"], "--resume measures it anew"
 
 
-@pytest.mark.parametrize(("words", "how"), nightly_but(
-    [(FIND, signal.SIGTERM), (STUDY, signal.SIGKILL)],
-    itertools.product((FIND, STUDY), (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)),
-))  # fmt: skip
+@pytest.mark.parametrize(
+    "how", nightly_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+)
 def test_trials_are_kept_and_processes_end_with_the_one_that_started_them(
-    words: str, how: signal.Signals, tmp_path: Path
+    how: signal.Signals, tmp_path: Path
 ) -> None:
     """SIGTERM lost the trials of --find, and its processes waited for work for ever."""
-    with launched(sys.executable, *f"-m {words} --out {tmp_path}".split()) as process:
+    code, said = ended(f"{FIND} --out {tmp_path}", how)
+    if how != signal.SIGKILL:
+        assert code == 130 and "Traceback" not in said
+        found = runs.read_json(tmp_path / "find.json")
+        assert found["stopped"] and all(each["traces"] for each in found["tried"])
+        assert "interrupted: what follows" in (tmp_path / "find.md").read_text()
+
+
+def ended(words: str, how: signal.Signals) -> tuple[int, str]:
+    """End a program with two processes once it has tried something: its exit code and output."""
+    with launched(sys.executable, *f"-m {words}".split()) as process:
         assert process.stdout
         while "traces each" not in (line := process.stdout.readline()) and "1 of " not in line:
             assert line, "it ended before it had tried anything"
@@ -186,13 +193,7 @@ def test_trials_are_kept_and_processes_end_with_the_one_that_started_them(
         process.send_signal(how)
         said = process.communicate(timeout=60)[0]
         wait_until(lambda: len(workers) == 2 and are_gone(workers), every_s=0.1)
-    if words == FIND and how != signal.SIGKILL:
-        assert process.returncode == 130 and "Traceback" not in said
-        found = runs.read_json(tmp_path / "find.json")
-        assert found["stopped"] and all(each["traces"] for each in found["tried"])
-        assert "interrupted: what follows" in (tmp_path / "find.md").read_text()
-    if words == STUDY:
-        assert (tmp_path / "orders.runs.jsonl").read_text().endswith("\n")
+    return process.returncode, said
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -293,9 +294,6 @@ def test_where_nothing_can_be_written_it_is_said_in_a_sentence(
         done = ran("simulate", *f"{WORDS} --out {tmp_path / 'out'}".split())
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"error: {elsewhere}" in done.stderr and "No space left on device" in done.stderr
-    with full(tmp_path):  # a study prints its numbers first
-        done = ran("lab.studies", "own", "--from", "results/own", "--out", str(tmp_path))
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "| " in done.stdout
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from client.groups import describe
@@ -16,7 +17,7 @@ from compare import sweep
 from compare.report.sentences import point_line
 from compare.report.tables import capacity_table
 from compare.sweep import Point
-from lab.studies import virtual
+from tests.virtual import measures, simulated
 
 
 def swept(
@@ -115,13 +116,15 @@ def test_a_sweep_of_a_server_that_answers_nothing_ends() -> None:
 
 def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
     """Whole sweeps in virtual time. What they found once was 0.76 to 1.81 times the truth."""
-    server = virtual.server({})
-    burst = Workload(seed=virtual.CAPACITY_SEED).requests(1000, scaled=True)
-    true = virtual.while_waiting(server.replay(burst).answers.times_at_server)
+    server = simulated()
+    burst = Workload(seed=2**31).requests(1000, scaled=True)
+    times = server.replay(burst).answers.times_at_server
+    waits_until = float(np.max(times.admitted_at))
+    true = float(np.sum(times.answered_at <= waits_until)) / waits_until
     points: list[Point] = []
 
     def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
-        return virtual.measures(virtual.server({}), requests)
+        return measures(simulated(), requests)
 
     sweep.sweep(replay, Workload(), "poisson:1", burst_size(server.config), None, points.append)
     assert sweep.outcome(points)["capacity"] == pytest.approx(true, rel=0.03)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -12,26 +12,15 @@ from client import client
 from compare import options
 from config import Config, ConfigError
 from config.flags import GROUPS
-from lab.benchmarks.harness import Benchmark
-from lab.studies import __main__ as studies
 from server import launch
 from simulate import program
 from tests.config import serve
-
-
-def benchmark(argv: Sequence[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["", *argv])
-        about = f"{'A sentence. ' * 20}\n\n    python -m benchmarks.it {'[--own N] ' * 20}"
-        Benchmark("it", about, {"--own": (1, "a number")}).configs()
-
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "./server.sh": serve,
     "./compare.sh": options.parse,
     "./simulate.sh": program.parse,
     "client/client.py": client.parse,
-    "python -m benchmarks.it": benchmark,
 }
 Shown = Callable[..., str]
 
@@ -51,7 +40,6 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 HELPS = [(parser, words) for parser in PARSERS.values() for words in ("--help", "--help all")]
-HELPS += [(studies.main, "--help"), (studies.main, "orders --help")]
 
 
 @pytest.mark.parametrize(("parser", "words"), HELPS)
@@ -87,7 +75,7 @@ def test_help_shows_every_setting_once_with_its_default_in_a_group(shown: Shown)
         assert (*flags,) == launch.OF_REPLICAS
 
 
-@pytest.mark.parametrize("program", [*PARSERS][:4])
+@pytest.mark.parametrize("program", PARSERS)
 def test_the_examples_of_help_are_understood(program: str, shown: Shown) -> None:
     _, _, text = shown(PARSERS[program], "--help", 200).partition("\nexamples:\n")
     for line in text.partition("\n\n")[0].splitlines():
@@ -104,7 +92,6 @@ def test_the_examples_of_help_are_understood(program: str, shown: Shown) -> None
     ("./simulate.sh", "--jobs"),
     ("client/client.py", ""),
     ("client/client.py", "--numsamples many"),
-    ("python -m benchmarks.it", "--own"),
 ])  # fmt: skip
 def test_an_error_of_usage_leads_to_help(program: str, words: str) -> None:
     """client.py printed the usage of all its flags before the error."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -21,12 +20,8 @@ from client.machine import send_limit
 from client.trace_file import Context, TraceFile
 from client.traces import Request, load_trace, save_trace
 from compare import foreign
-from config import ConfigError
 from config.reading import MOST, PoolSize, parse, read_keys, read_size
 from config.shapes import shape_of
-from lab.studies.__main__ import load as load_study
-from lab.studies.__main__ import result_of
-from lab.studies.runner import FinishedRuns
 from simulate.costs import CostsError
 from simulate.costs import load as load_costs
 from simulate.replay import ReplayError, replay_file
@@ -52,7 +47,6 @@ BURSTGPT = (
     "5,a,2.5,ChatGPT,47,18,65,Conversation log\n9,a,2.5,ChatGPT,97,18,115,Conversation log"
 )
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "layer_norm_epsilon": 1e-5}
-ORDERS = load_study("orders")
 
 
 def sent(path: Path, scale: Fraction = Fraction(1)) -> list[Request]:
@@ -63,11 +57,6 @@ def sent(path: Path, scale: Fraction = Fraction(1)) -> list[Request]:
 
 def scaled(path: Path) -> list[Request]:
     return sent(path, Fraction(1, 32))
-
-
-def from_folder(path: Path) -> Any:
-    options = {"study": ORDERS, "source": path.parent, "only": []}
-    return result_of(Namespace(**options))
 
 
 def cache_of(path: Path) -> Any:
@@ -104,18 +93,6 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "summary.json": (
         lambda path: runs.load(path.parent, requests=False), runs.RunError,
         (TOOLS / "client" / "summary.json").read_text(),
-    ),
-    "orders.json": (
-        from_folder, ConfigError,
-        json.dumps({
-            "cases": parse(gzip.decompress((RESULTS / "orders" / "orders.json.gz").read_bytes()))[
-                "cases"
-            ][:1]
-        }),
-    ),
-    "orders.runs.jsonl": (
-        lambda path: FinishedRuns(path, "code"), ConfigError,
-        f'{{"code": "code", "run": ["{SEPARATORS[:3]}", 1, 0], "result": {{}}}}',
     ),
     "config.json": (lambda path: shape_of(str(path.parent)), ValueError, json.dumps(SIZES)),
     "keys.txt": (

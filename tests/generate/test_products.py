@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from generate.checkpoint import load_model
 from generate.linear import PaddedHead, Sums, TritonLinear, pack
 from generate.norms import TritonAddNorm, fuse_norms
 from generate.sampling import sample
-from lab.benchmarks import bits
 from model import GPT2, AddNorm, KVCache
 from scheduling.inference import Row
 from tests.oracle import enliven, row
@@ -163,26 +161,6 @@ def test_a_row_has_the_same_bits_alone(in_order: None, monkeypatch: pytest.Monke
     assert (alone - expected).abs().max() < 1e-5 * expected.abs().max()
     assert torch.equal(computed(ours, [*others, prompt])[0], alone)
     assert torch.equal(computed(ours, [*others, chunk], [*others[:1], rest])[1], alone)
-
-
-def test_other_bits_are_found(in_order: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they would be on a GPU, if `few` had another order of sums than `tiles`."""
-    monkeypatch.setattr(bits, "COUNTS", (1, 17, 18))
-    shape = replace(SHAPE, n_layer=2)
-    config: Any = SimpleNamespace(shape=shape, device="cpu", linear="triton", dtype="bfloat16")
-    assert bits.other_bits(config) == {
-        "h.0.attn.c_attn": [], "h.0.attn.c_proj": [], "h.0.mlp.c_fc": [], "h.0.mlp.c_proj": [],
-        "lm_head": [], "attention": [],
-    }  # fmt: skip
-    right = products.product
-
-    def wrong(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        y = right(x, weight, *rest)
-        return y if len(x) > 16 or weight.shape != (48, 16) else y * 1.01
-
-    monkeypatch.setattr(products, "product", wrong)
-    found = bits.other_bits(config)
-    assert {name: counts for name, counts in found.items() if counts} == {"h.0.attn.c_attn": [1]}
 
 
 class Launches(TorchFunctionMode):

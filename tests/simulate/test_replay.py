@@ -20,9 +20,8 @@ import pytest
 from generate.auto import build
 from generate.fake import FakeGenerator
 from generate.forced import ForcedAcceptance
-from lab.benchmarks.faulty import FaultyGenerator
 from scheduling.errors import ServingError
-from scheduling.inference import Generator, Inference
+from scheduling.inference import Generator, Inference, Iteration
 from scheduling.policies import ORDERS, VICTIMS
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
@@ -105,7 +104,14 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
         for _ in range(CLIENTS):
             begun.acquire()
         fake = FakeGenerator(sleep=lambda _: time.sleep(1e-4))
-        return FaultyGenerator(ForcedAcceptance(fake.generate, [0.6], n_blocks), "raise", every=41)
+        generated = itertools.count(1)
+
+        def generate(iteration: Iteration) -> list[int]:
+            if next(generated) % 41 == 0:
+                raise RuntimeError("a fault that was asked for")
+            return fake.generate(iteration)
+
+        return ForcedAcceptance(generate, [0.6], n_blocks)
 
     def client(seed: int) -> None:
         draw = random.Random(seed)

@@ -30,7 +30,6 @@ from client.load import replay
 from compare.servers import wait_until_ready
 from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, ConfigError, check_port
 from generate.auto import build
-from lab.benchmarks.faults.tools import post_bytes, read_to_end
 from tests.servers import (
     PATIENCE_S,
     ROOT,
@@ -62,6 +61,24 @@ def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
 
 
 ASK = {"prompt": "hi", "num_tokens": 3, "seed": 1}
+
+
+def post_bytes(body: dict[str, Any], version: str = "1.1") -> bytes:
+    """A whole request."""
+    raw = json.dumps(body)
+    head = f"POST /inference HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n{raw}".encode()
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """All bytes until the other side closes, or breaks, the connection; then it is closed here."""
+    received = b""
+    with connection, contextlib.suppress(OSError):
+        while data := connection.recv(1_000_000):
+            received += data
+    return received
+
+
 POST = post_bytes(ASK)
 BODY = POST.partition(b"\r\n\r\n")[2]
 

@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 from client.calls import ServerError, get, post
+from compare import servers
+from compare.servers import Launched
 from config import ConfigError
-from lab.benchmarks.faults import tools
-from lab.benchmarks.faults.tools import Served
 from scheduling import routers
 from scheduling.routers import ON_RAY, PrefixAffinity
 from server.replicas import serve
@@ -44,14 +44,14 @@ def remaining_of(session: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """Two replicas, since they start slowly; each test leaves them whole, but the last one.
 
     The interpreter's path is one that bash would take apart: `ray.init` never returned. The current
     folder has a config.py and a server.py of a user's: replicas imported those.
     """
-    settings = {"loop_interval_ms": 20, "max_batch_size": 32, "body_timeout_s": 3}
-    program = "-m", "server.replicas.serve", "dynamic", "--replicas", "2"
+    settings = "--model fake --loop-interval-ms 20 --max-batch-size 32 --body-timeout-s 3"
+    program = f"-m server.replicas.serve dynamic --replicas 2 {settings}".split()
     folder = tmp_path_factory.mktemp("user")
     for name in ("config.py", "server.py"):
         (folder / name).write_text("raise SystemExit")
@@ -60,8 +60,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setattr(sys, "executable", str(venv / "bin" / "python"))
         with contextlib.chdir(folder):
-            served = stack.enter_context(tools.serving(settings, program))
-        yield served
+            launched = stack.enter_context(servers.launched(program))
+        servers.wait_until_ready(launched.process, launched.url, PATIENCE_S)
+        yield launched
+
+
+def place_of(fleet: Launched) -> str:
+    return fleet.url.removeprefix("http://")
 
 
 def names(url: str) -> list[str]:
@@ -84,10 +89,10 @@ def burst(url: str, n: int, tokens: int = 30) -> list[Any]:
 
 @contextlib.contextmanager
 def stream_at(
-    fleet: Served, path: str = "/inference", num_tokens: int = 100
+    fleet: Launched, path: str = "/inference", num_tokens: int = 100
 ) -> Iterator[http.client.HTTPResponse]:
     """Send a streamed request; yield the answer once its first event has come."""
-    with contextlib.closing(http.client.HTTPConnection(*fleet.address())) as connection:
+    with contextlib.closing(http.client.HTTPConnection(place_of(fleet))) as connection:
         body = json.dumps({"prompt": "hi", "num_tokens": num_tokens, "stream": True})
         connection.request("POST", path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -95,7 +100,7 @@ def stream_at(
         yield response
 
 
-def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_add_up(fleet: Served) -> None:
+def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_add_up(fleet: Launched) -> None:
     """Ray's own caps are 5 requests at a replica, and an adapter's 10 threads."""
     two = fleet.url
     post(f"{two}/stats/reset")
@@ -129,8 +134,8 @@ def test_each_replica_has_a_batch_as_large_as_its_rows_and_reports_add_up(fleet:
             get(f"{two}/replicas/none/{path}")
 
 
-def test_a_body_that_does_not_come_is_a_408(fleet: Served) -> None:
-    connection = http.client.HTTPConnection(*fleet.address(), timeout=PATIENCE_S)
+def test_a_body_that_does_not_come_is_a_408(fleet: Launched) -> None:
+    connection = http.client.HTTPConnection(place_of(fleet), timeout=PATIENCE_S)
     with contextlib.closing(connection):
         headers = {"Content-Type": "application/json", "Content-Length": "20"}
         connection.request("POST", "/inference", b'{"prompt"', headers)
@@ -138,7 +143,7 @@ def test_a_body_that_does_not_come_is_a_408(fleet: Served) -> None:
         assert response.status == 408 and b"--body-timeout-s of 3 s" in response.read()
 
 
-def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served) -> None:
+def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Launched) -> None:
     pids = {name: get(f"{fleet.url}/replicas/{name}/")["pids"][-1] for name in names(fleet.url)}
     victim = min(pids)
     with stream_at(fleet, f"/replicas/{victim}/inference") as response:
@@ -148,7 +153,7 @@ def test_a_stream_of_a_replica_that_is_killed_ends_with_a_sentence(fleet: Served
     wait_until(lambda: len(answering(fleet.url) - {victim}) == 2)
 
 
-def test_requests_of_an_ingress_that_is_killed_end_with_a_sentence(fleet: Served) -> None:
+def test_requests_of_an_ingress_that_is_killed_end_with_a_sentence(fleet: Launched) -> None:
     """A plain one had Ray's bare 500, and a stream was cut off; later ones wait for the next."""
 
     def ingress() -> int:
@@ -375,7 +380,7 @@ def test_a_request_goes_to_the_replica_that_it_names_or_to_one_with_room(name: s
     assert fleet.sent(request, tried=["a", "b", "c"]) in "abc"
 
 
-def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Served) -> None:
+def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_running(fleet: Launched) -> None:
     with stream_at(fleet) as response:
         fleet.process.send_signal(signal.SIGTERM)
         body = {"prompt": "hi", "num_tokens": 1}

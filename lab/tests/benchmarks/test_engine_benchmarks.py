@@ -19,8 +19,8 @@ from generate.attention import KernelAttend
 from generate.auto import build
 from lab.benchmarks import agreement, bits, engine, harness, offline
 from lab.benchmarks.workload import draw
+from lab.tests.benchmarks.conftest import result_of
 from scheduling.inference import Row
-from tests.lab.benchmarks.conftest import result_of
 from tests.programs import output, ran
 
 

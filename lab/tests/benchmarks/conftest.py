@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.generate.conftest import in_order  # noqa: F401
 from tests.programs import output
 
 
