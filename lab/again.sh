@@ -8,7 +8,7 @@ ROOT="$(realpath "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/..")"
 again() { (cd "$ROOT" && "$PYTHON" -m lab.again "$@"); }
 made="$(again "$1")"
 { read -r commit; read -r command; read -r old; } <<<"$made"
-folder="$(mktemp -d)" tree="" new=""
+folder="$(mktemp -d)"
 tree="$folder/code" new="$folder/new"
 git -C "$ROOT" worktree add --quiet --detach "$tree" "$commit"
 trap 'git -C "$ROOT" worktree remove --force "$tree"' EXIT
@@ -27,4 +27,6 @@ echo "commit $commit: $command" >&2
 echo "old: $old"
 echo "new: $([ -e "$new" ] && echo "$new" || echo "$folder/printed.txt")"
 name="$(basename "${old%.gz}")"
-case "$name" in *.json) for found in "$new/$name"*; do again "$old" "$found"; done ;; esac
+for found in "$new/$name" "$new/$name.gz"; do
+    case "$name" in *.json) [ ! -e "$found" ] || again "$old" "$found" ;; esac
+done
