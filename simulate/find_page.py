@@ -115,7 +115,7 @@ def figure(search: Search, caption: str) -> Figure:
     panel = panels.Panel(
         title=search.question.limits(), xlabel=x.replace("_", " "), ylabel=ylabel,
         lines={line: sorted(points) for line, points in by_line.items()},
-        areas={}, step=0, log=False,
+        log=False,
     )  # fmt: skip
     fig = panels.figure([panel], {}, caption)
     fig.set_size_inches(9, 5.6)

@@ -1,4 +1,4 @@
-"""A figure as a grid of panels, each with lines or bars and their intervals, or areas over time."""
+"""A figure as a grid of panels, each with lines or bars and their intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from numbers import Number
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -32,16 +31,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What a panel shows: lines where every x is a number, else bars; or areas, one on another, of
-    series with a value for each `step` of x.
-    """
+    """What a panel shows: lines where every x is a number, else bars."""
 
     title: str
     xlabel: str
     ylabel: str
     lines: Mapping[str, Sequence[Point]]
-    areas: Mapping[str, Sequence[float]]
-    step: float
     log: bool
 
 
@@ -59,13 +54,7 @@ def figure(panels: Sequence[Panel], own: Mapping[str, Style], caption: str) -> F
             axes.set_axis_off()
             continue
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
-        if panel.areas:
-            colours = [own[name].colour for name in panel.areas]
-            x = panel.step * np.arange(max(map(len, panel.areas.values())))
-            series, labels = panel.areas.values(), [*panel.areas]
-            axes.stackplot(x, [*series], colors=colours, labels=labels, step="post")
-        else:
-            _draw(axes, panel, styles(panel.lines) | dict(own))
+        _draw(axes, panel, styles(panel.lines) | dict(own))
         handles, labels = axes.get_legend_handles_labels()
         legend |= dict(zip(labels, handles))
     wide = 60 * columns // (max(map(len, legend), default=0) + 6)  # labels beside each other

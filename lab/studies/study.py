@@ -227,8 +227,6 @@ def _drawn(study: Study, panel: Panel, cases: Cases) -> panels.Panel:
         xlabel=panel.xlabel,
         ylabel=panel.ylabel,
         lines=lines,
-        areas={},
-        step=0.0,
         log=panel.log,
     )
 
