@@ -1,7 +1,7 @@
 """What the tests share. Each room's tests lie in a folder of its name, with what they alone share;
 those of the laboratory in lab/tests.
 
-conftest    fixtures of all; no handler thread lives on; a test marked `alone` has the machine
+plugin      fixtures of all; no handler thread lives on; a test marked `alone` has the machine
 virtual     scheduler and policies in virtual time; policies and orders drawn by hypothesis
 contract    what every policy and order keeps, and ./test.sh --policy
 oracle      a small model, engines of several paths on it, and the texts that they must have

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from config import MODES
 
-ALL = "ALL_TESTS" in os.environ  # set by conftest.py for `./test.sh --all`
+ALL = "ALL_TESTS" in os.environ  # set by tests/plugin.py for `./test.sh --all`
 
 
 def tenth(n: int) -> int:

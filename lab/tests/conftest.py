@@ -2,4 +2,4 @@
 
 from tests.config.test_help import shown  # noqa: F401 - a fixture
 
-pytest_plugins = ["tests.conftest"]
+pytest_plugins = ["tests.plugin"]

@@ -24,7 +24,7 @@ from compare.options import Options, parse
 from compare.resume import begin, options_of
 from config import ConfigError
 from simulate import program
-from tests.conftest import undraw
+from tests.plugin import undraw
 from tests.programs import output, ran
 from tests.servers import ROOT
 

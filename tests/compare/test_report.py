@@ -25,8 +25,8 @@ from compare import calibrate
 from compare.report import figures, report, sections, side_by_side, tables
 from stats import ROW_KINDS
 from tests.compare.test_pages import Page
-from tests.conftest import undraw
 from tests.counts import examples
+from tests.plugin import undraw
 from tests.programs import output, ran
 
 MODES = ["static", "dynamic"]

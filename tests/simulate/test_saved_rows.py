@@ -15,7 +15,7 @@ import pytest
 from client.runs import RunError
 from simulate.saved_page import beside
 from simulate.vllm.history import history as history_of
-from tests.conftest import undraw
+from tests.plugin import undraw
 from tests.programs import output, ran
 from tests.server.live.shown import computed, counted, iterations, rows_of
 from tests.servers import ROOT

@@ -28,7 +28,7 @@ from simulate.costs import FAKE, Costs, load, save
 from simulate.program import parse
 from simulate.server import SimulatedServer
 from simulate.simulation import ENGINE
-from tests.conftest import undraw
+from tests.plugin import undraw
 from tests.programs import output, ran
 
 SMALL = "--numsamples 40 --lengths uniform:1:40 --modes static,dynamic"
