@@ -92,7 +92,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     part, rows = PARTS[case["table"]], case["rows"]
     arrival, n = "burst", round(part.requests * n)
     if case["load"]:
-        capacity = virtual.capacity(case["of"], part.lengths, part.kv_blocks).requests
+        capacity = virtual.capacity(case["of"], part.lengths, part.kv_blocks)
         arrival = f"poisson:{case['load'] * capacity:g}"
     drawn = virtual.data_of(part.lengths, seed).requests(n, arrival, scaled=True)
     urgent = np.zeros(n, bool)

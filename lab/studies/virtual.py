@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -101,17 +101,9 @@ def while_waiting(times: Times) -> float:
     return float(np.sum(times.answered_at <= end)) / end
 
 
-class Capacity(NamedTuple):
-    """Completions of `dynamic` with `fcfs` per second while requests always wait."""
-
-    requests: float
-    tokens: float  # completion tokens
-    prompt_tokens: float
-
-
 @functools.cache
-def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> Capacity:
+def capacity(rows: int, lengths: str, kv_blocks: int | None = None) -> float:
+    """Return the requests per second that `dynamic` with `fcfs` completes of a burst."""
     burst = data_of(lengths, CAPACITY_SEED).requests(BURST, "burst", scaled=True)
     result = measures(server({"max_batch_size": rows, **pool(kv_blocks)}), burst)
-    totals = BURST, result["total_output_tokens"], result["total_input_tokens"]
-    return Capacity(*(total / result["wall_clock_s"] for total in totals))
+    return BURST / result["wall_clock_s"]
