@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
 from client.load import TICK_S
 from client.outcomes import Answer, Answers
-from client.results import share
+from client.results import Json, Result, share
 from client.summary import client_behind
 from stats import ROW_KINDS
 
@@ -79,7 +78,7 @@ def growth_in_flight(
     )
 
 
-def queue_grows(result: Mapping[str, Any]) -> bool:
+def queue_grows(result: Result) -> bool:
     """True where the queue only grew in a measurement (of `measure.judged`), by the larger of the
     two growths. One whose client sent most requests late says nothing, and one with few answers
     says nothing of what is in flight.
@@ -87,18 +86,18 @@ def queue_grows(result: Mapping[str, Any]) -> bool:
     return max(_growths([result])) > GROWTH
 
 
-def overloaded(*results: Mapping[str, Any]) -> bool | None:
+def overloaded(*results: Result) -> bool | None:
     """True of a server whose queue only grows; None where its answers are too few to know that.
 
     results: its measurements or their summaries, one a seed; all of them decide together. Chance
     alone lets a queue grow by about 1 / sqrt(answers), so of few answers the growth must be larger.
     """
     known = [r for r in results if not client_behind(r)]
-    few = max(1.0, (ENOUGH / max(1, sum(r["completed"] for r in known))) ** 0.5)
+    few = max(1.0, (ENOUGH / max(1, sum(r.completed for r in known))) ** 0.5)
     if (grew := max(_growths(known))) > GROWTH * few:
         return True
     # others came at no rate (a burst, a closed loop), or have no answer
-    rated = [r for r in known if r["completed"] and r["requested_rate"] and r["achieved_rate"]]
+    rated = [r for r in known if r.completed and r.requested_rate and r.achieved_rate]
     if few == 1 or not rated:
         return False
     waited, took = (fmean(_of_sending(of, r) for r in rated) for of in ("ttft", "e2el"))
@@ -110,21 +109,22 @@ def overloaded(*results: Mapping[str, Any]) -> bool | None:
     return False if calm and grew <= GROWTH else None
 
 
-def _of_sending(measure: str, result: Mapping[str, Any]) -> float:
+def _of_sending(measure: str, result: Result) -> float:
     """Return the p99 of a measure as a part of the time of sending."""
-    sending_s = (result["completed"] + result["failed"]) / result["achieved_rate"]
-    return float(result[f"p99_{measure}_ms"]) / 1e3 / sending_s
+    assert result.achieved_rate
+    sending_s = result.ended / result.achieved_rate
+    return float(result.number(f"p99_{measure}_ms")) / 1e3 / sending_s
 
 
-def _growths(results: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+def _growths(results: Iterable[Result]) -> tuple[float, float]:
     """Return the mean growth of the wait and of what is in flight, of results that say any."""
     known = [r for r in results if not client_behind(r)]
-    many = [r for r in known if r["completed"] >= FEWEST]
-    wait, in_flight = (r["growth"] for r in known), (r["growth_in_flight"] for r in many)
+    many = [r for r in known if r.completed >= FEWEST]
+    wait, in_flight = (r.growth for r in known), (r.growth_in_flight for r in many)
     return fmean(wait) if known else 0.0, fmean(in_flight) if many else 0.0
 
 
-def overload(results: Sequence[Mapping[str, Any]]) -> str | None:
+def overload(results: Sequence[Result]) -> str | None:
     """Return what an overload did to a server and its numbers; None where none is known."""
     if not overloaded(*results):
         return None
@@ -132,11 +132,11 @@ def overload(results: Sequence[Mapping[str, Any]]) -> str | None:
     grew = f"its queue grew by {wait:.2f} s per second"
     if wait <= GROWTH:
         grew = f"{share(100 * in_flight)}% of what was sent stayed in flight"
-    seconds = fmean(result["wall_clock_s"] for result in results)
+    seconds = fmean(result.wall_clock_s for result in results)
     return f"overloaded: {grew}; its latencies are those of a run of {seconds:.1f} s"
 
 
-def overload_unknown(servers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+def overload_unknown(servers: Mapping[str, Sequence[Result]]) -> str | None:
     """Return which servers may have been overloaded, and how many answers say; None if all do."""
     names = [name for name, results in servers.items() if overloaded(*results) is None]
     if not names:
@@ -247,35 +247,36 @@ def expected_useful_fraction(
     return sum(sizes) * float(np.mean(lengths)) / computed
 
 
-def littles_law(result: Mapping[str, Any]) -> dict[str, float] | None:
+def littles_law(result: Result) -> dict[str, float] | None:
     """L, the mean of what this client counted at random instants, and λ · W with the server's W."""
-    server = result.get("server")
-    whole = result["mean_in_flight"] and not result["failed"] and not result["partial"]
-    if not whole or not server or not server["completed"]:
+    server, in_flight = result.server, result.mean_in_flight
+    whole = not result.failed and not result.partial
+    if not whole or not in_flight or not server or not server["completed"]:
         return None
     # of all answers: its other latencies are of the last ones
     lengths = server["latency-by-requested-tokens"].values()
     total_s = sum(length["requests"] * length["mean_latency_s"] for length in lengths)
-    rate_x_latency = result["request_throughput"] * total_s / server["completed"]
-    return {"in_flight": result["mean_in_flight"], "rate_x_latency": rate_x_latency}
+    rate_x_latency = result.request_throughput * total_s / server["completed"]
+    return {"in_flight": in_flight, "rate_x_latency": rate_x_latency}
 
 
-def breaks_littles_law(result: Mapping[str, Any]) -> bool:
+def breaks_littles_law(result: Result) -> bool:
     """True where the two sides of `littles_law` differ by more than chance, HTTP and a tenth.
 
     Chance: a request is counted once for each instant that finds it in flight, at random in each
     TICK_S; so its time is off by half of that at most, as a standard deviation.
     """
-    law = result["littles_law"]
-    chance_s = 3 * TICK_S / 2 / result["completed"] ** 0.5
-    slack = (chance_s + OUTSIDE_S) * result["request_throughput"]
+    law = result.littles_law
+    assert law
+    chance_s = 3 * TICK_S / 2 / result.completed**0.5
+    slack = (chance_s + OUTSIDE_S) * result.request_throughput
     apart = abs(law["in_flight"] - law["rate_x_latency"])
     return bool(apart > max(APART * law["rate_x_latency"], slack))
 
 
 def occupancy_over_time(
     iterations: Sequence[Sequence[float]], bins: int = 120, span: tuple[float, float] | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
     padding, recomputed, rejected].
 

@@ -5,15 +5,15 @@ measure counts: the same requests of a trace in every variant.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from client.draws import WorkloadError
 from client.load import TICK_S, Watch
 from client.outcomes import Outcome
+from client.results import Result
 from client.traces import Trace
 
 
@@ -83,9 +83,9 @@ class Bounded(Watch):
         self.cut, self.over = self.cut or cut, True
 
 
-def cut_in_words(name: str, results: Sequence[Mapping[str, Any]]) -> str:
+def cut_in_words(name: str, results: Sequence[Result]) -> str:
     """Return where replays of a server were cut, and what is missing; empty if none was."""
-    if not (cuts := [cut for result in results if (cut := result.get("cut"))]):
+    if not (cuts := [cut for result in results if (cut := result.cut)]):
         return ""
     bounds = " and ".join(dict.fromkeys(cut["at"] for cut in cuts))
     of = f" in {len(cuts)} of {len(results)} seeds" if len(results) > 1 else ""

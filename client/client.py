@@ -38,7 +38,7 @@ from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Output, Progress  # noqa: E402
 from client.quoting import printable  # noqa: E402
-from client.results import KEYS, SHOWN_OF_STATS, share  # noqa: E402
+from client.results import KEYS, SHOWN_OF_STATS, Result, share  # noqa: E402
 from client.saving import saved  # noqa: E402
 from client.stopping import end_as_on_ctrl_c, held  # noqa: E402
 from client.summary import latency_line, resent_in_words  # noqa: E402
@@ -165,7 +165,7 @@ def load_of(known: argparse.Namespace, url: str) -> tuple[Sequence[Request], dic
     return requests, describe(requests) | words
 
 
-def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any]:
+def load(url: str, known: argparse.Namespace, console: Console) -> Result:
     """Send a load, save its result and show it; return the measurement. Raises RunError if the run
     is saved and has no report.
     """
@@ -197,7 +197,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
                 "seed": known.seed,
                 "asked": {"seeds": [known.seed], "servers": [target.name]},
                 "started_here": False,
-                "stopped": "interrupted before its end" if result["partial"] else None,
+                "stopped": "interrupted before its end" if result.partial else None,
                 "also": {} if target.ours else {target.name: url},
                 "asked_as": {target.name: by.about} if isinstance(by, OpenAI) else {},
                 "command": command_line("client/client.py", sys.argv[1:]),
@@ -212,7 +212,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> dict[str, Any
             with held():
                 out = saved(save, known.out, progress.say)
         _show(result, target, known, console)
-        if result["client_limited"]:
+        if result.client_limited:
             progress.say(
                 "The client was late: one in a hundred of its sends lagged over 10 ms; its "
                 "latencies are suspect."
@@ -244,10 +244,8 @@ def report(folder: Path, *flags: str) -> None:
         raise runs.RunError(f"the run is saved in {folder}, but has no report: {why}")
 
 
-def _show(
-    result: dict[str, Any], target: Target, known: argparse.Namespace, console: Console
-) -> None:
-    if server := result.get("server"):
+def _show(result: Result, target: Target, known: argparse.Namespace, console: Console) -> None:
+    if server := result.server:
         console.print("\nThe server's /stats:")
         for key in SHOWN_OF_STATS:
             form = ",.4g" if isinstance(server[key], float) else ","
@@ -257,14 +255,14 @@ def _show(
     title = f"{target.name} as this client saw it" + " (overloaded)" * bool(overload([result]))
     table = Table("milliseconds", *SHOWN, title=title, title_justify="left")
     for name, each in MEASURES.items():
-        if each.title and result[f"mean_{name}_ms"] is not None:
-            values = [result[f"{statistic}_{name}_ms"] for statistic in SHOWN]
+        if each.title and result.number(f"mean_{name}_ms") is not None:
+            values = [result.number(f"{statistic}_{name}_ms") for statistic in SHOWN]
             table.add_row(each.title, *(f"{value:,.1f}" for value in values))
     console.print(table)
     console.print(
-        f"{result['completed']} answered, {result['failed']} failed; "
-        f"{result['output_throughput']:,.1f} tok/s and {result['request_throughput']:.2f} requests "
-        f"a second over {result['wall_clock_s']:.1f} s"
+        f"{result.completed} answered, {result.failed} failed; "
+        f"{result.output_throughput:,.1f} tok/s and {result.request_throughput:.2f} requests "
+        f"a second over {result.wall_clock_s:.1f} s"
     )
     if cut := cut_in_words(target.name, [result]):
         console.print(f"{cut}; no measure counts these.")
@@ -274,13 +272,13 @@ def _show(
         console.print(warm_up_in_words(known.warm_up))
     if known.goodput:
         limits = " ".join(known.goodput)
-        rate, part = result["goodput"] or 0, share(100 * (result["attainment"] or 0))
+        rate, part = result.goodput or 0, share(100 * (result.attainment or 0))
         console.print(f"{rate:.2f} requests per second, {part}% of all, within {limits}")
     if words := overload([result]):
         console.print(f"{target.name} was {words}", style="red", highlight=False)
     if words := overload_unknown({target.name: [result]}):
         console.print(words, highlight=False)
-    for reason, n in [*result["errors"].items()][:5]:
+    for reason, n in [*result.errors.items()][:5]:
         console.print(f"  failed: {reason} ({n} times)", style="red", markup=False)
 
 
@@ -306,10 +304,10 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    if result["partial"]:
+    if result.partial:
         print("interrupted; the requests that had ended are shown above", file=sys.stderr)
         sys.exit(130)
-    if result["errors"]:
+    if result.errors:
         sys.exit(1)
 
 

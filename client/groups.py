@@ -13,16 +13,10 @@ from typing import Any
 import numpy as np
 
 from client.outcomes import Outcomes
-from client.summary import goodput_of
+from client.results import Result
+from client.summary import distribution_of, goodput_of
 from client.traces import ANONYMOUS, Request, Trace
-from stats import MEASURES, distribution
 
-STATISTICS = {  # of each group
-    "e2el": ("mean", "p50", "p99"),
-    "ttft": ("mean", "p50", "p99"),
-    "preempted": ("mean",),
-    "paused": ("mean",),
-}
 MOST_NAMED = 6  # users who are listed one by one
 Groups = dict[str, np.ndarray]  # {name of a group: numbers of its requests in the trace}
 
@@ -152,38 +146,30 @@ def described(load: Mapping[str, Any]) -> str:
 
 def by_groups(
     trace: Trace, outcomes: Outcomes, wall_clock_s: float, goodput: Mapping[str, float]
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return {kind: {group: measures}}, kinds as of `groups_of`. goodput: limits in ms of all."""
+) -> dict[str, Any]:
+    """Return {kind: {group: result}}, kinds as of `groups_of`. goodput: limits in ms of all."""
 
-    def of_group(group: np.ndarray) -> dict[str, Any]:
-        answers = outcomes.answers_of(group)
-        limits = trace.limits_ms(group[outcomes.rows["answered"][group]], goodput)
-        ended = int(outcomes.rows["ended"][group].sum())
-        within = goodput_of(answers, limits, ended, wall_clock_s)
-        return _numbers(outcomes, group, wall_clock_s) | within
+    def of_group(kind: str, group: np.ndarray) -> Result:
+        rows, answers = outcomes.rows[group], outcomes.answers_of(group)
+        limits = trace.limits_ms(group[rows["answered"]], goodput)
+        ended, tokens = int(rows["ended"].sum()), trace.num_tokens[group]
+        by_length = kind == "by_length"
+        made = int(answers["completion_tokens"].sum())
+        return Result(
+            completed=len(answers),
+            failed=ended - len(answers),
+            refused=int(rows["refused"].sum()),
+            least_tokens=int(tokens.min()) if by_length else None,
+            most_tokens=int(tokens.max()) if by_length else None,
+            output_throughput=made / wall_clock_s if wall_clock_s else 0.0,
+            **goodput_of(answers, limits, ended, wall_clock_s),
+            e2el=distribution_of(answers.e2e_s),
+            ttft=distribution_of(answers.ttft_s),
+            preempted=distribution_of(answers.reported("preempted_s")),
+            paused=distribution_of(answers.reported("paused_s")),
+        )
 
-    groups = groups_of(trace)
-    result = {
-        kind: {name: of_group(group) for name, group in of_kind.items()}
-        for kind, of_kind in groups.items()
+    return {
+        kind: {name: of_group(kind, group) for name, group in of_kind.items()}
+        for kind, of_kind in groups_of(trace).items()
     }
-    for name, group in groups["by_length"].items():
-        tokens = trace.num_tokens[group]
-        ends = {"least_tokens": int(tokens.min()), "most_tokens": int(tokens.max())}
-        result["by_length"][name] |= ends
-    return result
-
-
-def _numbers(outcomes: Outcomes, group: np.ndarray, wall_clock_s: float) -> dict[str, Any]:
-    rows, answers = outcomes.rows[group], outcomes.answers_of(group)
-    tokens = int(answers["completion_tokens"].sum())
-    result: dict[str, Any] = {
-        "completed": len(answers),
-        "failed": int(rows["ended"].sum()) - len(answers),
-        "refused": int(rows["refused"].sum()),
-        "output_throughput": tokens / wall_clock_s if wall_clock_s else 0.0,
-    }
-    for name, statistics in STATISTICS.items():
-        values = distribution(name, answers.values(MEASURES[name]))
-        result |= {key: values[key] for key in (f"{each}_{name}_ms" for each in statistics)}
-    return result

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,20 +19,19 @@ from client.calls import NONE, ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
-from client.results import ENGINE, OF_STATS, OURS
+from client.results import ENGINE, OF_STATS, Json, Result
 from client.summary import summarise
 from client.traces import Request, Trace
 from client.wire import Wire, utf8
 from config import Config
 from scheduling.policies import MODES, chosen
-from stats import DEFINITIONS
 
 LEAST_BURST = 16
 INVALID = ("400", "422")  # how the error of a request begins whose body a server does not take
 BINS = 400  # of rows over time
 ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 # /stats, rows over time, and config
-ServerReport = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+ServerReport = tuple[dict[str, Any], Json, Json]
 Row = tuple[float, float, int, int, int, int, int]  # of an iteration: its start, seconds, and kinds
 READ: dict[str, Any] = dict.fromkeys((*ENGINE, *OF_STATS), (int | float, ...))
 READ |= {"iterations": (list[Row], ...), "next_iteration": (int | None, ...)}
@@ -129,8 +128,8 @@ def measure(
     timeout_s: float,
     watch: Watch,
     bounds: Bounds = UNBOUNDED,
-) -> tuple[dict[str, Any], list[Outcome]]:
-    """Replay a trace; return NAME.json without its requests, and the outcomes. An interrupted
+) -> tuple[Result, list[Outcome]]:
+    """Replay a trace; return the result without its requests, and the outcomes. An interrupted
     result is `partial`, and one that reached a bound is `cut`: both have the requests that ended.
 
     A server of ours begins with all counts at zero and an empty prefix cache, so that no earlier
@@ -145,35 +144,42 @@ def measure(
         stopped, outcomes = True, interrupted.outcomes
     ended, first = Outcomes.of(trace, outcomes), bounds.warming_up(trace)
     counted = ended.without(first) if bounds.warm_up else ended
-    result = {"variant": target.name} | judged(trace, counted, goodput)
-    result |= {"partial": stopped and not counting.cut, "warm_up": trace.id[first].tolist()}
+    cut = None
     if counting.cut and (left := len(trace) - len(ended.ended)):
         unsent = left - counting.in_flight
-        result["cut"] = {"at": counting.cut, "in_flight": counting.in_flight, "unsent": unsent}
-    if counting.ticks:
-        result["mean_in_flight"] = counting.counted / counting.ticks
-    if target.are_several:
-        result |= {"busy_s": 0.0, "busy_throughput": None}  # no stretch when all were busy is known
+        cut = {"at": counting.cut, "in_flight": counting.in_flight, "unsent": unsent}
+    result = replace(
+        judged(trace, counted, goodput),
+        variant=target.name,
+        partial=stopped and not counting.cut,
+        warm_up=len(first),
+        cut=cut,
+        mean_in_flight=counting.counted / counting.ticks if counting.ticks else None,
+    )
+    if target.are_several:  # no stretch when all were busy is known
+        result = replace(result, busy_s=0.0, busy_throughput=None)
     if target.ours:
         try:
             by_server = _engine(target, trace, ended.answers)
-            if not result["cut"] and not result["warm_up"]:  # else it is of other requests
-                by_server["littles_law"] = analysis.littles_law(result | by_server)
+            if not cut and not len(first):  # else it is of other requests
+                known = replace(result, **by_server)
+                by_server["littles_law"] = analysis.littles_law(known)
             json.dumps(by_server, ensure_ascii=False, allow_nan=False).encode()  # it can be saved
-            result |= by_server
+            result = replace(result, **by_server)
         except KeyboardInterrupt:
-            result["partial"] = True
+            result = replace(result, partial=True)
         except Exception as error:  # what this client measured is kept, whatever a server reports
             why = error if isinstance(error, ServerError) else repr(error)
-            result["errors"][utf8(f"the server's /stats are missing: {why}")] = 1
-    return result, list(ended)
+            result.errors[utf8(f"the server's /stats are missing: {why}")] = 1
+    of_warm_up = set(trace.id[first].tolist())
+    return result, [each._replace(warm_up=each.request.id in of_warm_up) for each in ended]
 
 
 def judged(
     requests: Sequence[Request],
     outcomes: Outcomes | Iterable[Outcome],
     goodput: Mapping[str, float],
-) -> dict[str, Any]:
+) -> Result:
     """The measures that follow from outcomes alone, whichever server served; the rest is None."""
     trace = Trace.of(requests)
     outcomes = Outcomes.of(trace, outcomes)
@@ -192,28 +198,24 @@ def judged(
     fill_s = analysis.slowest_row_s(answers)
     tokens, busy_s = analysis.always_waiting(answers)
     other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
-    return result | {
-        "partial": False,
-        "cut": None,
-        "warm_up": [],  # ids
-        "resent": sum(outcome.resent for outcome in outcomes),
-        "sample": outcomes.sample,
-        "mean_in_flight": None,
-        **dict.fromkeys(OURS),
-        "requested_rate": rate,
-        "mean_num_tokens": mean,
-        "offered_throughput": rate and rate * mean,
-        "growth": has_rate
-        * analysis.growth(Answers(answers.rows[answers["sent_at"] <= until], {})),
-        "slowest_row_s": fill_s,
-        "growth_in_flight": has_rate
-        * analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s),
-        "busy_s": busy_s,
-        "busy_throughput": tokens / busy_s if busy_s else None,
-        **by_groups(trace, outcomes, result["wall_clock_s"], goodput),
-        "other_length": int((other_length & outcomes.rows["answered"]).sum()),
-        "errors": dict(outcomes.errors.most_common()),
-    }
+    early = Answers(answers.rows[answers["sent_at"] <= until], {})
+    grew_in_flight = analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s)
+    return replace(
+        result,
+        resent=sum(outcome.resent for outcome in outcomes),
+        sample=outcomes.sample,
+        requested_rate=rate,
+        mean_num_tokens=mean,
+        offered_throughput=rate and rate * mean,
+        growth=has_rate * analysis.growth(early),
+        slowest_row_s=fill_s,
+        growth_in_flight=has_rate * grew_in_flight,
+        busy_s=busy_s,
+        busy_throughput=tokens / busy_s if busy_s else None,
+        other_length=int((other_length & outcomes.rows["answered"]).sum()),
+        errors=dict(outcomes.errors.most_common()),
+        **by_groups(trace, outcomes, result.wall_clock_s, goodput),
+    )
 
 
 def stats_of(url: str, key: str | None = None) -> tuple[dict[str, Any], list[list[float]]]:
@@ -266,19 +268,17 @@ def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any
     return measures
 
 
-def with_requests(result: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return NAME.json: a measurement with every request."""
-    first = set(result["warm_up"])
-    records = [_record(each, each.request.id in first) for each in outcomes]
-    return result | {"warm_up": len(first), "definitions": DEFINITIONS, "requests": records}
+def with_requests(result: Result, outcomes: Iterable[Outcome]) -> Result:
+    """Return a measurement with a record of every request."""
+    return replace(result, requests=[*map(_record, outcomes)])
 
 
-def _record(outcome: Outcome, warm_up: bool) -> dict[str, Any]:
+def _record(outcome: Outcome) -> Json:
     """Return one request of NAME.json, without the gaps between tokens."""
     record: dict[str, Any] = outcome.request.model_dump(
         include={"id", "num_tokens", "user", "priority", "slo_class"}, exclude_none=True
     )
-    record |= {"warm_up": True} if warm_up else {}
+    record |= {"warm_up": True} if outcome.warm_up else {}
     if outcome.sent:
         stamps = ("scheduled_at", "sent_at", "ended_at")
         record |= {name: getattr(outcome, name) for name in stamps}
@@ -298,16 +298,16 @@ def burst_size(config: Config) -> int:
 
 def measure_capacity(
     target: Measurable, burst: Sequence[Request], timeout_s: float, watch: Watch
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Measure the tokens per second of busy rows. Raises ServerError and KeyboardInterrupt."""
     result, outcomes = measure(target, burst, {}, timeout_s, watch)
-    if result["partial"]:
+    if result.partial:
         raise KeyboardInterrupt
     answers = (outcome.answer for outcome in outcomes if outcome.answer)
     tokens, seconds = analysis.always_waiting(answers)
     wrong = None if seconds else "fits into one batch"
-    if result["failed"]:
-        wrong = f"failed ({next(iter(result['errors']))})"
+    if result.failed:
+        wrong = f"failed ({next(iter(result.errors))})"
     if wrong:
         raise ServerError(
             f"the burst that measures capacity {wrong}; name a rate with --arrival poisson:RATE"

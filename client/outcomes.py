@@ -72,6 +72,7 @@ class Outcome(NamedTuple):
     error: str = ""
     sent: bool = True  # false where an earlier turn failed, and there was nothing to send
     resent: bool = False  # once more, as the server had closed a kept connection
+    warm_up: bool = False  # no measure counts it
 
     @property
     def row(self) -> tuple[float, ...]:

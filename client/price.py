@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from client.results import Result
 
-def costs(result: Mapping[str, Any], price: float) -> dict[str, float | None]:
+
+def costs(result: Result, price: float) -> dict[str, Any]:
     """Return the costs of a measurement, None where it has no such tokens, requests or limits.
 
     price: of a machine for an hour, in any currency. A simulated replica is a machine, which is
     paid for as long as it is up; real servers share the one on which they run.
     """
-    seconds = result["wall_clock_s"]
-    replicas = result.get("server", {}).get("replicas", {})
+    seconds = result.wall_clock_s
+    replicas = result.server.get("replicas", {})
     if "changes" in replicas:
         end_s = replicas["end_s"]
         paid = price / 3600 * replica_seconds(replicas["changes"], end_s - seconds, end_s)
     else:
         paid = price / 3600 * seconds
     bought = {
-        "cost_per_million_tokens": result["total_output_tokens"] / 1e6,
-        "cost_per_thousand_within": (result["goodput"] or 0.0) * seconds / 1e3,
+        "cost_per_million_tokens": result.total_output_tokens / 1e6,
+        "cost_per_thousand_within": (result.goodput or 0.0) * seconds / 1e3,
     }
     return {name: paid / amount if amount else None for name, amount in bought.items()}
 

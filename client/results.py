@@ -1,15 +1,22 @@
-"""Declarations of a result's numbers: where each is repeated, and how tables show it.
-
-NAME.json has more; a summary, and each rate of a sweep, repeat the numbers declared here.
+"""A result: the numbers of one measured variant. Each is declared once, with which JSON has it and
+how tables show it.
 """
+
+# ruff: noqa: RUF009 - defaults are declared by a function
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Self
 
 from stats import MEASURES, ROW_KINDS
+
+Json = Mapping[str, Any]  # an object of a file, or of a server's answer
+UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:,.0f}")}  # scale and form of milliseconds
+GROUPS = ("by_length", "by_user", "by_priority", "by_class")
+# a number is in other JSON; in NAME.json; there, and in the summary and each rate of a sweep
+OTHER, FILE, REPEATED = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,81 +50,211 @@ def share(percent: float, digits: int = 0) -> str:
     return f"{percent:,.{digits}f}"
 
 
-UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:,.0f}")}  # scale and form of milliseconds
+class Distribution(NamedTuple):
+    """A measure over requests, in milliseconds; None each where no request has it. In JSON each
+    statistic has its own name, as p99_ttft_ms.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
 
 
-def _percentiles(name: str, short: str, form: str = "") -> list[Key]:
-    """Return the keys of a measure's percentiles. short: its name in the terminal."""
-    unit = MEASURES[name].unit
-    return [_of(name, p, form, short=f"{short}\n{p}\n{unit}") for p in ("p50", "p95", "p99")]
+def _number(*shown: Any, at: int = REPEATED, default: Any = None, **more: Any) -> Any:
+    """Declare a number. shown, more: of its Key."""
+    how = {"default_factory": dict} if default == {} else {"default": default}
+    return field(**how, metadata={"at": at, "key": (shown, more)})
 
 
-def _of(name: str, statistic: str, form: str = "", **more: Any) -> Key:
-    """Return the key of a mean or percentile, with the measure's heading and unit."""
-    measure = MEASURES[name]
-    heading = f"{measure.heading} {statistic}, {measure.unit}"
-    scale, usual = UNITS[measure.unit]
-    return Key(f"{statistic}_{name}_ms", heading, scale, form or usual, **more)
+def _latency(statistics: str, short: str = "", form: str = "", at: int = REPEATED) -> Any:
+    """Declare a distribution. statistics: those that are repeated, or shown. short: its name in the
+    terminal.
+    """
+    how = {"at": at, "of": statistics.split(), "short": short, "form": form}
+    return field(default=Distribution(), metadata=how)
 
 
-def _without_column(names: str) -> list[Key]:
-    return [Key(name) for name in names.split()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The numbers of a server and a trace, or of a group of its requests, by their names in
+    stats.DEFINITIONS; None where one is not known.
+
+    warm_up: requests that no number counts. cut: the bound that was reached (`at`), and requests
+    that were left (`in_flight`, `unsent`). server, config, occupancy_over_time: as a server of ours
+    reports them. costs_changed: numbers by the factor of a simulation's costs. requests: a record
+    of each one, in NAME.json.
+    """
+
+    variant: str | None = _number(at=FILE)
+    completed: int = _number(default=0)
+    failed: int = _number(default=0)
+    refused: int = _number(default=0, at=OTHER)
+    least_tokens: int | None = _number(at=OTHER)
+    most_tokens: int | None = _number(at=OTHER)
+    wall_clock_s: float = _number()
+    total_input_tokens: int = _number(at=FILE)
+    total_output_tokens: int = _number(at=FILE)
+    request_throughput: float = _number()
+    output_throughput: float = _number("throughput, tok/s", short="tok/s")
+    total_token_throughput: float = _number()
+    goodput: float | None = _number("goodput, requests/s", 1, "{:.2f}", "goodput\nreq/s")
+    attainment: float | None = _number("within limits, %", 100, short="within\nlimits %")
+    queue_time: Distribution = _latency("mean")
+    ttft: Distribution = _latency("mean p50 p95 p99", "ttft")
+    ttft_from_schedule: Distribution = _latency("p50")
+    tpot: Distribution = _latency("mean", "tpot", "{:,.1f}")
+    itl: Distribution = _latency("p50 p95 p99", "itl", "{:,.1f}")
+    held_time: Distribution = _latency("mean")
+    e2el: Distribution = _latency("mean p50 p95 p99", "latency")
+    e2el_from_schedule: Distribution = _latency("p99")
+    normalized_latency: Distribution = _latency("mean p50", form="{:,.1f}")
+    schedule_lag: Distribution = _latency("p50 p99")
+    preempted: Distribution = _latency("mean", at=OTHER)
+    paused: Distribution = _latency("mean", at=OTHER)
+    client_limited: bool = _number()
+    achieved_rate: float | None = _number("as sent, requests/s", 1, "{:.4g}")
+    latency_line: dict[str, float] | None = _number()
+    partial: bool = _number(default=False)
+    cut: Json | None = _number()
+    warm_up: int = _number(default=0, at=FILE)
+    resent: int = _number(default=0)
+    sample: int | None = _number()
+    mean_in_flight: float | None = _number()
+    useful_fraction: float | None = _number("useful rows, %", 100, short="useful\n%")
+    occupancy: float = _number("occupancy, %", 100)
+    largest_batch: int = _number("largest batch, rows", short="largest\nbatch")
+    live_rows: int = _number()
+    idle_rows: int = _number()
+    padding_rows: int = _number()
+    recomputed_rows: int = _number()
+    rejected_rows: int = _number()
+    preemptions: int | None = _number("preemptions", rare=True)
+    recomputed_tokens: int = _number("recomputed tokens", rare=True)
+    cached_tokens: int = _number("prompt tokens found cached", rare=True)
+    cached_fraction: float | None = _number("prompt tokens found cached, %", 100, rare=True)
+    draft_tokens: int = _number()
+    accepted_tokens: int = _number()
+    acceptance: float | None = _number("draft tokens accepted, %", 100)
+    adapter_loads: int = _number("adapters loaded", rare=True)
+    expected_useful_fraction: float | None = _number()
+    littles_law: dict[str, float] | None = _number()
+    requested_rate: float | None = _number()
+    mean_num_tokens: float = _number()
+    offered_throughput: float | None = _number("asked for, tok/s")
+    growth: float = _number("growth, s/s", 1, "{:.2f}")
+    slowest_row_s: float = _number(at=FILE)
+    growth_in_flight: float = _number("growth in flight, %", 100)
+    busy_s: float = _number()
+    busy_throughput: float | None = _number("while requests wait, tok/s")
+    by_length: Mapping[str, Result] = _number(default={}, at=FILE)
+    by_user: Mapping[str, Result] = _number(default={}, at=FILE)
+    by_priority: Mapping[str, Result] = _number(default={}, at=FILE)
+    by_class: Mapping[str, Result] = _number(default={}, at=FILE)
+    other_length: int = _number(default=0)
+    errors: dict[str, int] = _number(default={})
+    cost_per_million_tokens: float | None = _number(
+        "cost per million tokens", 1, "{:,.3f}", "cost per\nM tokens"
+    )
+    cost_per_thousand_within: float | None = _number(
+        "cost per 1,000 requests within limits", 1, "{:,.3f}", "cost per\n1,000 in\nlimits"
+    )
+    capacity: float | None = _number("capacity, requests/s", 1, "{:.3g}", at=OTHER)
+    goodput_rate: float | None = _number(
+        "highest rate within the limits, requests/s", 1, "{:.3g}", at=OTHER
+    )
+    server: Json = _number(default={}, at=FILE)
+    config: Json = _number(default={}, at=FILE)
+    occupancy_over_time: Json = _number(default={}, at=FILE)
+    costs_changed: Mapping[str, dict[str, float | None]] = _number(default={}, at=FILE)
+    requests: Sequence[Json] = _number(default=(), at=FILE)
+
+    @property
+    def ended(self) -> int:
+        """Requests that were answered or failed."""
+        return self.completed + self.failed
+
+    @classmethod
+    def of(cls, numbers: Json) -> Self:
+        """Read a result from JSON, also of an older version, which had fewer numbers."""
+        known = {each.name: numbers[each.name] for each in fields(cls) if each.name in numbers}
+        for name in DISTRIBUTIONS:
+            values = (numbers.get(f"{each}_{name}_ms") for each in Distribution._fields)
+            known[name] = Distribution(*values)
+        for kind in GROUPS:
+            known[kind] = {n: Result.of(group) for n, group in numbers.get(kind, {}).items()}
+        return cls(**known)
+
+    def number(self, name: str) -> Any:
+        """Return a number by its name in JSON. Raises AttributeError for another name."""
+        if name in OF_DISTRIBUTIONS:
+            measure, statistic = OF_DISTRIBUTIONS[name]
+            return getattr(getattr(self, measure), statistic)
+        return getattr(self, name)
+
+    def json(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return numbers by these names, as JSON has them."""
+        values = {name: self.number(name) for name in names}
+        for kind in values.keys() & GROUPS:
+            values[kind] = {name: group.json(OF_GROUP) for name, group in values[kind].items()}
+        return values
 
 
-OF_POINT = [  # of each rate of a sweep, and the summary
-    *_without_column(
-        "completed failed errors resent client_limited wall_clock_s requested_rate mean_num_tokens "
-        "request_throughput busy_s mean_queue_time_ms p50_schedule_lag_ms p99_schedule_lag_ms "
-        "mean_in_flight draft_tokens accepted_tokens"
-    ),
-    Key("achieved_rate", "as sent, requests/s", 1, "{:.4g}"),
-    Key("offered_throughput", "asked for, tok/s"),
-    Key("output_throughput", "throughput, tok/s", short="tok/s"),
-    Key("busy_throughput", "while requests wait, tok/s"),
-    Key("goodput", "goodput, requests/s", 1, "{:.2f}", short="goodput\nreq/s"),
-    Key("attainment", "within limits, %", 100, short="within\nlimits %"),
-    _of("e2el", "mean", short="latency\nmean\ns"),
-    *_percentiles("ttft", "ttft"),
-    *_percentiles("itl", "itl", "{:,.1f}"),
-    *_percentiles("e2el", "latency"),
-    _of("tpot", "mean", "{:,.1f}", short="tpot\nms"),
-    _of("normalized_latency", "mean", "{:,.1f}"),
-    _of("normalized_latency", "p50", "{:,.1f}"),
-    Key("growth", "growth, s/s", 1, "{:.2f}"),
-    Key("growth_in_flight", "growth in flight, %", 100),
-    Key("useful_fraction", "useful rows, %", 100, short="useful\n%"),
-    Key("occupancy", "occupancy, %", 100),
-    Key("preemptions", "preemptions", rare=True),
-    Key("recomputed_tokens", "recomputed tokens", rare=True),
-    Key("cached_tokens", "prompt tokens found cached", rare=True),
-    Key("cached_fraction", "prompt tokens found cached, %", 100, rare=True),
-    Key("acceptance", "draft tokens accepted, %", 100),
-    Key("adapter_loads", "adapters loaded", rare=True),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Result):
+    """A rate of a sweep. saturated: beyond the server's capacity. client_behind: beyond this
+    client's. nominal_num_tokens: mean of the distribution that lengths were drawn from.
+    """
+
+    rate: float = _number("requests/s", 1, "{:g}", at=OTHER)
+    arrival: str = _number(at=OTHER)
+    nominal_num_tokens: float = _number(at=OTHER)
+    saturated: bool = _number(at=OTHER)
+    client_behind: bool = _number(at=OTHER)
+
+
+DECLARED = {each.name: each.metadata for each in fields(Point)}
+DISTRIBUTIONS = [name for name, how in DECLARED.items() if "of" in how]
+OF_DISTRIBUTIONS = {  # {p99_ttft_ms: (ttft, p99)}
+    f"{each}_{name}_ms": (name, each) for name in DISTRIBUTIONS for each in Distribution._fields
+}
+
+
+def _keys() -> Iterator[tuple[Key, int]]:
+    """Yield each number, and each statistic that is repeated or shown; and where it is."""
+    for name, how in DECLARED.items():
+        if "key" in how:
+            yield Key(name, *how["key"][0], **how["key"][1]), how["at"]
+            continue
+        measure = MEASURES.get(name.removesuffix("_from_schedule"))
+        title, unit = (measure.heading, measure.unit) if measure else ("", "ms")
+        scale, form = UNITS[unit if title else "ms"]
+        for each in how["of"]:
+            heading = f"{title} {each}, {unit}" if title and name in MEASURES else ""
+            short = [how["short"], each, unit] if len(how["of"]) > 1 else [how["short"], unit]
+            key = Key(f"{each}_{name}_ms", heading, scale, how["form"] or form)
+            yield (
+                replace(key, short="\n".join(short) * bool(how["short"]), rare=not how["at"]),
+                how["at"],
+            )
+
+
+_KEYS = dict(_keys())
+KEYS = {key.name: key for key in _KEYS} | {"ended": Key("ended", "requests", 1, "{:g}")}
+OF_RATE = [key.name for key, at in _KEYS.items() if at == REPEATED]
+OF_POINT = [*OF_RATE, *Point.__slots__]
+OF_SUMMARY = [*OF_RATE, *GROUPS, "capacity", "goodput_rate"]
+OF_FILE = [name for name, how in DECLARED.items() if how["at"] >= FILE and "key" in how]
+OF_FILE += [name for name, (of, _) in OF_DISTRIBUTIONS.items() if DECLARED[of]["at"] >= FILE]
+OF_GROUP = [
+    *("completed", "failed", "refused", "least_tokens", "most_tokens", "output_throughput"),
+    *("goodput", "attainment", "mean_preempted_ms", "mean_paused_ms"),
+    *(f"{each}_{name}_ms" for name in ("e2el", "ttft") for each in ("mean", "p50", "p99")),
 ]
-OF_SUMMARY = [  # of the summary alone
-    *_without_column(
-        "total_token_throughput p50_ttft_from_schedule_ms mean_held_time_ms "
-        "expected_useful_fraction live_rows idle_rows padding_rows recomputed_rows rejected_rows "
-        "latency_line littles_law by_length by_user by_priority by_class partial cut "
-        "sample other_length"
-    ),
-    Key("p99_e2el_from_schedule_ms", "", *UNITS["s"]),
-    _of("ttft", "mean"),
-    Key("largest_batch", "largest batch, rows", short="largest\nbatch"),
-]
-OF_PRICE = [  # of both, where --price is given
-    Key("cost_per_million_tokens", "cost per million tokens", 1, "{:,.3f}", "cost per\nM tokens"),
-    Key("cost_per_thousand_within", "cost per 1,000 requests within limits", 1, "{:,.3f}",
-        "cost per\n1,000 in\nlimits"),
-]  # fmt: skip
-OF_SWEEP = [  # of a rate, or of a sweep as a whole
-    Key("rate", "requests/s", 1, "{:g}"),
-    Key("requests", "requests", 1, "{:g}"),
-    Key("capacity", "capacity, requests/s", 1, "{:.3g}"),
-    Key("goodput_rate", "highest rate within the limits, requests/s", 1, "{:.3g}"),
-]
-OF_GROUP = [_of("preempted", "mean", rare=True), _of("paused", "mean", rare=True)]
-KEYS = {key.name: key for key in (*OF_POINT, *OF_SUMMARY, *OF_PRICE, *OF_SWEEP, *OF_GROUP)}
 OF_ROWS = [f"{kind}_rows" for kind in ROW_KINDS]
 ENGINE = (  # as /stats of our own servers has them
     "useful_fraction occupancy largest_batch preemptions recomputed_tokens cached_tokens "
@@ -128,25 +265,8 @@ OF_STATS = [  # further numbers that are read there, the first of which client.p
     *("completed", "failed", "total_input_tokens", "total_output_tokens", "kv_blocks", "busy_s"),
 ]
 SHOWN_OF_STATS = [*OF_STATS[:4], "largest_batch", "occupancy", "useful_fraction"]
-# of our own servers alone, and what follows from them
-OURS = [*ENGINE, "cached_fraction", "acceptance", "expected_useful_fraction", "littles_law"]
 
 
 def keys(names: str) -> list[Key]:
     """Return the declared keys of names with spaces between. Raises KeyError for another name."""
     return [KEYS[name] for name in names.split()]
-
-
-def of_point(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a measurement that a rate of a sweep has. Raises KeyError."""
-    return {key.name: result[key.name] for key in OF_POINT} | _present(OF_PRICE, result)
-
-
-def of_summary(result: Mapping[str, Any], swept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a result, and of its sweep, that a summary has. Raises KeyError."""
-    numbers = {key.name: result[key.name] for key in (*OF_POINT, *OF_SUMMARY)}
-    return numbers | _present(OF_PRICE, result) | _present(OF_SWEEP, swept)
-
-
-def _present(keys: Iterable[Key], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.name: numbers[key.name] for key in keys if key.name in numbers}

@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from client.groups import describe
 from client.machine import commit, hardware, save_json, send_limit
-from client.results import of_summary
+from client.results import OF_FILE, OF_SUMMARY, Json, Point, Result
 from client.saving import unwritten
 from client.traces import Request
 from client.users import NAME
@@ -52,12 +51,12 @@ class Run:
     """A saved comparison: of each seed its summary, and each server's NAME.json."""
 
     folder: Path
-    summaries: list[dict[str, Any]]
-    results: list[dict[str, dict[str, Any]]]
+    summaries: list[Json]
+    results: list[dict[str, Result]]
     folders: list[Path]  # of the seeds
 
     @property
-    def first(self) -> dict[str, Any]:
+    def first(self) -> Json:
         return self.summaries[0]
 
     @property
@@ -81,7 +80,7 @@ class Run:
         return name if name in self.names else self.names[0]
 
     @property
-    def variants(self) -> dict[str, list[dict[str, Any]]]:
+    def variants(self) -> dict[str, list[Result]]:
         """Headlines of each server, one result for each seed."""
         return {
             name: [s["variants"][name] for s in self.summaries if name in s["variants"]]
@@ -89,7 +88,7 @@ class Run:
         }
 
     @property
-    def points(self) -> dict[str, list[list[dict[str, Any]]]]:
+    def points(self) -> dict[str, list[list[Point]]]:
         """Points of each server's sweep, a list for each seed; empty without a sweep."""
         sweeps = [summary["sweep"] for summary in self.summaries if summary.get("sweep")]
         return {
@@ -103,10 +102,10 @@ class Run:
         """Requests of each seed that no measure counts."""
         return (self.first.get("bounds") or {}).get("warm_up", 0)  # older runs have none
 
-    def answered(self, name: str) -> list[dict[str, Any]]:
+    def answered(self, name: str) -> list[Json]:
         """Return the answered requests of a server, of all seeds, without their warm-up."""
         results = [result[name] for result in self.results if name in result]
-        requests = (request for result in results for request in result["requests"])
+        requests = (request for result in results for request in result.requests)
         return [each for each in requests if "text" in each and not each.get("warm_up")]
 
 
@@ -133,7 +132,7 @@ def load(folder: Path, requests: bool = True) -> Run:
                 f"and -_. alone"
             )
         results = [
-            {name: read_json(path / f"{name}.json") for name in each}
+            {name: Result.of(read_json(path / f"{name}.json")) for name in each}
             for path, each in names.items()
             if requests
         ]
@@ -146,8 +145,10 @@ def load(folder: Path, requests: bool = True) -> Run:
     return Run(folder, list(whole.values()), results, list(whole))
 
 
-def summaries(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return each seed's summary by its folder, in the order of seeds. Raises RunError."""
+def summaries(folder: Path) -> dict[Path, Json]:
+    """Return each seed's summary by its folder, in the order of seeds: its `variants` are results,
+    and its `sweep` points. Raises RunError.
+    """
     found = {path.parent: read_json(path) for path in folder.glob("seed-*/summary.json")}
     if (own := folder / "summary.json").exists() and "workload" in (summary := read_json(own)):
         found = {folder: summary}  # a run of one seed, whatever lies beside it
@@ -155,6 +156,10 @@ def summaries(folder: Path) -> dict[Path, dict[str, Any]]:
         raise RunError(
             f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote"
         )
+    for summary in found.values():
+        summary["variants"] = {n: Result.of(each) for n, each in summary["variants"].items()}
+        if sweep := summary.get("sweep"):
+            summary["sweep"] = {n: [*map(Point.of, each)] for n, each in sweep.items()}
     return dict(sorted(found.items(), key=lambda item: item[1]["seed"]))
 
 
@@ -175,24 +180,23 @@ def facts() -> dict[str, Any]:
 def save(
     folder: Path,
     requests: Sequence[Request],
-    results: Mapping[str, Mapping[str, Any]],
-    workload: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    swept: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    results: Mapping[str, Result],
+    workload: Json,
+    facts: Json,
     new: Collection[str] = (),
 ) -> None:
     """Write the measurements of one seed, each NAME.json and then summary.json, beside its trace.
 
-    facts: of this seed and of all, as summary.json has them. swept: outcomes of complete sweeps, by
-    server. new: servers whose NAME.json is written over one that is there. Raises Unwritten.
+    facts: of this seed and of all, as summary.json has them. new: servers whose NAME.json is
+    written over one that is there. Raises Unwritten.
     """
     for name, result in results.items():
         if name in new or not (folder / f"{name}.json").exists():
-            save_json(folder / f"{name}.json", result)
+            save_json(folder / f"{name}.json", result.json(OF_FILE) | {"definitions": DEFINITIONS})
     summary = {
-        "variants": {n: of_summary(r, swept.get(n, {})) for n, r in results.items()},
+        "variants": {name: result.json(OF_SUMMARY) for name, result in results.items()},
         "config": _config(results),
-        "workload": describe(requests) | dict(workload),
+        "workload": {**describe(requests), **workload},
         "partial": facts["stopped"] is not None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "definitions": DEFINITIONS,
@@ -200,26 +204,24 @@ def save(
     save_json(folder / "summary.json", {**summary, **facts})
 
 
-def _configs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _configs(results: Mapping[str, Result]) -> dict[str, Json]:
     """Return the settings of each variant of ours that have an effect in it, and are shown."""
     return {
         name: {k: v for k, v in config.items() if k not in NOT_SHOWN and has_effect(k, config)}
         for name, result in results.items()
-        if (config := result.get("config"))
+        if (config := result.config)
     }
 
 
-def _config(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _config(results: Mapping[str, Result]) -> Json:
     """Return the settings of the variants, each as the first variant that uses it has it."""
     configs = _configs(results)
-    merged: dict[str, Any] = {}
-    for config in reversed(configs.values()):
-        merged |= config
-    order = results[next(iter(configs))]["config"] if configs else ()
+    merged = {k: v for config in reversed(configs.values()) for k, v in config.items()}
+    order = results[next(iter(configs))].config if configs else ()
     return {name: merged[name] for name in order if name in merged}
 
 
-def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def differing(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
     """Return each variant's mode, and its settings with an effect that are not the same in all."""
     configs = _configs(results)
     values: dict[str, set[str]] = {}
@@ -227,7 +229,7 @@ def differing(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
         for name, value in config.items():
             values.setdefault(name, set()).add(str(value))
     return {
-        name: {"mode": results[name]["config"]["mode"]}
+        name: {"mode": results[name].config["mode"]}
         | {k: v for k, v in config.items() if len(values[k]) > 1}
         for name, config in configs.items()
     }

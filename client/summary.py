@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from client.outcomes import Answer, Answers
+from client.results import Distribution, Result
 from client.traces import Limits
 from stats import IN_RESULTS, MEASURES, distribution, throughputs
 
@@ -19,7 +20,7 @@ def summarise(
     sends: Sequence[tuple[float, float, float]] | np.ndarray,
     goodput: Limits,
     unsent: int = 0,
-) -> dict[str, Any]:
+) -> Result:
     """Return the measures of one run on the client's side.
 
     sends: (scheduled, sent, ended) of every request that was sent, the failed ones too. goodput:
@@ -31,34 +32,40 @@ def summarise(
     start = float(sent_at.min()) if n else 0.0
     wall, span = (float(ended.max()) - start, float(sent_at.max()) - start) if n else (0.0, 0.0)
     prompt, completion = (int(answers[f"{each}_tokens"].sum()) for each in ("prompt", "completion"))
-    result: dict[str, Any] = {
-        "completed": len(answers),
-        "failed": n + unsent - len(answers),
-        "wall_clock_s": wall,
-    }
-    result |= {"total_input_tokens": prompt, "total_output_tokens": completion}
-    result |= throughputs(len(answers), prompt, completion, wall)
-    result |= goodput_of(answers, goodput, n + unsent if n else 0, wall)
+    numbers: dict[str, Any] = throughputs(len(answers), prompt, completion, wall)
     for measure in IN_RESULTS:
         seconds = answers.values(measure)
-        result |= distribution(measure.name, seconds)
+        numbers[measure.name] = distribution_of(seconds)
         if measure.from_start:
-            result |= distribution(f"{measure.name}_from_schedule", seconds + answers.lag_s)
-    result |= distribution("schedule_lag", sent_at - scheduled)
-    result["client_limited"] = (result["p99_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
-    result["achieved_rate"] = (n - 1) / span if span else None
-    result["latency_line"] = latency_line(answers["completion_tokens"], answers.e2e_s)
-    return result
+            numbers[f"{measure.name}_from_schedule"] = distribution_of(seconds + answers.lag_s)
+    lag = distribution_of(sent_at - scheduled)
+    return Result(
+        completed=len(answers),
+        failed=n + unsent - len(answers),
+        wall_clock_s=wall,
+        total_input_tokens=prompt,
+        total_output_tokens=completion,
+        schedule_lag=lag,
+        client_limited=(lag.p99 or 0.0) > CLIENT_LIMITED_MS,
+        achieved_rate=(n - 1) / span if span else None,
+        latency_line=latency_line(answers["completion_tokens"], answers.e2e_s),
+        **goodput_of(answers, goodput, n + unsent if n else 0, wall),
+        **numbers,
+    )
 
 
-def client_behind(result: Mapping[str, Any]) -> bool:
+def distribution_of(seconds: np.ndarray) -> Distribution:
+    return Distribution(*distribution("", seconds).values())
+
+
+def client_behind(result: Result) -> bool:
     """True where the client sent most requests late, so that waits say nothing of the server."""
-    return (result["p50_schedule_lag_ms"] or 0.0) > CLIENT_LIMITED_MS
+    return (result.schedule_lag.p50 or 0.0) > CLIENT_LIMITED_MS
 
 
-def resent_in_words(servers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def resent_in_words(servers: Mapping[str, Sequence[Result]]) -> str:
     """Return how many requests of each server were sent twice; empty if none was."""
-    each = {name: sum(r.get("resent", 0) for r in seeds) for name, seeds in servers.items()}
+    each = {name: sum(r.resent for r in seeds) for name, seeds in servers.items()}
     of, n = ", ".join(f"{k:,} of {name}" for name, k in each.items() if k), sum(each.values())
     return of and (
         f"{n:,} request{'s were' if n > 1 else ' was'} sent again on a fresh connection ({of}): "

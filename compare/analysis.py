@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
 
 import numpy as np
+
+from client.results import Json, Result
 
 CONFIDENCE = 0.95
 ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (OSDI 2024)
@@ -66,13 +67,12 @@ def _interval(values: Sequence[float] | np.ndarray, width: float) -> Estimate:
     return Estimate(mean, half_width(float(np.std(values, ddof=1)), n) + width)
 
 
-def identical_outputs(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def identical_outputs(results: Mapping[str, Result]) -> Json:
     """Return how many requests all answered with a text, but for empty ones; how many alike; and of
     each other one `parted_after`: the share of its longest text on which all agree.
     """
     texts = [
-        {r["id"]: r["text"] for r in result["requests"] if "text" in r}
-        for result in results.values()
+        {r["id"]: r["text"] for r in result.requests if "text" in r} for result in results.values()
     ]
     common = set.intersection(*map(set, texts)) if texts else set()
     answers = [each for i in sorted(common) if any(each := [text[i] for text in texts])]

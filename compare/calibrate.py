@@ -13,12 +13,12 @@ import argparse
 import contextlib
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 from client.calls import ServerError
 from client.machine import LIMIT, cache, commit, limit_key, save_json
 from client.measure import Target, judged, warm_up
 from client.progress import Output, Progress
+from client.results import Json, Result
 from client.saving import Unwritten
 from client.stopping import end_as_on_ctrl_c
 from client.summary import CLIENT_LIMITED_MS
@@ -32,7 +32,7 @@ RATES = [100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000]
 SERVER = {"model": "fake", "max_batch_size": 256}
 
 
-def calibrate(progress: Progress) -> dict[str, Any]:
+def calibrate(progress: Progress) -> Json:
     """Raise the rate until the client is late; keep and return the result. Raises ServerError."""
     best, answered = 0, 0.0
     with contextlib.ExitStack() as stack:
@@ -46,7 +46,7 @@ def calibrate(progress: Progress) -> dict[str, Any]:
             again = (in_time(measure(target, rate, progress)) for _ in range(2))
             if not in_time(point) and not all(again):
                 break
-            best, answered = rate, max(answered, point["request_throughput"])
+            best, answered = rate, max(answered, point.request_throughput)
     if not best:
         raise ServerError(
             f"this machine is too busy to send {RATES[0]} requests per second in time; try again "
@@ -67,23 +67,23 @@ def calibrate(progress: Progress) -> dict[str, Any]:
     return result
 
 
-def measure(target: Target, rate: float, progress: Progress) -> dict[str, Any]:
+def measure(target: Target, rate: float, progress: Progress) -> Result:
     n = max(30, round(rate * SECONDS))
     requests = Workload(f"fixed:{TOKENS}").requests(n, f"poisson:{rate:g}")
     with progress.replay(f"calibrating the client at {rate:g}/s", requests) as watch:
         result = judged(requests, target.replay(requests, 3600, watch), {})
     progress.say(
-        f"{rate:>5g} requests/s: schedule lag p99 {result['p99_schedule_lag_ms'] or 0:.2f} ms; "
-        f"answered {result['request_throughput']:.0f}/s, {result['failed']} failed"
+        f"{rate:>5g} requests/s: schedule lag p99 {result.schedule_lag.p99 or 0:.2f} ms; "
+        f"answered {result.request_throughput:.0f}/s, {result.failed} failed"
     )
     return result
 
 
-def in_time(point: dict[str, Any]) -> bool:
-    return not point["failed"] and point["p99_schedule_lag_ms"] <= CLIENT_LIMITED_MS
+def in_time(point: Result) -> bool:
+    return not point.failed and not point.client_limited
 
 
-def sentence(result: dict[str, Any] | None) -> str:
+def sentence(result: Json | None) -> str:
     """Return the client's own limit as a sentence of a report."""
     if result is None:
         return (

@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 
 from client import arguments
-from client.results import KEYS
+from client.results import KEYS, Result
 from client.runs import Run
 from client.saving import written
 from client.traces import Request, load_trace
@@ -44,7 +44,7 @@ WORSE, CANNOT_TELL, NOT_WORSE = "worse", "cannot tell", "not worse"
 # whatever ends a check that does not conclude, its file says this
 UNFINISHED = "the check did not end, so it has no answer; its output says why"
 
-Seeds = Sequence[Mapping[str, Mapping[str, Any]]]  # numbers of each variant, one entry a seed
+Seeds = Sequence[Mapping[str, Result]]  # numbers of each variant, one entry a seed
 
 
 class Change(NamedTuple):
@@ -124,9 +124,9 @@ def judged(
 def unanswered(name: str, before: Seeds, now: Seeds) -> Change | None:
     """Return the change of a variant's unanswered requests over all seeds; None without any."""
     saved = more = 0
-    for old, new in ((a.get(name, {}), b.get(name, {})) for a, b in zip(before, now)):
+    for old, new in ((a.get(name, Result()), b.get(name, Result())) for a, b in zip(before, now)):
         # how many requests fit into --max-seconds is a matter of speed, which measures tell
-        cuts = not str((old.get("cut") or {}).get("at")).startswith("--max-seconds")
+        cuts = not str((old.cut or {}).get("at")).startswith("--max-seconds")
         saved, more = saved + _unanswered(old, cuts), more + _unanswered(new, cuts)
     said = WORSE if more > saved else NOT_WORSE
     why = f"are {more:,}, and {saved:,} in the saved run"
@@ -134,9 +134,9 @@ def unanswered(name: str, before: Seeds, now: Seeds) -> Change | None:
     return change if saved or more else None
 
 
-def _unanswered(result: Mapping[str, Any], cuts: bool) -> int:
-    cut = (cuts and result.get("cut")) or {}
-    return sum((result.get("failed", 0), cut.get("in_flight", 0), cut.get("unsent", 0)))
+def _unanswered(result: Result, cuts: bool) -> int:
+    cut = (cuts and result.cut) or {}
+    return sum((result.failed, cut.get("in_flight", 0), cut.get("unsent", 0)))
 
 
 def limits_of(texts: Sequence[str]) -> dict[str, float]:
@@ -153,7 +153,9 @@ def changes(before: Seeds, now: Seeds, limits: Mapping[str, float]) -> list[Chan
     pairs = dict[tuple[str, str], list[tuple[Any, Any]]]()
     names = dict.fromkeys(name for seed in before for name in seed)
     for name, measure in itertools.product(names, limits):
-        both = [[s.get(name, {}).get(measure) for s in seeds] for seeds in zip(before, now)]
+        both = [
+            [s.get(name, Result()).number(measure) for s in seeds] for seeds in zip(before, now)
+        ]
         if known := [(old, new) for old, new in both if old is not None]:
             pairs[name, measure] = known
     if not pairs:

@@ -29,6 +29,7 @@ from client.measure import (
 from client.outcomes import Outcome
 from client.price import costs
 from client.progress import Progress
+from client.results import OF_POINT, Json, Point, Result
 from client.saving import unwritten
 from client.stopping import held
 from client.traces import Request, save_trace
@@ -49,8 +50,8 @@ INTERRUPTED = "interrupted before its end"
 class Measured:
     """Measurements of a server with one seed's trace, up to its end or what `stopped` it."""
 
-    result: dict[str, Any] | None = None  # NAME.json
-    points: list[sweep.Point] = field(default_factory=list)  # of its sweep, by rate
+    result: Result | None = None  # with its requests
+    points: list[Point] = field(default_factory=list)  # of its sweep, by rate
     swept: bool = False  # to the end
     stopped: KeyboardInterrupt | ServerError | None = None
 
@@ -73,7 +74,7 @@ class Comparison:
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.asked_as: dict[str, Any] = {}  # how servers that are none of ours were asked
         self.machine = runs.facts()
-        self.earlier: dict[str, Any] | None = None  # summary of the run that goes on
+        self.earlier: Json | None = None  # summary of the run that goes on
         self.kept: dict[tuple[int, str], Measured] = {}  # of it, by seed and server
         if options.resume:
             self.earlier = runs.load(options.resume, requests=False).first
@@ -250,8 +251,11 @@ class Comparison:
         # a large trace is drawn again where it is needed
         saved = self.saves(requests)
         workload = {"arrival": self.arrival, "saved": saved} | self.workload
-        points = {name: done[name].points for name in measured if done[name].points}
+        points = {n: [p.json(OF_POINT) for p in done[n].points] for n in measured if done[n].points}
         swept = {name: sweep.outcome(each.points) for name, each in done.items() if each.swept}
+        for name, of in swept.items():
+            capacity, rate = of.capacity, of.goodput_rate
+            measured[name] = replace(measured[name], capacity=capacity, goodput_rate=rate)
         whole = swept if self.options.sweep else measured
         reasons = [str(each.stopped) or INTERRUPTED for each in done.values() if each.stopped]
         if len(whole) < len(self.options.names):
@@ -274,7 +278,7 @@ class Comparison:
             folder = self._folder(out, seed)
             if saved and not (folder / "trace.jsonl").exists():
                 save_trace(folder / "trace.jsonl", requests)
-            runs.save(folder, requests, measured, workload, facts, swept, new)
+            runs.save(folder, requests, measured, workload, facts, new)
 
         out = saving.saved(save, self.options.out, self.progress.say)
         self.options, self.saved = replace(self.options, out=out), True
@@ -292,7 +296,7 @@ class Comparison:
                 result, outcomes = self._replay(target, name, requests)
                 done.result = with_requests(result, outcomes)
                 self.progress.say(sentences.result_line(name, result))
-                if result["partial"]:
+                if result.partial:
                     raise KeyboardInterrupt
                 if self.options.sweep:
                     self._sweep(target, data, done.points)
@@ -316,27 +320,27 @@ class Comparison:
 
     def _replay(
         self, target: Measurable, title: str, requests: Sequence[Request]
-    ) -> tuple[dict[str, Any], list[Outcome]]:
+    ) -> tuple[Result, list[Outcome]]:
         with self.progress.replay(title, requests) as watch:
             options = self.options
             limits, bounds = options.goodput, options.bounds
             result, outcomes = measure(target, requests, limits, TIMEOUT_S, watch, bounds)
         if options.price is not None:
-            result |= costs(result, options.price)
+            result = replace(result, **costs(result, options.price))
         return result, outcomes
 
-    def _sweep(self, target: Measurable, data: Workload, points: list[sweep.Point]) -> None:
+    def _sweep(self, target: Measurable, data: Workload, points: list[Point]) -> None:
         """Measure the points of a server's sweep into `points`. Raises KeyboardInterrupt."""
 
-        def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
+        def replay(what: str, requests: Sequence[Request]) -> Result:
             result, _ = self._replay(target, f"{target.name} {what}", requests)
-            if result["partial"]:
+            if result.partial:
                 raise KeyboardInterrupt
             return result
 
-        def measured(point: sweep.Point) -> None:
+        def measured(point: Point) -> None:
             points.append(point)
-            points.sort(key=lambda p: p["rate"])
+            points.sort(key=lambda p: p.rate)
             self.progress.say(sentences.point_line(target.name, point))
             self.show_sweep()
             if self.keep:

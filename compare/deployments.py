@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from client.analysis import occupancy_over_time
 from client.calls import ServerError, get
 from client.measure import BINS, ServerReport, Target, stats_of
-from client.results import Key, keys
+from client.results import Json, Key, keys
 from config import ConfigError, add_flags, check_replicas
 from scheduling.routers import ON_RAY
 from stats import ROW_KINDS
@@ -99,7 +98,7 @@ class Deployed(Target):
         return engine, over_time, get(self.url, key=self.key)["config"]
 
 
-def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> dict[str, Any]:
+def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> Json:
     """Return the rows over time of all servers, from the iterations of each."""
     busy = [rows for rows in iterations if rows]
     if not busy:
@@ -108,4 +107,4 @@ def added_over_time(iterations: Iterable[Sequence[Sequence[float]]]) -> dict[str
     ended = max(rows[-1][0] + rows[-1][1] for rows in busy)
     parts = [occupancy_over_time(rows, BINS, (started, ended)) for rows in busy]
     sums = {kind: np.sum([part[kind] for part in parts], axis=0).tolist() for kind in ROW_KINDS}
-    return parts[0] | sums
+    return {**parts[0], **sums}

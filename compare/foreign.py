@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from client.quoting import escape
+from client.results import Json, Result
 from client.runs import OF_SWEEP, RunError
 from config.reading import parse, read_json, read_lines
 
-Json = Mapping[str, Any]
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "normalized_latency")  # of which tools have p50 and p99
 NUMBERS = (
     "completed", "failed", "wall_clock_s", "total_input_tokens", "total_output_tokens",
@@ -60,7 +60,7 @@ class Measured:
     """A server as one tool measured it.
 
     tool: None for our own. facts: settings and hardware in words, where they are recorded. results:
-    numbers with the keys of our NAME.json, one mapping a seed. requests: the answered ones with the
+    its numbers, under our names, of each seed. requests: the answered ones with the
     keys REQUEST, NaN for what is missing, of the first seed of a sweep; none where the file has
     none. remarks: in Markdown, why not to trust it.
     """
@@ -69,7 +69,7 @@ class Measured:
     path: Path
     tool: Tool | None
     facts: Mapping[str, str]
-    results: Sequence[Json]
+    results: Sequence[Result]
     requests: Sequence[Json]
     remarks: Sequence[str] = ()
 
@@ -274,7 +274,7 @@ def _run(tool: Tool, path: Path, file: Json) -> Measured:
         remarks.append(f"**Partial**: {escape(reason)}.")
     if left_out:
         remarks.append(f"{left_out:,} of {len(records):,} records cannot be read.")
-    return Measured(tool.name, path, tool, facts, [result], answered, remarks)
+    return Measured(tool.name, path, tool, facts, [Result.of(result)], answered, remarks)
 
 
 def _number(value: Any) -> float:

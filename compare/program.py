@@ -121,7 +121,7 @@ def run_and_exit(
         more = f"{kept}; --resume {run.folder} goes on" if run else lost
         print(f"interrupted; {more}", file=sys.stderr)
         sys.exit(130)
-    failed = run and any(r["failed"] for results in run.variants.values() for r in results)
+    failed = run and any(r.failed for results in run.variants.values() for r in results)
     # a check counts failures itself: those that the saved run had are not worse
     if worse or (failed and not comparison.options.check):
         sys.exit(1)

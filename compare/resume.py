@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from client import runs
+from client.results import Json, Result
 from client.traces import Request, load_trace
 from compare.check import Check, junit, limits_of
 from compare.options import HOW, OF_RUN, Options
@@ -94,7 +95,7 @@ def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
     return run, parser.parse_known_args(words)[1]
 
 
-def kept(options: Options, facts: Mapping[str, Any]) -> dict[tuple[int, str], Any]:
+def kept(options: Options, facts: Json) -> dict[tuple[int, str], Any]:
     """Return, by seed and server, NAME.json of what was measured to its end, the points of its
     sweep, and whether it was swept. facts: of this comparison, as a summary has them.
 
@@ -109,23 +110,23 @@ def kept(options: Options, facts: Mapping[str, Any]) -> dict[tuple[int, str], An
         else:
             _check("the run", summary["hardware"], facts["hardware"], ["cpu", "gpu", "cores"])
         for name, headlines in summary["variants"].items():
-            if headlines["partial"] or (options.sweep and name not in summary["swept"]):
+            if headlines.partial or (options.sweep and name not in summary["swept"]):
                 continue
             try:
-                result = runs.read_json(folder / f"{name}.json")
+                result = Result.of(runs.read_json(folder / f"{name}.json"))
             except (OSError, ValueError):  # it was being written when a machine failed
                 continue
             if name in options.variants:
-                if "config" not in result:  # its server had ended before it was asked
+                if not result.config:  # its server had ended before it was asked
                     continue
-                then, now = result["config"], options.config(name).model_dump(mode="json")
+                then, now = result.config, options.config(name).model_dump(mode="json")
                 _check(name, then, now, then.keys() & now.keys() - {*runs.NOT_SHOWN, "api_key"})
             points = (summary["sweep"] or {}).get(name, [])
             whole[summary["seed"], name] = (result, points, options.sweep)
     return whole
 
 
-def _check(what: str, then: Mapping[str, Any], now: Mapping[str, Any], names: Any) -> None:
+def _check(what: str, then: Json, now: Json, names: Iterable[str]) -> None:
     for name in names:
         if (before := then.get(name)) != (here := now.get(name)):
             raise ConfigError(

@@ -5,12 +5,13 @@ its neighbours (`scheduling.latency`).
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
+from client.results import Json, Result
 from client.runs import Run, RunError
 from compare.report.sections import number_of_replicas
 from scheduling.latency import Stay, neighbours
@@ -40,7 +41,7 @@ class Slow(NamedTuple):
     latency. seed: of several. beside: `latency.neighbours`; empty where they are not known.
     """
 
-    record: Mapping[str, Any]
+    record: Json
     seed: str
     latency_s: float
     parts: dict[str, float]
@@ -70,19 +71,19 @@ def slowest(run: Run, name: str, n: int) -> list[Slow]:
     records = [
         (record["answered_at"] - record["sent_at"], i, record)
         for i, result in enumerate(run.results)
-        for record in _counted(result.get(name, {}))
+        for record in _counted(result.get(name, Result()))
         if "text" in record
     ]
     records.sort(key=lambda each: each[0], reverse=True)
     return [_slow(run, i, name, record, latency_s) for latency_s, i, record in records[:n]]
 
 
-def _counted(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _counted(result: Result) -> list[Json]:
     """Return the requests of a server that its measures count: those after its warm-up."""
-    return [each for each in result.get("requests", ()) if not each.get("warm_up")]
+    return [each for each in result.requests if not each.get("warm_up")]
 
 
-def _slow(run: Run, i: int, name: str, record: Mapping[str, Any], latency_s: float) -> Slow:
+def _slow(run: Run, i: int, name: str, record: Json, latency_s: float) -> Slow:
     result, timings = run.results[i][name], record["timings"]
     seed = f"seed {run.summaries[i]['seed']}, " if len(run.summaries) > 1 else ""
     if timings is None:
@@ -96,12 +97,12 @@ def _slow(run: Run, i: int, name: str, record: Mapping[str, Any], latency_s: flo
     parts = {"client": latency_s - timings["e2e_s"], **timings["parts"]}
     beside = {}
     if number_of_replicas(result) == 1:
-        stays = (_stay(each) for each in result["requests"] if each.get("timings"))
+        stays = (_stay(each) for each in result.requests if each.get("timings"))
         beside = neighbours(_stay(record), stays)
     return Slow(record, seed, latency_s, parts, beside)
 
 
-def _stay(record: Mapping[str, Any]) -> Stay:
+def _stay(record: Json) -> Stay:
     times = times_from(record["timings"], record["timings"]["arrived_at"])
     instants = times.started_at, times.admitted_at, times.first_token_at, times.last_token_at
     return Stay(record["id"], record["prompt_tokens"], *instants)

@@ -8,12 +8,12 @@ All rates lie on one lattice, 2^(k/8) requests per second, so that modes meet at
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from client.analysis import queue_grows
 from client.draws import at_rate
-from client.results import of_point
+from client.results import OF_RATE, Point, Result
 from client.summary import client_behind
 from client.traces import Request
 from client.workloads import Workload
@@ -29,8 +29,7 @@ FILLS = 2  # times that a server which begins empty can fill, at each rate
 MOST_OCTAVES = 16  # above the first rate
 FEWEST_OCTAVES = 4  # below it
 LOST = 0.01  # a rate at which more requests fail is beyond the capacity
-Point = dict[str, Any]
-Replay = Callable[[str, Sequence[Request]], Mapping[str, Any]]
+Replay = Callable[[str, Sequence[Request]], Result]
 
 
 def requests_at(rate: float, seconds: float) -> int:
@@ -59,50 +58,49 @@ def sweep(
     a rate, if not as long as its numbers need.
     """
     first = replay("all at once", data.requests(burst, "burst", scaled=True))
-    if not first["completed"]:
+    if not first.completed:
         return
 
     def at(rate: float) -> Point:
-        n = requests_at(rate, seconds) if seconds else enough_requests(rate, first["slowest_row_s"])
+        n = requests_at(rate, seconds) if seconds else enough_requests(rate, first.slowest_row_s)
         process = at_rate(arrival, rate)
         result = replay(f"at {rate:g}/s", data.requests(n, process, scaled=True))
-        point = {"rate": rate, "arrival": process, "nominal_num_tokens": data.mean_num_tokens}
-        point |= of_point(result) | verdict(result)
+        point = Point.of(result.json(OF_RATE) | {
+            "rate": rate, "arrival": process, "nominal_num_tokens": data.mean_num_tokens,
+            "saturated": saturated(result), "client_behind": client_behind(result),
+        })  # fmt: skip
         measured(point)
         return point
 
-    rough = first["busy_throughput"] and first["busy_throughput"] / data.mean_num_tokens
-    search(at, rough or first["request_throughput"])
+    rough = first.busy_throughput and first.busy_throughput / data.mean_num_tokens
+    search(at, rough or first.request_throughput)
 
 
-def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the verdict on a rate: beyond the server's capacity, beyond this client's, or neither.
-
-    Beyond the server's, its queue only grew, or requests failed. If this client sent most requests
-    late, and not just one in a hundred, the growth says nothing about the server.
+def saturated(result: Result) -> bool:
+    """Return whether a rate is beyond the server's capacity: its queue only grew, or requests
+    failed. If this client sent most requests late, and not just one in a hundred, the growth says
+    nothing about the server.
     """
-    failed = result["failed"] > LOST * (result["failed"] + result["completed"])
-    return {"saturated": failed or queue_grows(result), "client_behind": client_behind(result)}
+    return result.failed > LOST * result.ended or queue_grows(result)
 
 
-def in_words(point: Mapping[str, Any]) -> str:
+def in_words(point: Point) -> str:
     """Return the verdict on a rate as a report shows it."""
     text = "sustained"
-    if point["saturated"]:
-        text = "requests failed" if point["failed"] else "the queue only grows"
-    if point["client_behind"]:
+    if point.saturated:
+        text = "requests failed" if point.failed else "the queue only grows"
+    if point.client_behind:
         text = "the client is behind"
-    return f"{text}, client late" if point["client_limited"] else text
+    return f"{text}, client late" if point.client_limited else text
 
 
 def search(measure: Callable[[float], Point], about: float) -> None:
     """Call `measure` at the rates that a sweep needs.
 
-    measure: rate → point with "saturated", "client_behind", "attainment". about: the
-    capacity, roughly. Above it the rate doubles until the queue only grows, or this client is
-    the limit; then bisection finds where that begins, and the highest rate that meets the
-    goodput, each within a step of the lattice. A rate an octave or two below shows the server
-    at ease. No rate is measured twice.
+    measure: rate → point. about: the capacity, roughly. Above it the rate doubles until the queue
+    only grows, or this client is the limit; then bisection finds where that begins, and the highest
+    rate that meets the goodput, each within a step of the lattice. A rate an octave or two below
+    shows the server at ease. No rate is measured twice.
     """
     points: dict[int, Point] = {}
 
@@ -134,49 +132,55 @@ def search(measure: Callable[[float], Point], about: float) -> None:
         bisect(best, min(missing), meets)
 
 
-def sustained(point: Mapping[str, Any]) -> bool:
-    return not point["saturated"] and not point["client_behind"]
+def sustained(point: Point) -> bool:
+    return not point.saturated and not point.client_behind
 
 
-def meets(point: Mapping[str, Any]) -> bool:
+def meets(point: Point) -> bool:
     """Return whether nine in ten of a rate's requests meet the limits, and no queue grows."""
-    return not point["saturated"] and (point["attainment"] or 0.0) >= ATTAINMENT
+    return not point.saturated and (point.attainment or 0.0) >= ATTAINMENT
 
 
-def misses(point: Mapping[str, Any]) -> bool:
-    return point["attainment"] is not None and not meets(point)
+def misses(point: Point) -> bool:
+    return point.attainment is not None and not meets(point)
 
 
-def capacity_of(points: Sequence[Mapping[str, Any]]) -> float | None:
+def capacity_of(points: Sequence[Point]) -> float | None:
     """Return the requests per second that a server completes while requests are always waiting,
     over all stretches of these points.
 
     A request counts by its tokens: as many as the distribution's mean request has. None where
     nothing waited.
     """
-    busy_s = sum(p["busy_s"] for p in points)
-    requests = sum(p["busy_throughput"] * p["busy_s"] / p["nominal_num_tokens"] for p in points)
+    busy_s = sum(p.busy_s for p in points)
+    requests = sum((p.busy_throughput or 0.0) * p.busy_s / p.nominal_num_tokens for p in points)
     return requests / busy_s if busy_s else None
 
 
-def outcome(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of a sweep: the most that the server completes (`capacity`), the rates
-    between which its queue begins to grow (`sustained_rate`, with its point, and `saturated_rate`),
-    and the same of the limits (`goodput_rate`, `missed_rate`).
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The outcome of a sweep: the most that the server completes, the last rate that it sustains
+    and the first that it does not, and the same of the limits; None where there is none.
 
-    `capacity` is None where no rate was beyond it: interrupted, or this client was the limit.
+    capacity: None where no rate was beyond it: interrupted, or this client was the limit.
     """
-    beyond = [p for p in points if p["saturated"]]
-    lowest = min((p["rate"] for p in beyond), default=math.inf)
-    below = [p for p in points if p["rate"] < lowest and not p["client_behind"]]
-    best = max(below, key=lambda p: p["rate"], default=None)
-    good = max((p["rate"] for p in points if meets(p)), default=0.0)
-    bad = min((p["rate"] for p in points if misses(p) and p["rate"] > good), default=None)
-    return {
-        "capacity": capacity_of([p for p in beyond if p.get("busy_throughput")]),
-        "sustained_rate": best and best["rate"],
-        "saturated_rate": lowest if beyond else None,
-        "point": best,
-        "goodput_rate": good or None,
-        "missed_rate": bad,
-    }
+
+    capacity: float | None
+    sustained: Point | None
+    saturated_rate: float | None
+    goodput_rate: float | None
+    missed_rate: float | None
+
+
+def outcome(points: Sequence[Point]) -> Swept:
+    beyond = [p for p in points if p.saturated]
+    lowest = min((p.rate for p in beyond), default=math.inf)
+    below = [p for p in points if p.rate < lowest and not p.client_behind]
+    good = max((p.rate for p in points if meets(p)), default=0.0)
+    return Swept(
+        capacity_of([p for p in beyond if p.busy_throughput]),
+        max(below, key=lambda p: p.rate, default=None),
+        lowest if beyond else None,
+        good or None,
+        min((p.rate for p in points if misses(p) and p.rate > good), default=None),
+    )

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from client import drawing
 from client.machine import save_json
-from client.results import KEYS, OF_PRICE, Key, share
+from client.results import KEYS, Key, keys, share
 from client.runs import FOUND
 from client.saving import write as write_file
 from compare.analysis import Estimate, difference, estimate
 from compare.report import panels
-from compare.report.tables import cell_of, formatted, markdown, signed
+from compare.report.tables import PRICE, cell, formatted, markdown, signed
 from simulate.find import SURE, Search
 from simulate.space import REPLICAS
 
@@ -90,7 +90,8 @@ def rows(search: Search) -> list[dict[str, str]]:
             "latency p99, ms": f"{sum(each.p99_e2el_ms for each in results) / n:,.0f}",
         }
         costs = [each.costs for each in results]
-        found.append(row | {each.heading: cell_of(each, costs) for each in OF_PRICE if costs[0]})
+        bought = keys(PRICE) if costs[0] else []
+        found.append(row | {k.heading: cell(k, [cost[k.name] for cost in costs]) for k in bought})
     return found
 
 

@@ -113,7 +113,7 @@ def _recordings(path: Path, model: str, note: str) -> list[RunObserver]:
 def measured(run: Run, seed: str) -> dict[str, str]:
     """Return the histories of servers that were started with --record. Raises RunError."""
     results = run.results[0]
-    configs = {name: result["config"] for name, result in results.items() if result.get("config")}
+    configs = {name: result.config for name, result in results.items() if result.config}
     path_of = {name: config.get("record") for name, config in configs.items()}
     paths = dict.fromkeys(path for path in path_of.values() if path)
     if not paths or not all(Path(path).exists() for path in paths):
@@ -146,7 +146,7 @@ def again(run: Run, seed: str) -> dict[str, str]:
         raise RunError(f"{run.folder} has several replicas, and rows are shown of one server")
     if not trace.exists():
         raise RunError(f"{trace} is not there; simulate again, a trace that is short enough")
-    given = {name: result.get("config") or {} for name, result in run.results[0].items()}
+    given = {name: result.config for name, result in run.results[0].items()}
     if absent := user_policies.absent(given.values()):
         raise RunError(f"{run.folder}: {absent}")
     for name, each in given.items():

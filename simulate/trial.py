@@ -18,6 +18,7 @@ from client.draws import Sessions
 from client.measure import burst_size, judged
 from client.outcomes import Outcomes
 from client.price import costs as cost_of
+from client.results import Result
 from client.summary import meet
 from client.trace_file import Context, TraceFile
 from client.traces import Trace
@@ -209,27 +210,26 @@ class Trial(NamedTuple):
         question = self.question
         trace = self.traffic.requests(question.requests, self.seed)
         factor = self.traffic.factor(question.uncertainty, self.seed)
-        outcomes, measures = self._served(trace, self.costs.scaled(factor))
-        answered, wall_s = np.flatnonzero(outcomes.rows["answered"]), measures["wall_clock_s"]
+        outcomes, result = self._served(trace, self.costs.scaled(factor))
+        answered, wall_s = np.flatnonzero(outcomes.rows["answered"]), result.wall_clock_s
         values, shares = dict[str, float](), dict[str, float]()
         for without in (*question.slo, ""):
             limits = {k: v for k, v in question.of_requests.items() if k != without}
             within = meet(outcomes.answers, trace.limits_ms(answered, limits))
             shares[without] = float(within.sum()) / len(trace)
-            measures["goodput"] = shares[without] * len(trace) / (wall_s or math.inf)
-            values[without] = _known(
-                measures[question.measure], 0.0 if question.sign > 0 else WORST
-            )
+            result = replace(result, goodput=shares[without] * len(trace) / (wall_s or math.inf))
+            worst = 0.0 if question.sign > 0 else WORST
+            values[without] = _known(result.number(question.measure), worst)
         of_traces = {name: name.split(":") for name in question.slo if ":" in name}
-        found = {k: _known(measures["{1}_{0}_ms".format(*n)]) for k, n in of_traces.items()}
+        found = {k: _known(result.number("{1}_{0}_ms".format(*n))) for k, n in of_traces.items()}
         return TrialResult(
             values,
             shares,
             [name for name, ms in found.items() if ms > question.slo[name]],
-            queue_grows(measures),
-            _known(measures["p99_ttft_ms"]),
-            _known(measures["p99_e2el_ms"]),
-            {} if question.price is None else cost_of(measures, question.price),
+            queue_grows(result),
+            _known(result.ttft.p99),
+            _known(result.e2el.p99),
+            {} if question.price is None else cost_of(result, question.price),
         )
 
     def fills_s(self) -> float:
@@ -240,9 +240,9 @@ class Trial(NamedTuple):
         sample = trace[:: max(1, len(trace) // SAMPLE)][: burst_size(self.config)]
         fields = {"at": 0.0, "users": None, "after": None, "think_s": None}
         burst = Trace.of([request.model_copy(update=fields) for request in sample])
-        return float(self._served(burst, self.costs)[1]["slowest_row_s"])
+        return float(self._served(burst, self.costs)[1].slowest_row_s)
 
-    def _served(self, trace: Trace, costs: Costs) -> tuple[Outcomes, dict[str, Any]]:
+    def _served(self, trace: Trace, costs: Costs) -> tuple[Outcomes, Result]:
         """Serve these requests; return the outcomes and the measures."""
         own = self.traffic.own
         server = SimulatedServer(
@@ -254,7 +254,8 @@ class Trial(NamedTuple):
             jump=own is None or own.can_jump(self.config),
         )
         outcomes = server.replay(trace, watch=Stoppable())
-        return outcomes, judged(trace, outcomes, {}) | {"server": {"replicas": server.replicas}}
+        result = judged(trace, outcomes, {})
+        return outcomes, replace(result, server={"replicas": server.replicas})
 
 
 class TrialResult(NamedTuple):

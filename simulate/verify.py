@@ -10,6 +10,7 @@ from typing import Any
 
 from client.calls import ServerError
 from client.progress import Progress
+from client.results import Result
 from compare.analysis import estimate
 from compare.comparison import Comparison
 from compare.deployments import Deployment
@@ -72,7 +73,7 @@ def verified(options: Simulation, search: Search, runs: int, progress: Progress)
         yield f"{name}, {command(options, pairs[name])}: {held(search, pairs[name], results)}"
 
 
-def held(search: Search, one: Candidate, results: Mapping[int, Mapping[str, Any]]) -> str:
+def held(search: Search, one: Candidate, results: Mapping[int, Result]) -> str:
     """Return in words whether real runs, by seed, are as predicted of the same seeds' traces."""
     key, question = key_of(search), search.question
     measure = question.measure
@@ -80,7 +81,7 @@ def held(search: Search, one: Candidate, results: Mapping[int, Mapping[str, Any]
         measure = "request_throughput"
     predicted = search.results[one.name]
     pairs = [
-        (result[measure] or 0.0, predicted[seed].values[""])
+        (result.number(measure) or 0.0, predicted[seed].values[""])
         for seed, result in results.items()
         if seed in predicted
     ]

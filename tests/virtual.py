@@ -8,8 +8,6 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from client.measure import judged
-from client.traces import Request
 from generate.auto import build
 from scheduling.building import build_group, features
 from scheduling.inference import Drafter, Inference, Iteration, Row, Slo
@@ -240,8 +238,3 @@ def run(
 def simulated(mode: str = "dynamic") -> SimulatedServer:
     """A server without a model, on which no request is refused."""
     return SimulatedServer(mode, build(mode, {"model": "fake", "max_waiting": 10**6}, {}), FAKE)
-
-
-def measures(server: SimulatedServer, requests: Sequence[Request]) -> dict[str, Any]:
-    """The client's measures of a trace."""
-    return judged(requests, server.replay(requests), {})

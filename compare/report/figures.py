@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from client.drawing import INK, legend_below, new_figure, patches, plain_log, styled, styles
-from client.results import share
+from client.results import Json, Point, Result, share
 from compare.report.sections import Group, Groups
 from stats import LIMITED
 
@@ -28,12 +28,12 @@ WIDTH = 4  # panels of groups side by side
 LONGEST = 24  # letters of a name above a panel
 HOLLOW: dict[str, Any] = {"mfc": "white", "mew": 2, "ms": 8}  # a mark
 LIVE = (INK, "live (in the variant's colour)")
-Sweeps = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]  # {name: [points of a seed, by rate]}
+Sweeps = Mapping[str, Sequence[Sequence[Point]]]  # {name: [points of a seed, by rate]}
 
 
 @styled
 def occupancy(
-    runs: Mapping[str, Mapping[str, Any]],
+    runs: Mapping[str, Json],
     whole: Mapping[str, bool],
     max_batch_size: int,
     caption: str,
@@ -111,7 +111,7 @@ def _stack(
     return float(np.max(below))
 
 
-def _kinds(runs: Collection[Mapping[str, Any]]) -> list[str]:
+def _kinds(runs: Collection[Json]) -> list[str]:
     """Kinds of rows to draw: idle ones, and others of which there are any."""
     return [kind for kind in KINDS if kind == "idle" or any(np.any(r.get(kind, 0)) for r in runs)]
 
@@ -139,7 +139,7 @@ def goodput(sweeps: Sweeps, limits: str, caption: str) -> Figure:
     """Requests per second within the limits against those sent; all are on the diagonal."""
     figure, axis = _curves(sweeps, "achieved_rate", "goodput", caption)
     points = [point for seeds in sweeps.values() for points in seeds for point in points]
-    ends = [0, max((point["achieved_rate"] or 0 for point in points), default=1)]
+    ends = [0, max((point.achieved_rate or 0 for point in points), default=1)]
     axis.plot(ends, ends, ":", color="#999999", label="every request within the limits", zorder=0)
     axis.set(
         xlabel="requests per second, as sent",
@@ -159,11 +159,11 @@ def _curves(sweeps: Sweeps, x: str, y: str, caption: str) -> tuple[Figure, Any]:
     axis: Any = figure.subplots()
     for name, (colour, line, marker) in styles(sweeps).items():
         for i, points in enumerate(sweeps[name]):
-            known = [p for p in points if p[x] is not None and p[y] is not None]
-            sustained = [p for p in known if not p["saturated"]]
-            saturated = [p for p in known if p["saturated"]]
-            first = min((p["rate"] for p in saturated), default=float("inf"))
-            below = [p for p in known if p["rate"] < first]
+            known = [p for p in points if None not in (p.number(x), p.number(y))]
+            sustained = [p for p in known if not p.saturated]
+            saturated = [p for p in known if p.saturated]
+            first = min((p.rate for p in saturated), default=float("inf"))
+            below = [p for p in known if p.rate < first]
             joint = below[-1:] + known[len(below) :]
             label = name if not i else None
             for shown, how in (
@@ -171,7 +171,8 @@ def _curves(sweeps: Sweeps, x: str, y: str, caption: str) -> tuple[Figure, Any]:
                 (joint, {"ls": ":", "lw": 1.4, "zorder": 1}),
                 (saturated, {"marker": marker, "ls": "", "mfc": "white", "ms": 6}),
             ):
-                axis.plot([p[x] for p in shown], [p[y] for p in shown], color=colour, **how)
+                at = [[p.number(key) for p in shown] for key in (x, y)]
+                axis.plot(*at, color=colour, **how)
     label = "beyond its capacity: the queue only grows"
     axis.plot([], [], "o:", color="#555555", mfc="white", label=label)
     return figure, axis
@@ -222,7 +223,7 @@ def distributions(
     runs: Mapping[str, Mapping[str, Sequence[float] | np.ndarray]],
     caption: str,
     lines: Mapping[str, tuple[str, str]] | None = None,
-    reported: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    reported: Mapping[str, Result] = MappingProxyType({}),
 ) -> Figure:
     """Cumulative distributions of TTFT, TPOT and end-to-end latency, a panel each, on a logarithmic
     scale.
@@ -240,7 +241,7 @@ def distributions(
             style, seconds = of_variant[variant], np.array(values.get(measure.name, []), float)
             sizes = np.sort(seconds[~np.isnan(seconds)]) * (1e3 if measure.unit == "ms" else 1)
             if name in reported:
-                ms = [reported[name][f"p{p}_{measure.name}_ms"] for p in (50, 99)]
+                ms = [reported[name].number(f"p{p}_{measure.name}_ms") for p in (50, 99)]
                 at = np.array(ms, float) / (1 if measure.unit == "ms" else 1e3)
                 label = None if len(sizes) else name
                 axis.plot(at, (50, 99), "o", color=style.colour, **HOLLOW, zorder=3, label=label)
@@ -312,7 +313,7 @@ def _seconds(group: Group) -> dict[str, list[float]]:
         variant: [
             mean(values) / 1e3
             for key in ("mean_e2el_ms", "p99_e2el_ms")
-            if (values := [n[key] for n in numbers if n.get(key) is not None])
+            if (values := [v for n in numbers if (v := n.number(key)) is not None])
         ]
         for variant, numbers in group.numbers.items()
     }

@@ -22,6 +22,7 @@ from rich.console import Console
 from client import drawing
 from client.machine import processor, save_json
 from client.quoting import escape, unescape
+from client.results import Json
 from client.runs import FIGURES, LIVE, Run
 from client.saving import write as write_file
 from client.summary import latency_line, line_text
@@ -107,27 +108,27 @@ def drawings(run: Run) -> dict[str, Drawing]:
         drawn["latency_vs_throughput"] = partial(figures.latency_vs_throughput, points, of_rates)
         if limits := sections.limits_of(run):
             drawn["goodput"] = partial(figures.goodput, points, limits, of_rates)
-    ours = {name: r for name, r in first.items() if r.get("config")}
-    over_time = {name: o for name, r in ours.items() if (o := r["occupancy_over_time"])["live"]}
+    ours = {name: r for name, r in first.items() if r.config}
+    over_time = {name: o for name, r in ours.items() if (o := r.occupancy_over_time)["live"]}
     if over_time:
         n_replicas = sections.number_of_replicas
-        rows = max(r["config"]["max_batch_size"] * n_replicas(r) for r in ours.values())
-        whole = {name: not r["partial"] for name, r in first.items()}
+        rows = max(r.config["max_batch_size"] * n_replicas(r) for r in ours.values())
+        whole = {name: not r.partial for name, r in first.items()}
         drawn["occupancy"] = partial(figures.occupancy, over_time, whole, rows, of_one)
         seeds_of = {name: results[name] for name in ours}
         computed = {
-            name: {kind: sum(r.get(f"{kind}_rows") or 0 for r in seeds) for kind in ROW_KINDS}
+            name: {kind: sum(r.number(f"{kind}_rows") or 0 for r in seeds) for kind in ROW_KINDS}
             for name, seeds in seeds_of.items()
         }
-        expected = {name: seeds[0]["expected_useful_fraction"] for name, seeds in seeds_of.items()}
+        expected = {name: seeds[0].expected_useful_fraction for name, seeds in seeds_of.items()}
         drawn["rows"] = partial(figures.computed_rows, computed, expected, caption)
     if changes := {labels[name]: each for name, each in sections.changes(run).items()}:
-        ends_s = {name: first[name]["wall_clock_s"] for name in changes}
+        ends_s = {name: first[name].wall_clock_s for name in changes}
         drawn["replicas"] = partial(figures.replicas, changes, ends_s, of_one)
     return drawn
 
 
-def distributions(answered: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def distributions(answered: Sequence[Json]) -> dict[str, np.ndarray]:
     """Return `latencies` of answered requests."""
     names = ("sent_at", "first_token_at", "last_token_at", "answered_at", "completion_tokens")
     return latencies(*(np.array([r[name] for r in answered], float) for name in names))
@@ -161,13 +162,13 @@ def write(run: Run, svg: bool = False) -> None:
         save_json(run.folder / "summary.json", over_seeds(run))
 
 
-def over_seeds(run: Run) -> dict[str, Any]:
+def over_seeds(run: Run) -> Json:
     """Return summary.json of several seeds: estimates, also in groups, and paired differences."""
     keys = dict.fromkeys([*tables.OF_RUN, *tables.PERCENTILES, *tables.COMPARED])
     return {
         "seeds": [summary["seed"] for summary in run.summaries],
         "variants": {
-            name: tables.estimates(keys, seeds) | sections.estimates_by_group(seeds)
+            name: {**tables.estimates(keys, seeds), **sections.estimates_by_group(seeds)}
             for name, seeds in run.variants.items()
         },
         "differences": [
@@ -259,7 +260,7 @@ def show(run: Run, console: Console) -> None:
     if len(run.summaries) == 1:
         say("Latency of a request by its completion tokens, fitted:")
         for name, [result] in run.variants.items():
-            say(f"{name:>8}: {line_text(result['latency_line'])}")
+            say(f"{name:>8}: {line_text(result.latency_line)}")
     for table in sections.terminal_groups(run.variants):
         console.print(table)
     if run.points:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from client.results import Json
 from client.runs import REQUESTS, Run
 from client.saving import written
 from stats import MEASURES, Times
@@ -34,7 +35,7 @@ def write(run: Run) -> None:
         writer.writerow(("variant", "seed", "warm_up", *AS_SAVED, *(m.key for m in SHOWN), "error"))
         for summary, results in zip(run.summaries, run.results):
             for name, result in results.items():
-                for request in result["requests"]:
+                for request in result.requests:
                     warm_up = "true" if request.get("warm_up") else "false"
                     row = map(_cell, _row(request))
                     writer.writerow((_cell(name), summary["seed"], warm_up, *row))
@@ -44,7 +45,7 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in FORMULA else value
 
 
-def _row(request: Mapping[str, Any]) -> Iterator[Any]:
+def _row(request: Json) -> Iterator[Any]:
     yield from (request.get(name) for name in AS_SAVED.values())
     timings, times = request.get("timings") or {}, None
     if "text" in request:  # it was answered

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
 from client.analysis import GROWTH
 from client.quoting import escape, unescape
-from client.results import keys
+from client.results import Json, Result, keys
 from client.runs import Run
 from compare import sweep
 from compare.analysis import ATTAINMENT
 from compare.deployments import OF_EACH
 from compare.report import tables
-from compare.report.tables import Case, Result, Results, markdown
+from compare.report.tables import Case, Results, markdown
 
 # ---- latency by group; the groups are those of client.groups
 
@@ -83,10 +82,13 @@ def groups_of(results: Results) -> dict[str, Groups]:
 
 
 def _groups(results: Results, kind: str) -> Groups:
-    by_seed = [result.get(kind, {}) for seeds in results.values() for result in seeds]
+    by_seed: list[Mapping[str, Result]]
+    by_seed = [result.number(kind) for seeds in results.values() for result in seeds]
     every = []
     for name in dict.fromkeys(name for seed in by_seed for name in seed):
-        numbers = {v: [r[kind].get(name, {}) for r in seeds] for v, seeds in results.items()}
+        numbers = {
+            v: [r.number(kind).get(name, Result()) for r in seeds] for v, seeds in results.items()
+        }
         # an interrupted variant has fewer than others
         requests = max(_sum(each, "completed") + _sum(each, "failed") for each in numbers.values())
         # without control characters, which a terminal would obey
@@ -95,7 +97,7 @@ def _groups(results: Results, kind: str) -> Groups:
         if kind == "by_priority":
             shown = LEVELS.get(name, f"level {name}")
         if kind == "by_length":  # of few lengths, each is a group
-            of_few = all(n["least_tokens"] == n["most_tokens"] for s in by_seed for n in s.values())
+            of_few = all(n.least_tokens == n.most_tokens for s in by_seed for n in s.values())
             shown = "" if of_few else QUARTERS[int(name) - 1]
             size = _tokens([seed[name] for seed in by_seed if name in seed])
         every.append(Group(shown, size, requests, numbers))
@@ -107,12 +109,12 @@ def _groups(results: Results, kind: str) -> Groups:
 
 def _tokens(numbers: Sequence[Result]) -> str:
     """Return the lengths of a quarter, averaged over seeds, whose traces differ a little."""
-    least, most = (round(mean(n[f"{end}_tokens"] for n in numbers)) for end in ("least", "most"))
+    least, most = (round(mean(n.number(f"{k}_tokens") for n in numbers)) for k in ("least", "most"))
     return f"{least}–{most} tokens" if least < most else f"{least} token{'s' * (least > 1)}"
 
 
 def _sum(numbers: Sequence[Result], what: str) -> int:
-    return sum(n.get(what, 0) for n in numbers)
+    return sum(n.number(what) for n in numbers)
 
 
 def group_table(groups: Groups, results: Results) -> str:
@@ -139,18 +141,20 @@ def few(*kinds: Groups) -> str:
     """Return a remark on p99 where a group of these kinds has few answers, else nothing."""
     groups = [group for kind in kinds for group in kind.shown]
     numbers = [seeds for group in groups for seeds in group.numbers.values()]
-    if not any(0 < seed.get("completed", 0) < FEW for seeds in numbers for seed in seeds):
+    if not any(0 < seed.completed < FEW for seeds in numbers for seed in seeds):
         return ""
     each = " a seed" if len(numbers[0]) > 1 else ""
     return f"In a group of fewer than {FEW} requests{each}, p99 lies between the two slowest."
 
 
-def estimates_by_group(results: Sequence[Result]) -> dict[str, Any]:
+def estimates_by_group(results: Sequence[Result]) -> Json:
     """Return estimates of each group of one variant, by kind and name. results: one a seed."""
     return {
         kind: {
-            name: tables.estimates(COLUMNS, [each[kind].get(name, {}) for each in results])
-            for name in dict.fromkeys(name for each in results for name in each.get(kind, ()))
+            name: tables.estimates(
+                COLUMNS, [each.number(kind).get(name, Result()) for each in results]
+            )
+            for name in dict.fromkeys(name for each in results for name in each.number(kind))
         }
         for kind in KINDS
     }
@@ -207,18 +211,17 @@ SUMS = (
 Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, other replicas
 
 
-def replicas_of(run: Run) -> dict[str, Mapping[str, Any]]:
+def replicas_of(run: Run) -> dict[str, Json]:
     """Return the first seed's simulated replicas, of variants with more than one steady one."""
-    servers = {name: result.get("server", {}) for name, result in run.results[0].items()}
     return {
         name: replicas
-        for name, server in servers.items()
-        if (replicas := server.get("replicas"))
+        for name, result in run.results[0].items()
+        if (replicas := result.server.get("replicas"))
         and (len(replicas["requests"]) > 1 or len(_changes(replicas)) > 1 or replicas["missed"])
     }
 
 
-def _changes(replicas: Mapping[str, Any]) -> Changes:
+def _changes(replicas: Json) -> Changes:
     """Return the changes of a variant, of several at one instant the last."""
     return list({change[0]: tuple(change) for change in replicas["changes"]}.values())
 
@@ -229,9 +232,9 @@ def changes(run: Run) -> dict[str, Changes]:
     return by_variant if any(len(replicas) > 1 for replicas in by_variant.values()) else {}
 
 
-def number_of_replicas(result: Mapping[str, Any]) -> int:
+def number_of_replicas(result: Result) -> int:
     """Return the number of replicas: of simulated ones the most at once, of real ones all."""
-    server = result.get("server", {})  # none of a server that ended before it was asked
+    server = result.server  # none of one that ended before it was asked
     at_once = [up + others for _, up, others in server.get("replicas", {}).get("changes", ())]
     return len(server.get("by_replica", {})) or max(at_once, default=1)
 
@@ -257,14 +260,13 @@ def simulated_replicas(run: Run, figure: Sequence[str]) -> list[str]:
 def measured_replicas(run: Run) -> list[str]:
     """Return the section on real replicas; empty where servers were alone."""
     labels = tables.labels(run)
-    cases: list[Case] = [
-        ([labels[name], escape(replica)], [numbers])
-        for name, result in run.results[0].items()
-        for replica, numbers in result.get("server", {}).get("by_replica", {}).items()
-    ]
+    rows = [["variant", "replica", *(key.heading for key in OF_EACH)]]
+    for name, result in run.results[0].items():
+        for replica, numbers in result.server.get("by_replica", {}).items():
+            cells = [tables.cell(key, [numbers[key.name]]) for key in OF_EACH]
+            rows.append([labels[name], escape(replica), *cells])
     seed = [] if len(run.results) == 1 else [f"By replica, seed {run.first['seed']}:"]
-    table = markdown(tables.rows_of(["variant", "replica"], OF_EACH, cases))
-    return ["## Replicas", SUMS, *seed, table] if cases else []
+    return ["## Replicas", SUMS, *seed, markdown(rows)] if rows[1:] else []
 
 
 # ---- one's own server, which was recorded
@@ -299,12 +301,12 @@ def foreseen(run: Run) -> list[str]:
         rows.append([words, number(was), number(now), ratio])
     changed = [["variant", "costs", *NEAR_KEYS.values()]]
     for name, result in run.results[0].items():
-        known = result.get("costs_changed", {}) | {"1": result}
+        known = {**result.costs_changed, "1": result.json(NEAR_KEYS)}
         for factor in sorted(known, key=float):
             values = [known[factor][key] for key in NEAR_KEYS]
             changed.append([labels[name], f"× {factor}", *map(number, values)])
     most, of_first = recorded["rows"], run.results[0].items()
-    beyond = [escape(name) for name, r in of_first if (r.get("largest_batch") or 0) > most]
+    beyond = [escape(name) for name, r in of_first if (r.largest_batch or 0) > most]
     near = (
         f"{', '.join(beyond)}: more rows than the {most} that were recorded, whose times lie on a "
         "straight line through those of fewer."

@@ -6,20 +6,18 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from client.analysis import APART, breaks_littles_law, overload, overload_unknown, overloaded
 from client.bounds import cut_in_words, warm_up_in_words
 from client.groups import described
 from client.machine import processor
 from client.quoting import code, escape, unescape
-from client.results import KEYS, share
+from client.results import KEYS, Json, Point, Result, share
 from client.runs import Run, differing
 from client.summary import CLIENT_LIMITED_MS, resent_in_words
 from client.wire import IN_WORDS
 from compare import calibrate
-from compare.report.tables import Result, cell_of
+from compare.report.tables import cell_of
 from compare.sweep import in_words
 from config import MODES, NOT_SIMULATED, varying_parts
 
@@ -50,8 +48,8 @@ def partial(run: Run) -> str | None:
     reasons = dict.fromkeys(escape(s["stopped"]) for s in run.summaries if s["stopped"])
     parts = ["; ".join(reasons) or "interrupted before its end"]
     for name, results in run.variants.items():
-        if results[-1]["partial"]:
-            parts.append(f"{name} has {results[-1]['completed'] + results[-1]['failed']} requests")
+        if results[-1].partial:
+            parts.append(f"{name} has {results[-1].ended} requests")
     asked = run.first["asked"]
     if missing := [name for name in asked["servers"] if name not in run.names]:
         parts.append(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
@@ -76,7 +74,7 @@ def failures(run: Run) -> list[str]:
     """Reasons why requests failed, the three commonest of each server."""
     failed = []
     for name, results in run.variants.items():
-        errors = sum((Counter(result["errors"]) for result in results), Counter[str]())
+        errors = sum((Counter(result.errors) for result in results), Counter[str]())
         commonest = ((n, STATUS.sub(r"\1:", e.rstrip("."))) for e, n in errors.most_common(3))
         if reasons := [f"{n:,} × {escape(reason)}" for n, reason in commonest]:
             failed.append(f"**Failed in {name}**: {'; '.join(reasons)}.")
@@ -94,7 +92,9 @@ def other_lengths(run: Run) -> list[str]:
     """Return a warning for each server that computed more or fewer tokens than were requested."""
     warnings = []
     for name, results in run.variants.items():
-        other, completed = (sum(r[key] for r in results) for key in ("other_length", "completed"))
+        other, completed = (
+            sum(r.number(key) for r in results) for key in ("other_length", "completed")
+        )
         if other:
             warnings.append(
                 f"**{name} computed more or fewer tokens than requested in {other} of {completed} "
@@ -107,7 +107,7 @@ def client_limited(run: Run) -> str | None:
     """Servers whose requests were sent late, and their latency from the schedule."""
     late = []
     for name, results in run.variants.items():
-        if any(result["client_limited"] for result in results):
+        if any(result.client_limited for result in results):
             p99 = cell_of(KEYS["p99_e2el_from_schedule_ms"], results)
             late.append(f"{name} ({p99} s)")
     if not late:
@@ -119,7 +119,7 @@ def client_limited(run: Run) -> str | None:
     )
 
 
-def busy(summary: Mapping[str, Any]) -> str | None:
+def busy(summary: Json) -> str | None:
     """Return a warning if other processes kept the machine busy, unless the run was simulated."""
     percent = summary["hardware"]["busy_before_percent"]
     if percent <= 20 or summary.get("simulated"):
@@ -167,7 +167,7 @@ def sampled(run: Run) -> str | None:
 
 def sample(run: Run) -> int:
     """Requests of each seed that are kept, where that is not all; else 0."""
-    return max(r.get("sample") or 0 for results in run.variants.values() for r in results)
+    return max(r.sample or 0 for results in run.variants.values() for r in results)
 
 
 def identity(run: Run) -> str | None:
@@ -183,7 +183,7 @@ def identity(run: Run) -> str | None:
     if n == identical:
         return f"All {n:,} requests that every variant answered got the same text in each."
     parted = sorted(100 * part for same in texts for part in same["parted_after"])
-    configs = (result.get("config") or {} for seed in run.results for result in seed.values())
+    configs = (result.config for seed in run.results for result in seed.values())
     why = next(filter(None, map(varying_parts, configs)), None)
     return (
         f"{identical:,} of {n:,} requests ({share(100 * identical / n)}%) that every variant "
@@ -199,7 +199,7 @@ def littles_law(run: Run) -> str | None:
         (100 * (law["in_flight"] / law["rate_x_latency"] - 1), breaks_littles_law(result), name)
         for name, results in run.variants.items()
         for result in results
-        if (law := result["littles_law"]) and result["completed"] >= FEWEST_ANSWERED
+        if (law := result.littles_law) and result.completed >= FEWEST_ANSWERED
     ]
     if not judged:
         return None
@@ -232,7 +232,7 @@ def seeds(run: Run) -> str:
     )
 
 
-def deployed(summary: Mapping[str, Any]) -> str | None:
+def deployed(summary: Json) -> str | None:
     """Return the replicas of each variant in words; None for single servers."""
     if not (deployment := summary.get("deployment")):
         return None
@@ -247,7 +247,7 @@ def conditions(run: Run) -> str:
     summary = run.first
     text = "Latencies were measured on streamed answers."
     if not summary["stream"]:
-        modes = [MODES.get(r["config"]["mode"]) for r in run.results[0].values() if r.get("config")]
+        modes = [MODES.get(r.config["mode"]) for r in run.results[0].values() if r.config]
         whole = any(mode and mode.request_level for mode in modes)
         why = ": a request-level batch is answered as a whole" if whole else ""
         text = f"Answers were not streamed{why}."
@@ -326,18 +326,18 @@ def setting(value: object) -> str:
     return "none" if value in ("", None, [], {}) else escape(value)
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
+def _settings(settings: Json) -> str:
     return ", ".join(f"{name} {setting(value)}" for name, value in settings.items())
 
 
 # ---- while it is measured
 
 
-def point_line(name: str, point: Result) -> str:
+def point_line(name: str, point: Point) -> str:
     """A point of a sweep in a line, as it is measured."""
-    latency, part = point["p50_normalized_latency_ms"], point["attainment"]
+    latency, part = point.normalized_latency.p50, point.attainment
     parts = [
-        f"{name:>8} at {point['rate']:>6g} requests/s: {point['output_throughput']:>7,.0f} tok/s",
+        f"{name:>8} at {point.rate:>6g} requests/s: {point.output_throughput:>7,.0f} tok/s",
         "no answer" if latency is None else f"{latency:,.1f} ms per token",
     ]
     if part is not None:
@@ -347,11 +347,11 @@ def point_line(name: str, point: Result) -> str:
 
 def result_line(name: str, result: Result) -> str:
     """A measurement in a line, as it ends."""
-    ended = "interrupted" if result["partial"] else f"after {result['wall_clock_s']:.1f} s"
-    if result["cut"]:
-        ended += f", cut at {result['cut']['at']}"
+    ended = "interrupted" if result.partial else f"after {result.wall_clock_s:.1f} s"
+    if result.cut:
+        ended += f", cut at {result.cut['at']}"
     ended += ", overloaded" * bool(overloaded(result))
     return (
-        f"{name:>8}: {result['completed']:,} answered, {result['failed']:,} failed, "
-        f"{result['output_throughput']:,.0f} tok/s, {ended}"
+        f"{name:>8}: {result.completed:,} answered, {result.failed:,} failed, "
+        f"{result.output_throughput:,.0f} tok/s, {ended}"
     )

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from client.analysis import BLOCKS
 from client.quoting import code, escape
-from client.results import Key
+from client.results import Json, Key
 from client.runs import FIGURES, Run, RunError, clear, is_run, load
 from compare import calibrate, foreign
 from compare.analysis import difference
@@ -27,7 +27,7 @@ from config import in_todays_names
 from stats import LIMITED
 
 LINES = ("-", "--", ":", "-.")  # of runs, in figures
-ABOUT: dict[str, Callable[[Mapping[str, Any]], str]] = {
+ABOUT: dict[str, Callable[[Json], str]] = {
     "commit": lambda s: escape(s["commit"]),
     "date": lambda s: escape(s["date"]),
     "hardware": lambda s: escape(f"{s['hardware']['cpu']}, {s['hardware']['cores']} cores"),
@@ -258,7 +258,7 @@ def _facts(runs: Mapping[str, Measured]) -> list[str]:
     facts = []
     for run in runs.values():
         completed, failed, prompt, completion = (
-            sum(result[key] for result in run.results)
+            sum(result.number(key) for result in run.results)
             for key in ("completed", "failed", "total_input_tokens", "total_output_tokens")
         )
         counted = {

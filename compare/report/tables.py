@@ -17,13 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from client.analysis import overloaded
-from client.results import KEYS, Key, keys
+from client.results import KEYS, Key, Point, Result, keys
 from client.runs import Run
 from client.summary import line_text
 from compare import sweep
 from compare.analysis import Estimate, difference, estimate
+from compare.sweep import Swept
 
-Result = Mapping[str, Any]
 Results = Mapping[str, Sequence[Result]]  # of each server, a result a seed
 Rows = Sequence[Sequence[str]]  # of a table, the headings first
 Case = tuple[Sequence[str], Sequence[Result]]  # a row: its names, and its results, one a seed
@@ -45,7 +45,7 @@ COMPARED = keys(  # of which differences are shown
 )
 STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
 POINTS = keys(
-    "rate requests achieved_rate offered_throughput output_throughput p50_normalized_latency_ms "
+    "rate ended achieved_rate offered_throughput output_throughput p50_normalized_latency_ms "
     f"p50_ttft_ms p99_e2el_ms goodput attainment {PRICE} occupancy preemptions recomputed_tokens "
     "cached_tokens cached_fraction acceptance adapter_loads growth growth_in_flight"
 )
@@ -132,39 +132,43 @@ def signed(value: Estimate, form: str) -> str:
 
 
 def cell_of(key: Key, results: Sequence[Result]) -> str:
-    """A number of a result: its mean over seeds with its interval; a number alone for one seed.
-    Or the words of all seeds.
+    return cell(key, [result.number(key.name) for result in results])
+
+
+def cell(key: Key, numbers: Sequence[Any]) -> str:
+    """A number of each seed: its mean with its interval; a number alone for one seed. Or the words
+    of all seeds.
     """
-    if not (values := known(key, results)):
+    if not (values := known(key, numbers)):
         return NONE
     if any(isinstance(value, str) for value in values):
         return "; ".join(dict.fromkeys(values))
     found = estimate(values, STEPS.get(key.name, 0.0))
-    if len(values) == len(results):
+    if len(values) == len(numbers):
         return formatted(found, key.form, key.shown(found.mean))
     # an interval of those that have it would claim too much
     mean = formatted(Estimate(found.mean, None), key.form, key.shown(found.mean))
-    return f"{mean} ({len(values)} of {len(results)} seeds)"
+    return f"{mean} ({len(values)} of {len(numbers)} seeds)"
 
 
-def known(key: Key, results: Iterable[Result]) -> list[Any]:
-    """Return a number of each result that has it, as tables show it; or its words."""
-    values = [value for result in results if (value := result.get(key.name)) is not None]
-    return [value if isinstance(value, str) else value * key.scale for value in values]
+def known(key: Key, numbers: Iterable[Any]) -> list[Any]:
+    """Return the numbers that are known, as tables show them; or words."""
+    known = [number for number in numbers if number is not None]
+    return [each if isinstance(each, str) else each * key.scale for each in known]
 
 
-def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Any]:
+def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     """Return mean, half of the interval and values of each number that all seeds have."""
     return {
         key.name: {**asdict(estimate(values, STEPS.get(key.name, 0.0))), "values": values}
         for key in keys
-        if len(values := [v for r in results if (v := r.get(key.name)) is not None]) == len(results)
+        if None not in (values := [result.number(key.name) for result in results])
     }
 
 
 def label(name: str, results: Sequence[Result]) -> str:
     """A server's name, marked where its numbers are not what they seem."""
-    marks = [mark for mark in ("partial", "cut") if any(result.get(mark) for result in results)]
+    marks = [mark for mark in ("partial", "cut") if any(result.number(mark) for result in results)]
     marks += ["overloaded"] * bool(overloaded(*results))
     return f"{name} ({', '.join(marks)})" if marks else name
 
@@ -188,7 +192,7 @@ def present(keys: Sequence[Key], cases: Iterable[Case]) -> list[Key]:
     results = [result for _, seeds in cases for result in seeds]
 
     def is_shown(key: Key) -> bool:
-        values = known(key, results)
+        values = known(key, [result.number(key.name) for result in results])
         zero = key.shown(0) if key.rare else None
         return any(key.shown(value) != zero for value in values)
 
@@ -218,7 +222,7 @@ def headlines(results: Results, marked: str = "") -> str:
     )
     of_run[0] += ["latency of a request", "answered"]
     for row, (_, seeds) in zip(of_run[1:], cases):
-        answered, failed = (sum(r[key] for r in seeds) for key in ("completed", "failed"))
+        answered, failed = (sum(r.number(key) for r in seeds) for key in ("completed", "failed"))
         count = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
         row += [mean_line(seeds), count]
     return f"{markdown(of_run)}\n\n{markdown(percentiles)}"
@@ -226,7 +230,7 @@ def headlines(results: Results, marked: str = "") -> str:
 
 def mean_line(results: Sequence[Result]) -> str:
     """The lines of several seeds, averaged."""
-    lines = [line for result in results if (line := result["latency_line"])]
+    lines = [line for result in results if (line := result.latency_line)]
     return line_text({k: fmean(line[k] for line in lines) for k in lines[0]} if lines else None)
 
 
@@ -246,7 +250,7 @@ def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
             continue
         entry: dict[str, Any] = {"first": baseline, "second": name}
         for key in COMPARED:
-            both = [(a.get(key.name), b.get(key.name)) for a, b in zip(base, seeds)]
+            both = [(a.number(key.name), b.number(key.name)) for a, b in zip(base, seeds)]
             if pairs := [pair for pair in both if None not in pair]:
                 first, second = np.array(pairs).T
                 apart = difference(first, second, STEPS.get(key.name, 0.0))
@@ -294,7 +298,8 @@ def _changed(
     key: Key, results: Sequence[Result], first: dict[str, list[float]], paired: bool
 ) -> str:
     """A number, and its ratio to that of the first run, which is kept in `first`."""
-    text, values = cell_of(key, results), known(key, results)
+    numbers = [result.number(key.name) for result in results]
+    text, values = cell(key, numbers), known(key, numbers)
     if not values or (base := first.setdefault(key.name, values)) is values or not fmean(base):
         return text
     ratio = f"× {fmean(values) / fmean(base):.2f}"
@@ -307,13 +312,13 @@ def _changed(
 # ---- sweeps
 
 
-def capacity_table(sweeps: Mapping[str, Sequence[Result]], goodput: bool) -> str:
+def capacity_table(sweeps: Mapping[str, Sequence[Swept]], goodput: bool) -> str:
     """Results of sweeps, a list of outcomes (one a seed) for each server."""
     rows = [["variant", *SWEPT], *([name, *_swept(seeds)] for name, seeds in sweeps.items())]
     return markdown(rows if goodput else [row[:-1] for row in rows])
 
 
-def sweep_table(points: Mapping[str, Sequence[Sequence[Result]]]) -> Terminal:
+def sweep_table(points: Mapping[str, Sequence[Sequence[Point]]]) -> Terminal:
     """The state of a sweep, for the terminal. points: of each server, rates of each seed."""
     rows = [["variant", "rates", *(heading.replace("requests", "req") for heading in SWEPT)]]
     for name, seeds in points.items():
@@ -322,35 +327,32 @@ def sweep_table(points: Mapping[str, Sequence[Sequence[Result]]]) -> Terminal:
     return Terminal(rows)
 
 
-def _swept(outcomes: Sequence[Result]) -> list[str]:
+def _swept(outcomes: Sequence[Swept]) -> list[str]:
     """Cells of a sweep's outcome over seeds, as in SWEPT."""
-    known = [outcome["point"] for outcome in outcomes if outcome["point"]]
-    capacity = cell_of(KEYS["capacity"], outcomes)
-    if known and all(outcome["saturated_rate"] is None for outcome in outcomes):
-        capacity = f"at least {min(point['request_throughput'] for point in known):.3g}"
+    known = [outcome.sustained for outcome in outcomes if outcome.sustained]
+    capacity = cell(KEYS["capacity"], [outcome.capacity for outcome in outcomes])
+    if known and all(outcome.saturated_rate is None for outcome in outcomes):
+        capacity = f"at least {min(point.request_throughput for point in known):.3g}"
     there = [cell_of(key, known) for key in keys("output_throughput p50_normalized_latency_ms")]
-    grows = _between(outcomes, "sustained_rate", "saturated_rate")
-    return [capacity, grows, *there, _between(outcomes, "goodput_rate", "missed_rate")]
+    grow = [(of.sustained.rate if of.sustained else None, of.saturated_rate) for of in outcomes]
+    limits = [(each.goodput_rate, each.missed_rate) for each in outcomes]
+    return [capacity, _between(grow), *there, _between(limits)]
 
 
-def _between(outcomes: Sequence[Result], low: str, high: str) -> str:
+def _between(borders: Sequence[tuple[float | None, float | None]]) -> str:
     """A border between two rates, "8.72 to 9.51"; of several seeds the widest."""
-    below = [outcome[low] for outcome in outcomes if outcome[low]]
-    above = [outcome[high] for outcome in outcomes if outcome[high]]
-    if len(below) < len(outcomes):
+    below, above = ([rate for rate in rates if rate] for rates in zip(*borders))
+    if len(below) < len(borders):
         return f"below {max(above):.3g}" if above else NONE
-    if len(above) < len(outcomes):
+    if len(above) < len(borders):
         return f"above {min(below):.3g}"
     return f"{min(below):.3g} to {max(above):.3g}"
 
 
-def points_table(points: Mapping[str, Sequence[Result]]) -> str:
+def points_table(points: Mapping[str, Sequence[Point]]) -> str:
     """Every rate of a sweep, marked where it was beyond the capacity."""
-    cases: list[Case] = []
-    for name, rates in points.items():
-        for point in rates:
-            n, verdict = point["completed"] + point["failed"], sweep.in_words(point)
-            cases.append(([name], [{"requests": n, "verdict": verdict, **point}]))
-    return markdown(
-        rows_of(["variant"], [*present(POINTS, cases), Key("verdict", "verdict")], cases)
-    )
+    each = [(name, point) for name, rates in points.items() for point in rates]
+    cases: list[Case] = [([name], [point]) for name, point in each]
+    head, *rows = rows_of(["variant"], present(POINTS, cases), cases)
+    said = [sweep.in_words(point) for _, point in each]
+    return markdown([[*head, "verdict"], *([*row, words] for row, words in zip(rows, said))])

@@ -132,14 +132,14 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
 def measured(target: Measurable, requests: Sequence[Request]) -> Row:
     """Return the row of a trace."""
     result, outcomes = measure(target, requests, {}, TIMEOUT_S, Watch())
-    if result["partial"]:
+    if result.partial:
         raise KeyboardInterrupt
     engine, _, config = target.report()
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     return {
-        "config": config | {**virtual.pool(engine.get("kv_blocks"))},
-        "failed": result["failed"],
-        "capacity": result["busy_throughput"] or 0.0,
+        "config": {**config, **virtual.pool(engine.get("kv_blocks"))},
+        "failed": result.failed,
+        "capacity": result.busy_throughput or 0.0,
         "e2e_s": [round(a.e2e_s, 6) for a in answers],
         "ttft_s": [round(a.ttft_s, 6) for a in answers],
         "tpot_s": [round(a.tpot_s, 7) for a in answers if a.completion_tokens > 1],

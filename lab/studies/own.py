@@ -164,7 +164,7 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
     if failed := [outcome.error for outcome in outcomes if outcome.error]:
         raise ServerError(f"a request failed: {failed[0]}")
     measured = OwnServer.of(path, None).measured
-    kept_measures = {name: measured[name] for name in MEASURES}
+    kept_measures = measured.json(MEASURES)
     if case["name"] == RECORDED:
         kept_measures |= {f"recorder_us_{rows}": recorder_us(rows, folder) for rows in (16, 256)}
     return kept_measures | {"seconds": seconds, "rate": rate, "n": n, "recording": str(path)}
@@ -227,10 +227,10 @@ def summarized(cases: Cases) -> list[dict[str, Any]]:
         for name in MEASURES:
             real = values(case, name)
             middle = fmean(real)
-            found |= {name: middle, f"{name}_foreseen": foreseen[name]}
+            found |= {name: middle, f"{name}_foreseen": foreseen.number(name)}
             if middle:
-                found[f"{name}_error"] = 100 * (foreseen[name] / middle - 1)
-                found[f"{name}_left"] = 100 * (at_times[name] / middle - 1)
+                found[f"{name}_error"] = 100 * (foreseen.number(name) / middle - 1)
+                found[f"{name}_left"] = 100 * (at_times.number(name) / middle - 1)
             if middle and case["name"] != RECORDED:
                 found[f"{name}_spread"] = 100 * (max(real) - min(real)) / middle
         result.append({**case, "seeds": [found]})

@@ -17,7 +17,7 @@ from client import results
 from client.drawing import Style
 from compare.analysis import Estimate, difference, estimate
 from compare.report import panels
-from compare.report.tables import NONE, cell_of, formatted, markdown, signed
+from compare.report.tables import NONE, cell, formatted, markdown, signed
 
 Case = Mapping[str, Any]  # what is run, and how; "seeds": the measures of each seed's trace
 Cases = Sequence[Case]
@@ -206,7 +206,7 @@ def _mean_text(study: Study, case: Case, measure: str) -> str:
     if len({*of_seeds}) == 1 and isinstance(of_seeds[0], int | float):
         # a closed form, or the same by its nature: no spread to show
         return formatted(Estimate(of_seeds[0], None), form)
-    return cell_of(results.Key(measure, heading, form=form), case["seeds"])
+    return cell(results.Key(measure, heading, form=form), of_seeds)
 
 
 def figure(study: Study, cases: Cases, caption: str) -> Figure | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from client.measure import judged
 from client.outcomes import Answers, Outcomes
+from client.results import OF_FILE
 from client.traces import Request
 from client.workloads import Workload
 from generate.auto import build
@@ -57,7 +58,7 @@ def measures(
     server: SimulatedServer, requests: Sequence[Request], limits: Mapping[str, float] = NO_LIMITS
 ) -> dict[str, Any]:
     """Serve a trace; return the client's measures. limits: those that goodput counts by, in ms."""
-    return judged(requests, server.replay(requests), limits)
+    return judged(requests, server.replay(requests), limits).json(OF_FILE)
 
 
 def served(settings: Settings, requests: Sequence[Request], **more: Any) -> tuple[Outcomes, Seen]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from client.load import Watch
 from client.measure import measure
+from client.results import Json
 from client.traces import Request
 from client.workloads import Workload
 from compare.comparison import Measured
@@ -36,7 +38,7 @@ class ComparingOwn(Simulating):
 
     def first_of_workload(self, arrival: str | None) -> Request:
         self._seed = self.options.seed
-        self._recorded: dict[str, Any] | None = None  # and how well it is foreseen
+        self._recorded: Json | None = None  # and how well it is foreseen
         if not self.options.replays:
             return super().first_of_workload(arrival)
         where = f"as in {self._own.recording.path}"
@@ -91,8 +93,8 @@ class ComparingOwn(Simulating):
                 server = self._server(name, self.options.layout, factor)
                 bounds = self.options.bounds
                 result, _ = measure(server, requests, {}, math.inf, Watch(), bounds)
-                changed[f"{factor:g}"] = {key: result[key] for key in NEAR_KEYS}
-            done.result["costs_changed"] = changed
+                changed[f"{factor:g}"] = result.json(NEAR_KEYS)
+            done.result = replace(done.result, costs_changed=changed)
         return done
 
     def _server(self, name: str, layout: Layout, factor: float = 1.0) -> SimulatedServer:

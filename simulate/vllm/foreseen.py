@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import numpy as np
 
 from client.analysis import overload
 from client.measure import judged
+from client.results import Json, Result
 from client.runs import RunError, is_run, load
+from client.summary import distribution_of
 from compare import foreign
 from config import Config
 from generate.auto import build
@@ -94,7 +96,7 @@ class OwnServer:
     traffic: Traffic
     settings: dict[str, Any]
     costs: Costs
-    at_client: dict[str, Any] | None = None  # measures, if a client's run is there
+    at_client: Result | None = None  # its latencies, if a client's run is there
 
     @classmethod
     def of(cls, path: Path, client: Path | None = None) -> OwnServer:
@@ -130,33 +132,37 @@ class OwnServer:
         return math.exp(spread * (drawn if seed % 2 else -drawn))  # in pairs around the fit
 
     @property
-    def measured(self) -> dict[str, Any]:
-        """Return the measures of the recording, by the keys of a simulated server's."""
+    def measured(self) -> Result:
+        """Return the measures of the recording."""
         trace, outcomes = self.traffic.outcomes()
         recording, prompts = self.recording, sum(len(i.prompt_ids) for i in self.traffic.served)
-        of_schedule = {
-            "rows": recording.row_s / recording.busy_s,
-            "preemptions": recording.preemptions,
-            "cached_fraction": recording.cached_tokens / prompts,
-        }
-        return judged(trace, outcomes, {}) | of_schedule | (self.at_client or {})
+        result = judged(trace, outcomes, {})
+        seen = self.at_client or result
+        return replace(
+            result,
+            occupancy=recording.row_s / recording.busy_s / self.config.max_batch_size,
+            preemptions=recording.preemptions,
+            cached_fraction=recording.cached_tokens / prompts,
+            ttft=seen.ttft,
+            e2el=seen.e2el,
+        )
 
-    def facts(self, simulated: Mapping[str, Any]) -> dict[str, Any]:
+    def facts(self, simulated: Result) -> Json:
         """Return what a report says of a simulation with the recorded settings: measures side by
         side, in words how near they are, and the schedule's agreement.
         """
         config, measured = self.config, self.measured
-        rows = simulated["occupancy"] * config.max_batch_size
-        simulated = {**simulated, "rows": rows}
-        errors = {
-            key: abs(simulated[key] / measured[key] - 1) for key in JUDGED if measured.get(key)
-        }
-        caching = self.recording.head.prefix_caching
-        table = [
-            [words, measured.get(key), simulated.get(key)]
-            for key, words in SHOWN.items()
+        caching, most = self.recording.head.prefix_caching, config.max_batch_size
+        values = {
+            key: [
+                each.occupancy * most if key == "rows" else each.number(key)
+                for each in (measured, simulated)
+            ]
+            for key in SHOWN
             if caching or key != "cached_fraction"
-        ]
+        }
+        errors = {key: abs(values[key][1] / values[key][0] - 1) for key in JUDGED if values[key][0]}
+        table = [[SHOWN[key], *two] for key, two in values.items()]
         agreed = agreement(self.recording, self.traffic, config)
         head = self.recording.head
         remarks = [_within(errors), str(agreed) if agreed else UNCOUNTED]
@@ -209,15 +215,10 @@ class OwnServer:
                 f"{path} was not sent while {self.recording.path} was recorded: its requests came "
                 "at other times; give the client's run of these requests"
             )
-        columns = {
-            "ttft": [r["first_token_at"] - r["sent_at"] for r in answered],
-            "e2el": [r["answered_at"] - r["sent_at"] for r in answered],
-        }
-        at_client = {
-            f"{each}_{name}_ms": 1e3 * float(of(values))
-            for name, values in columns.items()
-            for each, of in _STATISTICS.items()
-        }
+        at_client = Result(
+            ttft=distribution_of(at[:, 1] - at[:, 0]),
+            e2el=distribution_of(np.array([r["answered_at"] - r["sent_at"] for r in answered])),
+        )
         costs = replace(self.costs, answer=answer)
         return replace(self, costs=costs, at_client=at_client)
 
@@ -226,13 +227,6 @@ class OwnServer:
 def own_server(path: Path, client: Path | None) -> OwnServer:
     """Return `OwnServer.of`, read once. Raises RunError."""
     return OwnServer.of(path, client)
-
-
-_STATISTICS: dict[str, Callable[[Any], Any]] = {
-    "mean": np.nanmean,
-    "p50": np.nanmedian,
-    "p99": lambda values: np.nanpercentile(values, 99),
-}
 
 
 def _within(errors: Mapping[str, float]) -> str:

@@ -24,13 +24,14 @@ from client.analysis import (
 )
 from client.measure import judged
 from client.outcomes import Answer, Outcome
+from client.results import Result
 from client.summary import latency_line, summarise
 from client.traces import Request
 from client.workloads import Workload
 from compare.report.tables import label
 from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
-from tests.compare.test_sweep import CALM
-from tests.virtual import measures, simulated
+from tests.compare.test_sweep import CALM, calm
+from tests.virtual import simulated
 
 
 def answers(at: np.ndarray, waits: np.ndarray, late: float = 0.0) -> list[Answer]:
@@ -58,7 +59,7 @@ def test_growth_is_the_excess_of_the_rate_and_not_the_clients_lateness() -> None
 def test_an_overload_is_that_of_the_means_over_seeds(
     seeds: list[dict[str, float]], said: str | None
 ) -> None:
-    words = overload([CALM | changed for changed in seeds])
+    words = overload([calm(**changed) for changed in seeds])
     assert words == (said and f"overloaded: {said}; its latencies are those of a run of 6.2 s")
 
 
@@ -87,10 +88,10 @@ NEAR = {"p99_ttft_ms": 700.0, "growth": 0.0}  # near its capacity
 def test_few_answers_near_the_capacity_do_not_say_whether_a_server_overloads(
     seeds: list[dict[str, float]], verdict: bool | None
 ) -> None:
-    results = [RATED | changed for changed in seeds]
+    results = [Result.of(RATED | changed) for changed in seeds]
     assert overloaded(*results) is verdict
     assert bool(overload(results)) == bool(verdict)
-    words = overload_unknown({"a": results, "calm": [RATED]})
+    words = overload_unknown({"a": results, "calm": [Result.of(RATED)]})
     assert bool(words) == (verdict is None)
     assert label("a", results) == ("a (overloaded)" if verdict else "a")
     if words:
@@ -107,10 +108,8 @@ def test_a_hundred_requests_are_hardly_ever_judged_wrongly(
     mode: str, capacity: float, load: float, wrong: bool, said: set[bool | None]
 ) -> None:
     """In virtual time. By the limit for any number three of these at 1.1 were "not overloaded"."""
-    results = [
-        measures(simulated(mode), Workload(seed=seed).requests(100, f"poisson:{load * capacity}"))
-        for seed in range(6)
-    ]
+    traces = (Workload(seed=k).requests(100, f"poisson:{load * capacity}") for k in range(6))
+    results = [judged(each, simulated(mode).replay(each), {}) for each in traces]
     verdicts = [overloaded(result) for result in results]
     assert verdicts.count(wrong) <= 1 and overloaded(*results) in said
     if len(said) == 1:  # far from the capacity a few requests do say it
@@ -126,7 +125,7 @@ def test_a_burst_and_a_closed_loop_overload_no_server(users: int | None) -> None
         for request, answer in zip(trace, answers(1e-3 * np.arange(99), 0.1 * np.arange(99)))
     ]
     result = judged(trace, outcomes, {})
-    assert result["growth"] == result["growth_in_flight"] == 0.0
+    assert result.growth == result.growth_in_flight == 0.0
 
 
 def test_the_useful_fraction_of_request_level_batches() -> None:
@@ -181,16 +180,16 @@ def test_a_run_is_summarised_from_the_clients_side() -> None:
         "mean_tpot_ms": 500, "mean_itl_ms": 500, "mean_queue_time_ms": 0, "max_held_time_ms": 1900,
         "mean_normalized_latency_ms": (2 / 3 + 3.5 / 3) / 2 * 1e3, "max_schedule_lag_ms": 500,
     }  # fmt: skip
-    assert {key: result[key] for key in expected} == pytest.approx(expected, rel=1e-6)
+    assert result.json(expected) == pytest.approx(expected, rel=1e-6)
     with_tpot = summarise(answers, sends, goodput={"tpot": 499.0})
-    assert with_tpot["goodput"] == 0
+    assert with_tpot.goodput == 0
 
 
 def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
     result = summarise([], [(0.0, 0.0, 3.0), (1.0, 1.0, 1.5)], goodput={})
-    assert (result["completed"], result["failed"], result["output_throughput"]) == (0, 2, 0.0)
-    assert result["mean_e2el_ms"] is result["latency_line"] is result["goodput"] is None
-    assert summarise([], [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0})["goodput"] == 0.0, "and known"
+    assert (result.completed, result.failed, result.output_throughput) == (0, 2, 0.0)
+    assert (result.e2el.mean, result.latency_line, result.goodput) == (None, None, None)
+    assert summarise([], [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0}).goodput == 0.0, "and known"
 
 
 def test_a_server_that_dies_early_is_rated_over_the_whole_run() -> None:
@@ -198,9 +197,9 @@ def test_a_server_that_dies_early_is_rated_over_the_whole_run() -> None:
     instants = [(i / 20, i / 20, i / 20 + 0.15) for i in range(1200)]
     answers = [answer(i, *instants[i], 1) for i in range(97)]
     result = summarise(answers, instants, goodput={"e2el": 1000.0})
-    assert (result["completed"], result["failed"]) == (97, 1103)
-    assert result["wall_clock_s"] == pytest.approx(60.1)
-    assert result["goodput"] == result["request_throughput"] == pytest.approx(97 / 60.1)
+    assert (result.completed, result.failed) == (97, 1103)
+    assert result.wall_clock_s == pytest.approx(60.1)
+    assert result.goodput == result.request_throughput == pytest.approx(97 / 60.1)
 
 
 def test_occupancy_over_time_spreads_iterations_over_bins_and_keeps_the_area() -> None:

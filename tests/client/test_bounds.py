@@ -6,7 +6,6 @@ import csv
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from client.bounds import Bounds
 from client.load import Watch
 from client.measure import Target, measure, with_requests
 from client.outcomes import Outcome
+from client.results import Result
 from client.traces import Request, Trace
 from client.wire import wire
 from client.workloads import Workload
@@ -27,7 +27,7 @@ from tests.stub import stub
 
 def served(
     requests: list[Request], bounds: Bounds, goodput: dict[str, float] | None = None
-) -> tuple[dict[str, Any], list[Outcome]]:
+) -> tuple[Result, list[Outcome]]:
     """Serve requests one by one in virtual time."""
     config = build(
         "nobatch", {"model": "fake", "device": "cpu", "max_batch_size": 1, "max_waiting": 4}, {}
@@ -48,18 +48,18 @@ def test_no_measure_counts_the_warm_up() -> None:
     result, outcomes = served(requests, Bounds(warm_up=10), {"e2el": 11.0})
     others = [outcome for outcome in outcomes if outcome.request.id >= 10]
     assert len(outcomes) == 30 and any(outcome.error for outcome in outcomes)
-    requests_saved = with_requests(result, outcomes)["requests"]
+    requests_saved = with_requests(result, outcomes).requests
     assert {r["id"] for r in requests_saved if r.get("warm_up")} == {*range(10)}
-    assert (result["completed"], result["failed"], result["errors"]) == (20, 0, {})
-    assert result["mean_e2el_ms"] == pytest.approx(10.7) == result["p99_e2el_ms"]
-    assert result["attainment"] == 1.0 and result["total_output_tokens"] == 200
+    assert (result.completed, result.failed, result.errors) == (20, 0, {})
+    assert result.e2el.mean == pytest.approx(10.7) == result.e2el.p99
+    assert result.attainment == 1.0 and result.total_output_tokens == 200
     wall_s = max(o.ended_at for o in others) - min(o.sent_at for o in others)
-    assert result["wall_clock_s"] == wall_s and result["output_throughput"] == 200 / wall_s
-    assert sum(group["completed"] for group in result["by_length"].values()) == 20
-    assert result["server"]["completed"] > 20, "the server counts all"
-    assert result["littles_law"] is None
+    assert result.wall_clock_s == wall_s and result.output_throughput == 200 / wall_s
+    assert sum(group.completed for group in result.by_length.values()) == 20
+    assert result.server["completed"] > 20, "the server counts all"
+    assert result.littles_law is None
     without, _ = served(requests, Bounds())
-    assert without["failed"] > 0 and without["p99_e2el_ms"] > 50
+    assert without.failed > 0 and without.number("p99_e2el_ms") > 50
 
 
 def test_the_warm_up_is_what_is_due_first() -> None:
@@ -81,7 +81,7 @@ def test_failures_of_the_warm_up_are_not_counted_by_their_sentences(
     monkeypatch.setattr(traces, "MOST_SAVED", 20)
     monkeypatch.setattr("client.outcomes.SAMPLE", 2)
     result, _ = served(asks(30, 0.0), Bounds(warm_up=20))
-    assert sum(result["errors"].values()) == result["failed"] > 0
+    assert sum(result.errors.values()) == result.failed > 0
 
 
 @pytest.mark.parametrize(("bounds", "at"), [
@@ -89,14 +89,14 @@ def test_failures_of_the_warm_up_are_not_counted_by_their_sentences(
 ])  # fmt: skip
 def test_a_replay_ends_at_a_bound_and_says_what_is_missing(bounds: Bounds, at: str) -> None:
     result, outcomes = served(asks(900, 0.005), bounds)  # twice what the server can do
-    assert result["cut"]["at"] == at and not result["partial"]
-    ended = result["completed"] + result["failed"]
-    assert len(outcomes) == ended == 900 - result["cut"]["in_flight"] - result["cut"]["unsent"]
-    assert result["cut"]["in_flight"] in (4, 5), "one runs, up to four wait"
+    assert result.cut and result.cut["at"] == at and not result.partial
+    ended = result.completed + result.failed
+    assert len(outcomes) == ended == 900 - result.cut["in_flight"] - result.cut["unsent"]
+    assert result.cut["in_flight"] in (4, 5), "one runs, up to four wait"
     if bounds.max_seconds:
-        assert 0.45 < result["wall_clock_s"] <= 0.55
+        assert 0.45 < result.wall_clock_s <= 0.55
     else:
-        assert result["failed"] == 7
+        assert result.failed == 7
     assert served(asks(900, 0.005), bounds)[0] == result, "in virtual time, always there"
 
 
@@ -114,11 +114,11 @@ def test_bounds_hold_for_real_servers(arrival: str) -> None:
         with stub(first_s=first_s) as server:
             target = Target("stub", server.url, wire("openai", model), ours=False)
             result, _ = measure(target, requests, {}, 60, Watch(), bounds)
-        assert result["cut"] and not result["partial"] and result["cut"]["unsent"] > 200
+        assert result.cut and not result.partial and result.cut["unsent"] > 200
         if bounds.max_failures:
-            assert 3 <= result["failed"] < 10 and result["errors"].keys() == {"404 no such model"}
+            assert 3 <= result.failed < 10 and result.errors.keys() == {"404 no such model"}
         else:
-            assert result["cut"]["in_flight"] > 2 and result["completed"] == 0
+            assert result.cut["in_flight"] > 2 and result.completed == 0
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -149,7 +149,7 @@ def test_recorded_lengths_are_sent_up_to_the_context_of_the_server(
     assert "left out: 1 of 3 requests (1 beyond the context of 1,024)" in shown
     [run] = runs.load(tmp_path / "run").results
     [result] = run.values()
-    sizes = [(each["prompt_tokens"], each["completion_tokens"]) for each in result["requests"]]
+    sizes = [(each["prompt_tokens"], each["completion_tokens"]) for each in result.requests]
     assert sizes == [(9, 2), (90, 4)]
 
 

@@ -13,6 +13,7 @@ import pytest
 from client.groups import describe
 from client.load import Interrupted, Watch, replay
 from client.measure import Target, measure, with_requests
+from client.results import Result
 from client.stopping import end_as_on_ctrl_c
 from client.summary import summarise
 from client.traces import Request
@@ -91,9 +92,9 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
         outcomes = replay(server.url, at(0.0, 0.1, 0.2), STUB, watch=Slow())
     answers = [outcome.answer for outcome in outcomes if outcome.answer]
     result = summarise(answers, [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {})
-    assert result["client_limited"] and result["max_schedule_lag_ms"] > 250
+    assert result.client_limited and result.number("max_schedule_lag_ms") > 250
     # coordinated omission would hide the wait of the second and third
-    assert result["p99_e2el_from_schedule_ms"] > 250
+    assert result.number("p99_e2el_from_schedule_ms") > 250
     assert answers[1].e2e_s < 0.3 < answers[1].answered_at - answers[1].scheduled_at
 
 
@@ -103,8 +104,9 @@ def test_counts_of_what_is_in_flight_do_not_beat_with_a_load_of_equal_gaps() -> 
     requests = Workload("fixed:2").requests(60, "constant:20")
     with stub(first_s=0.025) as server:
         result, _ = measure(Target("stub", server.url, STUB, ours=False), requests, {}, 10, Watch())
-    by_littles_law = result["achieved_rate"] * result["mean_e2el_ms"] / 1e3
-    assert result["mean_in_flight"] == pytest.approx(by_littles_law, abs=0.2)
+    assert result.achieved_rate and result.e2el.mean
+    by_littles_law = result.achieved_rate * result.e2el.mean / 1e3
+    assert result.mean_in_flight == pytest.approx(by_littles_law, abs=0.2)
 
 
 def test_a_failure_is_a_sentence_and_ends_when_it_is_known() -> None:
@@ -150,12 +152,12 @@ def test_nothing_follows_a_turn_that_failed() -> None:
         target = Target("stub", server.url, wire("openai", "absent"), ours=False)
         result, outcomes = measure(target, requests, {"e2el": 60e3}, 10, Watch())
         assert len(server.bodies) == 3, "the first turn of each conversation"
-    assert (result["completed"], result["failed"], result["attainment"]) == (0, 8, 0)
+    assert (result.completed, result.failed, result.attainment) == (0, 8, 0)
     not_sent = "not sent, as an earlier turn of its conversation failed"
-    assert result["errors"] == {not_sent: 5, "404 no such model": 3}
+    assert result.errors == {not_sent: 5, "404 no such model": 3}
     sent = [outcome.sent_at for outcome in outcomes if outcome.sent]
-    assert result["achieved_rate"] == pytest.approx(2 / (max(sent) - min(sent))), "of those sent"
-    records = with_requests(result, outcomes)["requests"]
+    assert result.achieved_rate == pytest.approx(2 / (max(sent) - min(sent))), "of those sent"
+    records = with_requests(result, outcomes).requests
     assert ["sent_at" in record for record in records] == [True, False, False] * 2 + [True, False]
 
 
@@ -193,10 +195,10 @@ def test_the_client_runs_against_any_openai_server(tmp_path: Path) -> None:
     assert "are asked with --api openai" in ended.stderr
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert saved["also"] == {"stub": server.url} and saved["config"] == {}
-    result = json.loads((tmp_path / "run" / "stub.json").read_text())
-    assert (result["completed"], result["failed"], result["other_length"]) == (8, 0, 0)
-    assert result["goodput"] is not None and result["p50_ttft_ms"] > 0
-    assert result["requests"][3]["text"] == "ababa"
+    result = Result.of(json.loads((tmp_path / "run" / "stub.json").read_text()))
+    assert (result.completed, result.failed, result.other_length) == (8, 0, 0)
+    assert result.goodput is not None and result.number("p50_ttft_ms") > 0
+    assert result.requests[3]["text"] == "ababa"
     engines = "occupancy useful_fraction server mean_queue_time_ms littles_law"
-    assert not [name for name in engines.split() if result.get(name)], "it is none of ours"
+    assert not any(result.json(engines.split()).values()), "it is none of ours"
     assert "| stub |" in (tmp_path / "run" / "report.md").read_text()

@@ -19,7 +19,7 @@ from client import measure as measuring
 from client.load import Watch, replay
 from client.measure import Target, judged, measure, with_requests
 from client.outcomes import Outcome
-from client.results import SHOWN_OF_STATS
+from client.results import OF_FILE, SHOWN_OF_STATS
 from client.traces import Request, Trace, save_trace
 from client.wire import Chat, OpenAI, Plain, Reply, Streaming, Unreadable, Wire, message
 from generate.auto import build
@@ -71,7 +71,7 @@ def saved(answered: list[tuple[Any, str]]) -> None:
     """Measure and save these answers as those of a load."""
     outcomes = [Outcome(ASK, 0.0, 0.0, a.answered_at, a, text) for a, text in answered]
     result = judged(Trace.of([ASK]), outcomes, {"e2el": 100.0})
-    json.dumps(with_requests(result, outcomes), allow_nan=False)
+    json.dumps(with_requests(result, outcomes).json(OF_FILE), allow_nan=False)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -190,8 +190,8 @@ def test_a_load_of_odd_answers_goes_on_and_all_of_it_is_saved(tmp_path: Path) ->
         words = f"--url {server.url} --api openai --quiet --timeout 20 --trace {trace}"
         out = ["--out", str(tmp_path / "run"), "--figure", str(tmp_path / "figure.png")]
         result = client.load(server.url, client.parse([*words.split(), *out]), Console())
-    assert (result["completed"], result["failed"]) == (len(RAW), len(RAW))
-    kept = runs.load(tmp_path / "run").results[0]["stub"]["requests"]
+    assert (result.completed, result.failed) == (len(RAW), len(RAW))
+    kept = runs.load(tmp_path / "run").results[0]["stub"].requests
     assert ["text" in request for request in kept] == [False, True] * len(RAW)
     assert all(request["error"] for request in kept[::2])
 
@@ -222,9 +222,10 @@ def test_a_load_is_kept(data: st.DataObject, odd: str, which: str, reports: dict
         patch.setattr(measuring, "get", get)
         patch.setattr(measuring, "post", lambda *_, **__: None)
         result, outcomes = measure(Reporting("a", "http://x", Plain()), [ASK], {}, 1, Watch())
-    assert result["failed"] == 1
-    json.dumps(with_requests(result, outcomes), ensure_ascii=False, allow_nan=False).encode()
-    if server := result.get("server"):
+    assert result.failed == 1
+    saved = with_requests(result, outcomes).json(OF_FILE)
+    json.dumps(saved, ensure_ascii=False, allow_nan=False).encode()
+    if server := result.server:
         assert all(isinstance(server[key], (int, float)) for key in SHOWN_OF_STATS)
 
 

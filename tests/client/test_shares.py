@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from client.results import KEYS, share
+from client.results import KEYS, Point, Result, share
 from compare.report import sentences
 from compare.report.tables import cell_of, present
 from tests.compare.test_sweep import CALM
@@ -43,17 +43,11 @@ def test_pages_show_the_same() -> None:
 
 
 def test_tables_and_lines_show_399_of_400_as_less_than_all() -> None:
-    of_400, all_of_it = {"attainment": 399 / 400}, {"attainment": 1.0}
+    of_400, all_of_it = Result(attainment=399 / 400), Result(attainment=1.0)
     assert cell_of(KEYS["attainment"], [of_400]) == "99.8"
     assert cell_of(KEYS["attainment"], [of_400, all_of_it]) == "99.9 ± 2"
     assert cell_of(KEYS["attainment"], [all_of_it, all_of_it]) == "100 ± 0"
-    assert present([KEYS["cached_fraction"]], [([""], [{"cached_fraction": 0.001}])])
-    point = (
-        CALM
-        | of_400
-        | {"rate": 9, "saturated": False, "client_behind": False, "client_limited": False}
-    )
-    line = sentences.point_line(
-        "a", point | {"p50_normalized_latency_ms": 1.0, "output_throughput": 1.0}
-    )
+    assert present([KEYS["cached_fraction"]], [([""], [Result(cached_fraction=0.001)])])
+    numbers = {"rate": 9, "output_throughput": 1.0, "p50_normalized_latency_ms": 1.0}
+    line = sentences.point_line("a", Point.of(CALM | numbers | {"attainment": 399 / 400}))
     assert "99.8% within limits" in line

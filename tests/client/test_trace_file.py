@@ -282,6 +282,6 @@ def test_in_virtual_time_too_a_later_turn_of_ids_is_its_whole_prompt(tmp_path: P
     comparison = Simulating(simulated.parse(argv.split()), Progress(Console(quiet=True)))
     result = comparison.measured(0, "dynamic").result
     assert result is not None
-    sizes = [(each["prompt_tokens"], each["completion_tokens"]) for each in result["requests"]]
+    sizes = [(each["prompt_tokens"], each["completion_tokens"]) for each in result.requests]
     assert sizes == [(47, 18), (87, 23), (30, 5)]
-    assert result["server"]["cached_tokens"] == 40, "five whole blocks of the first turn's prompt"
+    assert result.server["cached_tokens"] == 40, "five whole blocks of the first turn's prompt"

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client.results import Json, Result
 from client.runs import Run
 from compare.analysis import difference, estimate, identical_outputs
 from compare.report import tables
 from compare.report.sentences import identity
-from tests.compare.test_sweep import CALM
+from tests.compare.test_sweep import calm
 
 
 def test_the_interval_is_students() -> None:
@@ -41,20 +42,20 @@ def test_a_difference_within_a_step_of_the_lattice_is_not_shown() -> None:
     assert difference(one, [16.0] * 5, 0.0905).shown
     assert estimate(one, 0.0905).half == pytest.approx(0.724)
 
-    def results(values: list[float]) -> list[dict[str, Any]]:
-        return [CALM | {"goodput_rate": value, "output_throughput": value} for value in values]
+    def results(values: list[float]) -> list[Result]:
+        return [calm(goodput_rate=value, output_throughput=value) for value in values]
 
     text = tables.differences_table({"a": results(one), "b": results(two)}, "a")
     assert "no difference shown (+0.724 ± 0.79)" in text
     assert text.count("no difference shown") == 1, "throughput has no lattice"
-    whole = [{"a": [CALM | {"goodput_rate": v} for v in run]} for run in (one, two)]
+    whole = [{"a": [calm(goodput_rate=v) for v in run]} for run in (one, two)]
     text = tables.runs_table(dict(zip(("then", "now"), whole)), paired=True)
     assert "8 ± 0.724" in text and "(× 1.09, no difference shown)" in text
 
 
 def test_a_difference_of_which_seeds_are_missing_has_no_interval() -> None:
-    one = [CALM | {"capacity": value} for value in (10.0, 10.1, 10.2, 10.0, 10.1)]
-    two = [CALM | {"capacity": value} for value in (20.0, 20.1, None, 20.2, 20.1)]
+    one = [calm(capacity=value) for value in (10.0, 10.1, 10.2, 10.0, 10.1)]
+    two = [calm(capacity=value) for value in (20.0, 20.1, None, 20.2, 20.1)]
     [entry] = tables.differences({"a": one, "b": two}, "a")
     assert entry["capacity"].half is None and not entry["capacity"].shown
     text = tables.differences_table({"a": one, "b": two}, "a")
@@ -64,20 +65,20 @@ def test_a_difference_of_which_seeds_are_missing_has_no_interval() -> None:
 
 def test_a_difference_of_zero_has_no_sign() -> None:
     values = {"a": (1.0, 1.0), "b": (0.9, 0.7), "c": (1.1, 1.3)}
-    results = {name: [CALM | {"p50_ttft_ms": value} for value in of] for name, of in values.items()}
+    results = {name: [calm(p50_ttft_ms=value) for value in of] for name, of in values.items()}
     assert tables.differences_table(results, "a").count("| no difference shown (0 ± 1) |") == 2
 
 
 def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None:
-    def result(*texts: str | None) -> dict[str, object]:
+    def result(*texts: str | None) -> Result:
         known = [{} if text is None else {"text": text} for text in texts]
-        return {"requests": [{"id": i} | text for i, text in enumerate(known)]}
+        return Result(requests=[{"id": i} | text for i, text in enumerate(known)])
 
-    def sentence(*outputs: dict[str, Any], model: str = "demo", **of_b: str) -> str | None:
+    def sentence(*outputs: Json, model: str = "demo", **of_b: str) -> str | None:
         config = {"model": model}
-        results: Any = [{"a": {"config": config}, "b": {"config": config | of_b}}]
+        results = [{"a": Result(config=config), "b": Result(config=config | of_b)}]
         common: dict[str, Any] = {"variants": {"a": {}, "b": {}}, "also": {}, "config": config}
-        seeds = [common | {"identical_outputs": each} for each in outputs]
+        seeds: list[Json] = [common | {"identical_outputs": each} for each in outputs]
         return identity(Run(Path(), seeds, results, []))
 
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})

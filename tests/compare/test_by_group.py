@@ -11,7 +11,7 @@ from client import drawing
 from client.groups import quartiles
 from client.measure import judged, with_requests
 from client.outcomes import Answer, Outcome
-from client.results import keys
+from client.results import OF_GROUP, Distribution, Result, keys
 from client.traces import Request
 from compare.report import figures, sections, tables
 from compare.report.sections import groups_of
@@ -54,28 +54,30 @@ def test_each_group_has_its_own_numbers_and_users_add_up() -> None:
         failed(requests[3], "429 the queue is full"), failed(requests[4]),
     ]  # fmt: skip
     result = judged(requests, outcomes, {})
-    ann, bob = result["by_user"]["ann"], result["by_user"]["bob"]
-    assert list(result["by_user"]) == ["ann", "bob", ""], "as they came, and those without one"
-    assert ann.items() >= {
+    ann, bob = result.by_user["ann"], result.by_user["bob"]
+    assert list(result.by_user) == ["ann", "bob", ""], "as they came, and those without one"
+    assert ann.json(OF_GROUP).items() >= {
         "completed": 2, "failed": 0, "refused": 0, "mean_e2el_ms": 2000, "p50_e2el_ms": 2000,
         "p99_e2el_ms": 2980, "mean_ttft_ms": 500, "mean_paused_ms": 500, "mean_preempted_ms": 0,
     }.items()  # fmt: skip
     # a server that reports no pauses
     expected = {"completed": 1, "failed": 1, "refused": 1, "p99_ttft_ms": 2000}
-    assert bob.items() >= (expected | {"mean_paused_ms": None}).items()
-    nobody = result["by_user"][""]
-    assert nobody.items() >= {"failed": 1, "refused": 0, "mean_e2el_ms": None}.items()
-    assert ann["output_throughput"] == pytest.approx(30 / 4.0), "over the run's wall-clock"
-    total = sum(user["output_throughput"] for user in result["by_user"].values())
-    assert total == pytest.approx(result["output_throughput"])
-    assert list(result["by_priority"]) == ["1", "2", "0"], "the highest first, the default last"
-    assert result["by_priority"]["0"]["completed"] == 2
-    longest = result["by_length"]["4"]
-    assert (longest["least_tokens"], longest["failed"], longest["mean_e2el_ms"]) == (40, 2, None)
+    assert bob.json(OF_GROUP).items() >= (expected | {"mean_paused_ms": None}).items()
+    nobody = result.by_user[""]
+    assert (
+        nobody.json(OF_GROUP).items() >= {"failed": 1, "refused": 0, "mean_e2el_ms": None}.items()
+    )
+    assert ann.output_throughput == pytest.approx(30 / 4.0), "over the run's wall-clock"
+    total = sum(user.output_throughput for user in result.by_user.values())
+    assert total == pytest.approx(result.output_throughput)
+    assert list(result.by_priority) == ["1", "2", "0"], "the highest first, the default last"
+    assert result.by_priority["0"].completed == 2
+    longest = result.by_length["4"]
+    assert (longest.least_tokens, longest.failed, longest.e2el.mean) == (40, 2, None)
     assert {"by_length", "by_user", "by_priority", "refused"} <= DEFINITIONS.keys()
-    first = with_requests(result, outcomes)["requests"][0]
+    first = with_requests(result, outcomes).requests[0]
     assert (first["user"], first["priority"], first["timings"]["paused_s"]) == ("ann", 1, 0.25)
-    assert not {"user", "priority"} & with_requests(result, outcomes)["requests"][4].keys()
+    assert not {"user", "priority"} & with_requests(result, outcomes).requests[4].keys()
 
 
 def test_goodput_of_a_class_is_of_its_own_limits_and_those_of_all() -> None:
@@ -87,11 +89,12 @@ def test_goodput_of_a_class_is_of_its_own_limits_and_those_of_all() -> None:
     ]
     outcomes = [answered(request, request.id + 1.0, 0.5) for request in requests]
     result = judged(requests, outcomes, {})
-    chat, batch = result["by_class"]["chat"], result["by_class"]["batch"]
-    assert (chat["attainment"], batch["attainment"], result["attainment"]) == (1 / 3, 1, 0.5)
-    assert chat["goodput"] + batch["goodput"] == pytest.approx(result["goodput"])
+    chat, batch = result.by_class["chat"], result.by_class["batch"]
+    assert (chat.attainment, batch.attainment, result.attainment) == (1 / 3, 1, 0.5)
+    assert chat.goodput and batch.goodput
+    assert chat.goodput + batch.goodput == pytest.approx(result.goodput)
     both = judged(requests, outcomes, {"e2el": 3500.0})
-    assert both["by_class"]["batch"]["attainment"] == 0 and both["attainment"] == 0.25
+    assert both.by_class["batch"].attainment == 0 and both.attainment == 0.25
     table = table_of({"edf": [result]}, "by_class")
     assert "goodput, requests/s | within limits, % |" in table and "| edf | chat | 3 |" in table
 
@@ -101,12 +104,12 @@ def test_groups_are_the_same_requests_whatever_was_answered() -> None:
     requests = [ask(i, i + 1) for i in range(8)]
     some = judged(requests, [answered(r, 1.0, 0.5) for r in requests[:3]], {})
     measures = ("least_tokens", "most_tokens", "completed")
-    found = [tuple(group[name] for name in measures) for group in some["by_length"].values()]
+    found = [tuple(group.number(name) for name in measures) for group in some.by_length.values()]
     assert found == [(1, 2, 2), (3, 4, 1), (5, 6, 0), (7, 8, 0)]
-    assert not some["by_user"] and not some["by_priority"], "a trace without either"
+    assert not some.by_user and not some.by_priority, "a trace without either"
 
 
-def result_of(latency_s: float, users: dict[str, int], tokens: int = 4) -> dict[str, Any]:
+def result_of(latency_s: float, users: dict[str, int], tokens: int = 4) -> Result:
     """A result in which request i takes latency_s · (i + 1)."""
     named: list[str | None] = [name for name, n in users.items() for _ in range(n)]
     requests = [ask(i, tokens * (i + 1), user) for i, user in enumerate(named or [None] * 8)]
@@ -165,5 +168,5 @@ def test_names_in_any_letters_draw_no_warning_and_control_no_terminal(tmp_path: 
 
 def test_pauses_too_short_to_be_told_have_no_column() -> None:
     [key] = keys("mean_paused_ms")
-    assert tables.present([key], [([], [{"mean_paused_ms": 4.0}])]) == []
-    assert tables.present([key], [([], [{"mean_paused_ms": 6.0}])]) == [key]
+    assert tables.present([key], [([], [Result(paused=Distribution(4.0))])]) == []
+    assert tables.present([key], [([], [Result(paused=Distribution(6.0))])]) == [key]

@@ -7,15 +7,17 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from client.results import Distribution, Result
 from client.runs import RunError
 from compare import check
 from compare.check import CANNOT_TELL, NOT_WORSE, WORSE, Change, changes
@@ -31,12 +33,20 @@ from tests.servers import ROOT
 LATENCY, THROUGHPUT = "mean_e2el_ms", "output_throughput"
 
 
+def changed(before: Any, now: Any, limits: Mapping[str, float]) -> list[Change]:
+    """The changes of numbers, by variant, a dictionary a seed."""
+    saved, after = (
+        [{n: Result.of(r) for n, r in seed.items()} for seed in run] for run in (before, now)
+    )
+    return changes(saved, after, limits)
+
+
 def compared(ratios: Sequence[float], measure: str = LATENCY, measures: int = 1) -> Change:
     """The first of so many measures, of which each seed has this ratio to the saved run."""
     names = [measure, *check.LIMITED[: measures - 1]]
     before = [{"a": dict.fromkeys(names, 10.0 * (seed + 1))} for seed in range(len(ratios))]
     now = [{"a": {n: v * r for n, v in of["a"].items()}} for of, r in zip(before, ratios)]
-    return changes(before, now, dict.fromkeys(names, 0.05))[0]
+    return changed(before, now, dict.fromkeys(names, 0.05))[0]
 
 
 @pytest.mark.parametrize(("ratios", "measure", "answer"), [
@@ -82,8 +92,8 @@ def test_many_measures_raise_no_more_false_alarms_than_one() -> None:
             [{"a": dict(zip(limits, np.exp(row)))} for row in chance.normal(0, 0.03, (5, 10))]
             for _ in range(2)
         )
-        together += check.answer(changes(before, now, limits)) == WORSE
-        alone += any(changes(before, now, {n: 1e-9})[0].answer == WORSE for n in limits)
+        together += check.answer(changed(before, now, limits)) == WORSE
+        alone += any(changed(before, now, {n: 1e-9})[0].answer == WORSE for n in limits)
     assert together <= 3 < 6 <= alone
 
 
@@ -108,15 +118,15 @@ def test_one_more_unanswered_request_is_worse(
 ) -> None:
     """All of a run's requests failed but a few, and these were faster: "not worse"."""
     before, after = ([{"a": {LATENCY: ms} | of}] * 3 for ms, of in ((10.0, saved), (0.09, now)))
-    found = changes(before, after, {LATENCY: 0.05})
+    found = changed(before, after, {LATENCY: 0.05})
     assert check.answer(found) == (WORSE if numbers else NOT_WORSE)
     if numbers:
         more = f"a's unanswered requests {numbers} in the saved run."
         assert check.sentence(found) == f"Worse, 1 of 2 measures: {more}"
 
 
-ONE = {"a": {LATENCY: 10.0}}
-NONE = {"a": {LATENCY: None}}
+ONE = {"a": Result(e2el=Distribution(10.0))}
+NONE = {"a": Result()}
 
 
 @pytest.mark.parametrize(("saved", "now", "answer", "words"), [
@@ -150,7 +160,7 @@ def test_a_measure_that_is_0_has_a_sentence_and_no_absurd_ratio(
 ) -> None:
     """It was "0.000 to 600243542803.638"."""
     before, after = ([{"a": {measure: value}} for value in run] for run in (saved, now))
-    found = changes(before, after, {measure: 0.05})
+    found = changed(before, after, {measure: 0.05})
     alone = sum((a == 0) != (b == 0) for a, b in zip(saved, now))
     words = f"0 in one run alone in {alone} of 3 seeds" if alone else "1.000 (1.000 to 1.000)"
     assert check.answer(found) == answer

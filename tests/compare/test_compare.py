@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ import pytest
 from client.arguments import parse_goodput
 from client.calls import ServerError, get
 from client.progress import Progress
+from client.results import Distribution, Result
 from client.runs import Run, clear
 from compare.options import Options, parse
 from compare.report.sentences import client_limited, littles_law
@@ -298,8 +300,8 @@ def test_an_earlier_run_makes_room_and_nothing_else_is_touched(tmp_path: Path) -
 
 
 def test_servers_whose_requests_were_late_are_named() -> None:
-    late = {"client_limited": True, "p99_e2el_from_schedule_ms": 1234.0}
-    variants = {"a": late, "b": late | {"client_limited": False}}
+    late = Result(client_limited=True, e2el_from_schedule=Distribution(p99=1234.0))
+    variants = {"a": late, "b": replace(late, client_limited=False)}
     said = client_limited(Run(Path(), [{"variants": variants, "also": {}}], [], []))
     assert said and said.endswith("by p99 latency from the schedule: a (1.23 s).")
 
@@ -315,7 +317,7 @@ def test_littles_law_passes_or_fails(
 ) -> None:
     """Of 11% a report said nothing but the number."""
     law = {"in_flight": factor * 10 * mean_s, "rate_x_latency": 10 * mean_s}
-    result = {"littles_law": law, "completed": completed, "request_throughput": 10.0}
+    result = Result(littles_law=law, completed=completed, request_throughput=10.0)
     run = Run(Path(), [{"variants": {"a-b": result}, "also": {}}], [], [])
     assert re.match(said, str(littles_law(run)))
 

@@ -51,7 +51,7 @@ def test_the_numbers_are_those_that_the_tool_printed(tool: str) -> None:
     for name, (start, which, cell) in PRINTED[tool].items():
         line = [line for line in lines if line.strip("|│ ").startswith(start)][which]
         number = re.split(r"[|│]|: ", line)[cell].split()[0].replace(",", "")
-        assert f"{result[name]:.{len(number.partition('.')[2])}f}" == number, name
+        assert f"{result.number(name):.{len(number.partition('.')[2])}f}" == number, name
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -179,7 +179,7 @@ def test_answers_that_were_not_streamed_are_read(tmp_path: Path) -> None:
         del summary[name]
     path.write_text(json.dumps(summary))
     run = foreign.read(path)
-    assert run.results[0]["mean_ttft_ms"] is None and len(run.requests) == 40
+    assert run.results[0].ttft.mean is None and len(run.requests) == 40
     text = side_by_side.beside([path, FILES / "aiperf"], tmp_path / "out")
     assert "| end-to-end latency | no difference shown (× 1.00 (1.00 to 1.00)) |" in text
     assert "| time to first token |" not in text

@@ -24,9 +24,9 @@ from rich.console import Console
 
 from client import runs
 from client.progress import Progress
+from client.results import OF_POINT, Point, Result
 from compare import calibrate
 from compare.comparison import Comparison, Measured
-from compare.sweep import Point
 from tests.compare.test_compare import FAKE, completed_by_a_server_of
 from tests.counts import nightly_but
 from tests.programs import output, ran
@@ -164,7 +164,8 @@ def test_the_points_of_a_sweep_are_kept_as_they_are_measured(tmp_path: Path) -> 
     ):
         ran("simulate", *f"{words} --out {tmp_path}".split())
     summary = runs.read_json(tmp_path / "summary.json")
-    assert summary["sweep"] == {"dynamic": sorted(points, key=lambda point: point["rate"])}
+    points.sort(key=lambda point: point.rate)
+    assert summary["sweep"] == {"dynamic": [point.json(OF_POINT) for point in points]}
     assert summary["partial"] and not summary["swept"], "--resume measures it anew"
 
 
@@ -279,7 +280,7 @@ def test_a_calibration_that_cannot_be_kept_is_used(
     monkeypatch.setattr(calibrate, "server", lambda *_: contextlib.nullcontext("http://h"))
     monkeypatch.setattr(calibrate, "warm_up", lambda _: None)
     monkeypatch.setattr(calibrate, "in_time", lambda _: True)
-    monkeypatch.setattr(calibrate, "measure", lambda *_: {"request_throughput": 9.0})
+    monkeypatch.setattr(calibrate, "measure", lambda *_: Result(request_throughput=9.0))
     said = io.StringIO()
     with full(tmp_path), Progress(Console(file=said)) as progress:
         assert calibrate.calibrate(progress)["rate"] == calibrate.RATES[-1]

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from client import client, runs
 from client.quoting import code, escape, named, unescape
+from client.results import Result
 from client.users import NAME, missing
 from compare.deployments import OF_EACH
 from compare.report import report
@@ -27,7 +28,7 @@ from compare.report.report import as_page
 from compare.report.sections import measured_replicas
 from compare.report.tables import markdown
 from docs import quotes
-from tests.compare.test_sweep import CALM
+from tests.compare.test_sweep import calm
 from tests.programs import ran
 from tests.servers import ROOT
 from tests.stub import Handler, Stub, stub
@@ -164,15 +165,15 @@ class Evil(Handler):
 
 def test_replicas_that_were_measured_are_a_table() -> None:
     numbers = {"by_replica": {"a|b": dict.fromkeys((key.name for key in OF_EACH), 1)}}
-    results: list[Any] = [{"static": {"server": numbers}, "vllm": {}}] * 2
-    summary = {"seed": 7, "variants": {"static": CALM, "vllm": CALM}}
+    results = [{"static": Result(server=numbers), "vllm": Result()}] * 2
+    summary = {"seed": 7, "variants": {"static": calm(), "vllm": calm()}}
     for n, seed in ((1, []), (2, ["By replica, seed 7:"])):
         run = runs.Run(Path(), [summary] * n, results[:n], [])
         heading, _, *middle, table = measured_replicas(run)
         assert heading == "## Replicas" and middle == seed
         [row] = table.splitlines()[2:]
         assert row == r"| static | a\|b | 1 | 1 | 1 | 100 | 100 | 1 | 1 | 1.00 |"
-    assert measured_replicas(runs.Run(Path(), [summary], [{"vllm": {}}], [])) == []
+    assert measured_replicas(runs.Run(Path(), [summary], [{"vllm": Result()}], [])) == []
 
 
 def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: 
         places = ["--out", str(out), "--figure", str(tmp_path / "figure.png")]
         arguments = client.parse([*words.split(), *places])
         result = client.load(server.url, arguments, Console(file=io.StringIO()))
-    assert 0 < result["failed"] < 6 and NAME.fullmatch(result["variant"])
+    assert 0 < result.failed < 6 and NAME.fullmatch(str(result.variant))
     page = Page((out / "report.html").read_text())
     assert {source[:26] for source in page.sources} == {"data:image/svg+xml;base64,"}
     text = rendered((out / "report.md").read_text())

@@ -254,6 +254,6 @@ def test_the_client_is_calibrated_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found["rate"] == 50 and found["answered"] > 0
     assert send_limit() == found
     assert f"up to {found['rate']} streaming requests" in calibrate.sentence(found)
-    other = json.dumps(found | {"key": "another machine"})
+    other = json.dumps({**found, "key": "another machine"})
     (tmp_path / "effective-batching" / "client.json").write_text(other)
     assert send_limit() is None

@@ -67,7 +67,7 @@ def test_a_warm_up_is_not_among_them(tmp_path: Path) -> None:
     output("simulate", f"{words} --out {tmp_path}")
     shown = output("compare", f"--slowest 2 {tmp_path}")
     assert "2 slowest of 20 requests\n" in shown
-    warm = {r["id"] for r in load(tmp_path).results[0]["dynamic"]["requests"] if r.get("warm_up")}
+    warm = {r["id"] for r in load(tmp_path).results[0]["dynamic"].requests if r.get("warm_up")}
     assert len(warm) == 20
     assert not warm & {each.record["id"] for each in slowest(load(tmp_path), "dynamic", 99)}
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from client.groups import describe
-from client.measure import burst_size
+from client.measure import burst_size, judged
+from client.results import Point, Result
+from client.summary import client_behind
 from client.traces import Request
 from client.workloads import Workload
 from compare import sweep
 from compare.report.sentences import point_line
 from compare.report.tables import capacity_table
-from compare.sweep import Point
-from tests.virtual import measures, simulated
+from tests.virtual import simulated
 
 
 def swept(
@@ -32,16 +33,16 @@ def swept(
     points: list[Point] = []
 
     def measure(rate: float) -> Point:
-        assert rate not in [p["rate"] for p in points], "measured twice"
+        assert rate not in [p.rate for p in points], "measured twice"
         attainment = None if not limit else 1.0 if rate <= limit else 0.5
         done = min(rate, capacity)
-        points.append({
+        points.append(Point.of({
             "rate": rate, "saturated": rate > capacity, "client_behind": rate > client,
             "attainment": attainment, "failed": 0, "request_throughput": done,
             "output_throughput": 100 * done, "p50_normalized_latency_ms": 5.0,
             "nominal_num_tokens": 100, "busy_s": 10.0 * busy,
             "busy_throughput": 100 * capacity if busy and rate > capacity else None,
-        })  # fmt: skip
+        }))  # fmt: skip
         return points[-1]
 
     sweep.search(measure, about)
@@ -53,65 +54,69 @@ def swept(
 def test_a_capacity_is_found_within_a_step_in_few_rates(capacity: float, off: float) -> None:
     points = swept(capacity, off * capacity)
     found = sweep.outcome(points)
-    low, high = found["sustained_rate"], found["saturated_rate"]
+    assert found.sustained and found.saturated_rate
+    low, high = found.sustained.rate, found.saturated_rate
     assert low <= capacity < high < low * 1.1
-    assert found["capacity"] == pytest.approx(capacity), "as completed, and no rate of the lattice"
-    assert max(p["rate"] for p in points) <= 2 * 1.3 * 1.1 * capacity and len(points) <= 8
-    assert min(p["rate"] for p in points) < capacity / 2, "a rate at which the server is at ease"
+    assert found.capacity == pytest.approx(capacity), "as completed, and no rate of the lattice"
+    assert max(p.rate for p in points) <= 2 * 1.3 * 1.1 * capacity and len(points) <= 8
+    assert min(p.rate for p in points) < capacity / 2, "a rate at which the server is at ease"
     assert f"| {low:.3g} to {high:.3g} |" in capacity_table({"a": [found]}, goodput=False)
 
 
 def test_the_capacity_is_of_all_rates_beyond_it_by_their_time() -> None:
-    common: Point = {"client_behind": False, "attainment": None, "nominal_num_tokens": 100}
+    common = {"client_behind": False, "attainment": None, "nominal_num_tokens": 100}
     names = ("rate", "saturated", "busy_s", "busy_throughput")
-    points = [common | dict(zip(names, values)) for values in (
+    points = [Point.of(common | dict(zip(names, values))) for values in (
         (4.0, True, 30.0, 310.0), (8.0, True, 10.0, 270.0), (5.0, True, 0.0, None),
         (2.0, False, 5.0, 900.0),
     )]  # fmt: skip
-    assert sweep.outcome(points)["capacity"] == pytest.approx(3.0)
+    assert sweep.outcome(points).capacity == pytest.approx(3.0)
 
 
 def test_the_rates_of_all_servers_lie_on_one_lattice() -> None:
-    slow, fast = ({p["rate"] for p in swept(capacity, capacity)} for capacity in (11.0, 13.0))
+    slow, fast = ({p.rate for p in swept(capacity, capacity)} for capacity in (11.0, 13.0))
     assert len(slow & fast) >= 2
     assert all(float(f"{2 ** (round(8 * math.log2(r)) / 8):.4g}") == r for r in slow | fast)
 
 
 def test_the_highest_rate_that_meets_the_goodput_is_found_apart() -> None:
     found = sweep.outcome(swept(37.0, 37.0, limit=20.0))
-    low, high = found["goodput_rate"], found["missed_rate"]
-    assert low <= 20.0 < high < low * 1.1 and found["capacity"] > 30
+    low, high, capacity = found.goodput_rate, found.missed_rate, found.capacity
+    assert low and high and capacity
+    assert low <= 20.0 < high < low * 1.1 and capacity > 30
     assert f"| {low:.3g} to {high:.3g} |" in capacity_table({"a": [found]}, goodput=True)
     none = sweep.outcome(swept(37.0, 37.0, limit=0.001))
-    assert none["goodput_rate"] is None
-    assert f"| below {none['missed_rate']:.3g} |" in capacity_table({"a": [none]}, goodput=True)
+    assert none.goodput_rate is None
+    assert f"| below {none.missed_rate:.3g} |" in capacity_table({"a": [none]}, goodput=True)
     # where the queue only grows, the limits cannot be kept for long
     every = sweep.outcome(swept(37.0, 37.0, limit=1e9))
-    assert every["goodput_rate"] == every["sustained_rate"]
+    assert every.sustained and every.goodput_rate == every.sustained.rate
 
 
 def test_a_client_that_falls_behind_ends_the_sweep_without_a_capacity() -> None:
     points = swept(1e9, about=60.0, client=100.0)
     found = sweep.outcome(points)
-    assert max(p["rate"] for p in points) < 200 and found["capacity"] is None
-    assert found["sustained_rate"] == 98.7, "a rate at which this client was in time"
+    assert max(p.rate for p in points) < 200 and found.capacity is None
+    assert found.sustained and found.sustained.rate == 98.7, (
+        "a rate at which this client was in time"
+    )
     assert "at least 98.7" in capacity_table({"dynamic": [found]}, goodput=False)
 
 
 def test_a_sweep_of_a_server_that_answers_nothing_ends() -> None:
     found = sweep.outcome(points := swept(0.0, busy=False))
-    assert len(points) < 10 and found["capacity"] is None and found["point"] is None
-    cells = f"| – | below {points[-1]['rate']:.3g} | – |"
+    assert len(points) < 10 and found.capacity is None and found.sustained is None
+    cells = f"| – | below {points[-1].rate:.3g} | – |"
     assert cells in capacity_table({"dynamic": [found]}, goodput=True)
     replayed: list[str] = []
     none: list[Point] = []
 
-    def replay(what: str, requests: Sequence[Request]) -> dict[str, int]:
+    def replay(what: str, requests: Sequence[Request]) -> Result:
         replayed.append(what)
-        return {"completed": 0}
+        return Result()
 
     sweep.sweep(replay, Workload(), "poisson:1", 8, None, none.append)
-    assert replayed == ["all at once"] and none == [] and sweep.outcome(none)["capacity"] is None
+    assert replayed == ["all at once"] and none == [] and sweep.outcome(none).capacity is None
 
 
 def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
@@ -123,18 +128,22 @@ def test_a_sweep_finds_what_a_queue_that_is_never_empty_completes() -> None:
     true = float(np.sum(times.answered_at <= waits_until)) / waits_until
     points: list[Point] = []
 
-    def replay(what: str, requests: Sequence[Request]) -> dict[str, Any]:
-        return measures(simulated(), requests)
+    def replay(what: str, requests: Sequence[Request]) -> Result:
+        return judged(requests, simulated().replay(requests), {})
 
     sweep.sweep(replay, Workload(), "poisson:1", burst_size(server.config), None, points.append)
-    assert sweep.outcome(points)["capacity"] == pytest.approx(true, rel=0.03)
-    assert min(point["completed"] for point in points) >= 200
+    assert sweep.outcome(points).capacity == pytest.approx(true, rel=0.03)
+    assert min(point.completed for point in points) >= 200
 
 
 CALM: dict[str, Any] = {  # a server that is not overloaded
     "failed": 0, "completed": 100, "growth": 0.01, "growth_in_flight": 0.01, "partial": False,
     "p50_schedule_lag_ms": 0.5, "wall_clock_s": 6.2, "requested_rate": None,
 }  # fmt: skip
+
+
+def calm(**numbers: Any) -> Result:
+    return Result.of(CALM | numbers)
 
 
 @pytest.mark.parametrize(("change", "saturated", "behind"), [
@@ -146,14 +155,12 @@ CALM: dict[str, Any] = {  # a server that is not overloaded
     ({"failed": 9, "completed": 0, "p50_schedule_lag_ms": None}, True, False),
 ])  # fmt: skip
 def test_the_verdict_on_a_rate(change: dict[str, float], saturated: bool, behind: bool) -> None:
-    verdict = sweep.verdict(CALM | change)
-    assert verdict == {"saturated": saturated, "client_behind": behind}
+    result = calm(**change)
+    assert (sweep.saturated(result), client_behind(result)) == (saturated, behind)
 
 
 def test_a_rate_without_an_answer_says_so() -> None:
-    point: Point = {"rate": 3.0, "output_throughput": 0.0, "failed": 9, "saturated": True}
-    point |= dict.fromkeys(("client_limited", "client_behind"), False)
-    point |= dict.fromkeys(("p50_normalized_latency_ms", "attainment"))
+    point = Point(rate=3.0, output_throughput=0.0, failed=9, saturated=True)
     assert "no answer; requests failed" in point_line("static", point)
 
 

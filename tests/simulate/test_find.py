@@ -17,6 +17,7 @@ from rich.console import Console
 
 from client import machine, runs
 from client.progress import Progress, Step
+from client.results import Result
 from client.traces import save_trace
 from client.workloads import Workload
 from config import ConfigError
@@ -391,7 +392,7 @@ def test_a_prediction_is_held_against_real_runs_of_the_same_traces(
     answers = Counter[str]()
     for _ in range(n):
         noise = np.exp(chance.normal(0, 0.03, runs))
-        live = {seed: {"goodput": traces[seed] / slower * noise[seed]} for seed in range(runs)}
+        live = {k: Result(goodput=traces[k] / slower * noise[k]) for k in range(runs)}
         answers[verify.held(search, search.best, live).partition("%), ")[2]] += 1
     assert answers[said] >= least * n
     if slower > 1:
@@ -401,9 +402,8 @@ def test_a_prediction_is_held_against_real_runs_of_the_same_traces(
 def test_a_prediction_of_one_run_or_of_nothing_has_no_verdict() -> None:
     search, _ = searched(lambda k, seed: float(seed + 1), n=1)
     assert search.best
-    found = [
-        verify.held(search, search.best, {k: {"goodput": v}}) for k, v in ((1, 3.0), (2, None))
-    ]
+    runs = ((1, Result(goodput=3.0)), (2, Result()))
+    found = [verify.held(search, search.best, {seed: run}) for seed, run in runs]
     assert found[0].endswith("3.00 in 1 real run, 2.00 predicted: +50.0%")
     assert found[1].endswith("0.00 in 1 real run, 3.00 predicted")
 

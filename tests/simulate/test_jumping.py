@@ -267,12 +267,12 @@ def test_keys_and_values_and_a_second_http_request_come_before_the_first_token()
     costs = replace(FAKE, request=2 * PS // 1000, answer=PS // 1000)
     target = SimulatedServer("", config, costs, layout, stream=True)
     result, [outcome] = measure(target, [request], {}, 1.0, Watch())
-    [decoder] = result["server"]["replicas"]["requests"].keys() - {0}
+    [decoder] = result.server["replicas"]["requests"].keys() - {0}
     step = 1.06 * (2 if decoder == 2 else 1)
-    assert result["mean_ttft_ms"] == pytest.approx(2 + (2 + 1.16 + 5 + 1) + 1)
-    assert result["server"]["mean_ttft_ms"] == pytest.approx(2 + 1.16 + 5 + 1)
+    assert result.ttft.mean == pytest.approx(2 + (2 + 1.16 + 5 + 1) + 1)
+    assert result.server["mean_ttft_ms"] == pytest.approx(2 + 1.16 + 5 + 1)
     assert outcome.answer and outcome.answer.itl_s == pytest.approx([step / 1e3] * 3)
-    assert result["server"]["busy_s"] == pytest.approx((1.16 + 3 * step) / 1e3)
+    assert result.server["busy_s"] == pytest.approx((1.16 + 3 * step) / 1e3)
     assert described(layout) == (
         "1 prefill and 2 decode replicas, each kind behind the router power_of_two, 0.000128 "
         "Gbit/s for keys and values, iterations of replica 2 take 2 times as long"

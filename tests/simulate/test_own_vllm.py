@@ -14,6 +14,7 @@ import pytest
 
 from client.load import Watch
 from client.measure import measure
+from client.results import Result
 from client.runs import RunError
 from client.traces import Request
 from generate.auto import build
@@ -83,7 +84,7 @@ def drawn(n: int, seed: int = 0, rate: float = 3.0) -> list[Request]:
 
 def recorded(
     path: Path, requests: Sequence[Request], costs: Costs = COSTS, **changed: Any
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Result]:
     """Serve requests in virtual time; return a recording of it, and what was measured."""
     settings = LIMITS | changed
     lines: list[dict[str, Any]] = []
@@ -129,10 +130,11 @@ def test_costs_and_measures_of_any_engine_that_writes_the_lines(tmp_path: Path) 
     server = SimulatedServer("it", own.config, own.costs, stream=True)
     simulated, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "p99_e2el_ms", "mean_itl_ms"):
-        assert again[key] == pytest.approx(measured[key], rel=1e-3), key
-        assert simulated[key] == pytest.approx(measured[key], rel=0.05), key
-    assert again["rows"] == pytest.approx(measured["occupancy"] * 8, rel=1e-6)
-    assert again["preemptions"] is None, "the lines do not say; 0 stood there"
+        seen = measured.number(key)
+        assert again.number(key) == pytest.approx(seen, rel=1e-3), key
+        assert simulated.number(key) == pytest.approx(seen, rel=0.05), key
+    assert again.occupancy == pytest.approx(measured.occupancy, rel=1e-6)
+    assert again.preemptions is None, "the lines do not say; 0 stood there"
 
 
 def test_a_recording_of_an_overload_is_named_as_that(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_contexts_of_any_length(tmp_path: Path) -> None:
     assert own.config.max_model_len == 131_072
     server = SimulatedServer("it", own.config, own.costs, stream=True)
     simulated, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
-    assert simulated["output_throughput"] == pytest.approx(measured["output_throughput"], rel=0.05)
+    assert simulated.output_throughput == pytest.approx(measured.output_throughput, rel=0.05)
 
 
 def test_other_seeds_draw_the_recorded_minutes(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ def test_prefixes_are_found_by_recorded_hashes_with_and_without_jumps(tmp_path: 
     for jump in (True, False):
         server = SimulatedServer("it", own.config, own.costs, stream=True, jump=jump)
         result, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
-        found.append(result["server"]["cached_tokens"])
+        found.append(result.server["cached_tokens"])
     assert found[0] == found[1] > 0
     most = sum(min(64, len(i.prompt_ids) - 1) // 16 * 16 for i in own.traffic.served if i.id % 3)
     assert 0.5 * most <= found[0] <= most
@@ -304,7 +306,7 @@ def test_a_clients_run_adds_https_share(tmp_path: Path) -> None:
     own = OwnServer.of(recording, bench(tmp_path / "bench.json", recording, 0.25))
     assert own.costs.answer == pytest.approx(0.25 * PS, rel=1e-6)
     alone = OwnServer.of(recording, None)
-    late = own.measured["mean_ttft_ms"] - alone.measured["mean_ttft_ms"]
+    late = own.measured.number("mean_ttft_ms") - alone.measured.number("mean_ttft_ms")
     assert late == pytest.approx(250, abs=1)
     other, _ = recorded(tmp_path / "other.jsonl", drawn(100, seed=7))
     with pytest.raises(RunError, match=r"100 requests with times .* not those in a row of"):
@@ -327,7 +329,7 @@ def test_of_equal_requests_their_times_say_which_are_the_clients(more: str, tmp_
     (tmp_path / "bench.json").write_text(json.dumps(file))
     own = OwnServer.of(recording, tmp_path / "bench.json")
     assert own.costs.answer == pytest.approx(0.25 * PS, rel=1e-6)
-    assert own.at_client and math.isfinite(own.at_client["mean_ttft_ms"])
+    assert own.at_client and own.at_client.ttft.mean
 
 
 def moved(line: str, by: float) -> str:

@@ -20,6 +20,7 @@ from client.draws import WorkloadError
 from client.load import Watch
 from client.measure import measure, with_requests
 from client.outcomes import Answer, Outcome
+from client.results import OF_FILE, Result
 from client.traces import Request
 from client.workloads import Workload
 from compare.report import tables
@@ -39,7 +40,7 @@ ms = 1e-3
 def served(
     requests: Sequence[Request], mode: str = "nobatch", costs: Costs = FAKE, stream: bool = False,
     jump: bool = True, watch: Watch | None = None, **settings: Any,
-) -> tuple[dict[str, Any], list[Outcome]]:  # fmt: skip
+) -> tuple[Result, list[Outcome]]:  # fmt: skip
     config = build(mode, {"model": "fake", "device": "cpu", **settings}, {})
     target = SimulatedServer(mode, config, costs, stream=stream, jump=jump)
     return measure(target, requests, {}, 3600.0, watch or Watch())
@@ -67,9 +68,9 @@ def test_a_request_alone_takes_what_its_iterations_take() -> None:
         assert [answer.ttft_s, answer.e2e_s] == pytest.approx([first, first + 9 * 1.06 * ms])
         assert list(answer.itl_s) == pytest.approx([1.06 * ms] * 9)
         assert answer.sent_at == answer.scheduled_at and timings["queue_s"] == 0
-    assert result["mean_tpot_ms"] == pytest.approx(1.06) and result["live_rows"] == 300
-    assert result["largest_batch"] == 1 and result["occupancy"] == pytest.approx(1 / 32)
-    assert result["server"]["busy_s"] == pytest.approx(sum(latencies(outcomes)))
+    assert result.tpot.mean == pytest.approx(1.06) and result.live_rows == 300
+    assert result.largest_batch == 1 and result.occupancy == pytest.approx(1 / 32)
+    assert result.server["busy_s"] == pytest.approx(sum(latencies(outcomes)))
 
 
 @pytest.mark.parametrize(("rate", "useful"), [("1", 1.0), ("0", 400 / (1 + 397 * 3 + 2 + 1))])
@@ -77,9 +78,9 @@ def test_draft_tokens_are_useful_as_often_as_they_are_accepted(rate: str, useful
     """Before the last two tokens there are fewer: one, and none."""
     draft = f"acceptance:{rate}"
     result, _ = served([ask(0, tokens=400)], "dynamic", speculate=2, draft=draft)
-    assert result["acceptance"] == float(rate) and result["live_rows"] == 400
-    assert result["useful_fraction"] == pytest.approx(useful)
-    assert result["occupancy"] == pytest.approx(1 / 32)
+    assert result.acceptance == float(rate) and result.live_rows == 400
+    assert result.useful_fraction == pytest.approx(useful)
+    assert result.occupancy == pytest.approx(1 / 32)
     shown, without = results.keys("acceptance"), served([ask(0)])[0]
     assert tables.present(shown, [([], [result])]) == shown
     assert tables.present(shown, [([], [without])]) == []
@@ -94,8 +95,11 @@ def test_a_queue_of_requests_one_at_a_time_is_lindleys() -> None:
         assert timings["queue_s"] == pytest.approx(begins - outcome.sent_at, abs=1e-6)
         free_at = begins + (1.06 * answer.completion_tokens + 0.01 * answer.prompt_tokens) * ms
         assert outcome.ended_at == pytest.approx(free_at)
-    assert result["wall_clock_s"] == pytest.approx(free_at) and result["p99_queue_time_ms"] > 100
-    law = result["littles_law"]
+    assert (
+        result.wall_clock_s == pytest.approx(free_at) and result.number("p99_queue_time_ms") > 100
+    )
+    law = result.littles_law
+    assert law
     assert law["in_flight"] == pytest.approx(law["rate_x_latency"], rel=0.05)
 
 
@@ -110,9 +114,9 @@ def test_costs_around_iterations_are_seen_where_they_arise() -> None:
     assert timings["e2e_s"] == pytest.approx((10.7 + 20) * ms)
     assert answer.ttft_s == pytest.approx((5 + 2 + 1.16 + 7) * ms)
     assert list(answer.itl_s) == pytest.approx([3.06 * ms] * 9)
-    assert result["mean_e2el_ms"] == pytest.approx(result["server"]["mean_e2el_ms"] + 12)
+    assert result.e2el.mean == pytest.approx(result.server["mean_e2el_ms"] + 12)
     slept, _ = served([ask(0)], loop_interval_ms=2)
-    assert slept["mean_e2el_ms"] == pytest.approx(10.7 + 20), "as the server's own sleep does"
+    assert slept.e2el.mean == pytest.approx(10.7 + 20), "as the server's own sleep does"
 
 
 def test_a_stream_ends_with_its_own_last_token_and_a_plain_answer_with_its_batch() -> None:
@@ -120,9 +124,9 @@ def test_a_stream_ends_with_its_own_last_token_and_a_plain_answer_with_its_batch
     first, each = 1 + 2 * 0.06 + 20 * 0.01, 1 + 2 * 0.06
     plain, outcomes = served(together, "static")
     assert latencies(outcomes) == [pytest.approx((first + 9 * each) * ms)] * 2
-    assert plain["useful_fraction"] == pytest.approx(12 / 20)
+    assert plain.useful_fraction == pytest.approx(12 / 20)
     live = 2 * (first + each) + 8 * each
-    assert plain["occupancy"] == pytest.approx(live / (32 * (first + 9 * each)))
+    assert plain.occupancy == pytest.approx(live / (32 * (first + 9 * each)))
     assert answered(outcomes[0])[1]["held_s"] == pytest.approx(8 * each * ms, abs=1e-6)
     _, outcomes = served(together, "static", stream=True)
     assert latencies(outcomes) == pytest.approx([(first + each) * ms, (first + 9 * each) * ms])
@@ -134,7 +138,7 @@ def test_users_of_a_closed_loop_send_when_they_are_answered() -> None:
     sent_at = [outcome.sent_at for outcome in outcomes]
     assert sent_at == pytest.approx([0, 0, each, 2 * each, 3 * each, 4 * each])
     assert latencies(outcomes) == pytest.approx([each] + [2 * each] * 5)
-    assert result["wall_clock_s"] == pytest.approx(6 * each) and result["completed"] == 6
+    assert result.wall_clock_s == pytest.approx(6 * each) and result.completed == 6
     _, outcomes = served([ask(i, users=1) for i in range(3)], costs=AWAY)
     assert [outcome.sent_at for outcome in outcomes] == pytest.approx([0, 15.7 * ms, 31.4 * ms])
 
@@ -151,9 +155,9 @@ def test_a_turn_repeats_the_conversation_a_thinking_time_after_the_answer() -> N
     assert latencies(outcomes)[1] == pytest.approx((4 * 1.06 + 33 * 0.01 + 5) * ms)
     result, outcomes = served([first, second], request_timeout_s=0.002)
     assert outcomes[0].error.startswith("504 ") and not outcomes[1].sent
-    assert (result["completed"], result["failed"]) == (0, 2), "what was never sent failed too"
+    assert (result.completed, result.failed) == (0, 2), "what was never sent failed too"
     cached, _ = served([first, second], "dynamic", prefix_caching=True, block_size=4)
-    assert cached["cached_tokens"] == 20, "the last token of an answer was never computed"
+    assert cached.cached_tokens == 20, "the last token of an answer was never computed"
 
 
 def test_a_turn_that_outgrows_the_context_is_refused_as_a_server_does() -> None:
@@ -165,7 +169,7 @@ def test_a_turn_that_outgrows_the_context_is_refused_as_a_server_does() -> None:
     assert outcomes[1].error == beyond
     assert outcomes[1].sent_at == pytest.approx(outcomes[0].ended_at + 0.25)
     assert [outcome.sent for outcome in outcomes] == [True, True, False]
-    assert result["littles_law"] is None and result["failed"] == 2
+    assert result.littles_law is None and result.failed == 2
 
 
 def test_a_deadline_ends_a_waiting_request_and_a_full_queue_refuses_a_new_one() -> None:
@@ -174,11 +178,11 @@ def test_a_deadline_ends_a_waiting_request_and_a_full_queue_refuses_a_new_one() 
     assert outcomes[0].answer and [o.error[:4] for o in outcomes[1:]] == ["504 ", "504 "]
     # at the end of the iteration that runs 14.5 ms after they arrived: the second's own fourth
     assert latencies(outcomes)[1] == pytest.approx((1 + 10.7 + 1.16 + 3 * 1.06 + 2) * ms)
-    assert (result["completed"], result["failed"], result["server"]["expired"]) == (1, 2, 2)
+    assert (result.completed, result.failed, result.server["expired"]) == (1, 2, 2)
     full: dict[str, Any] = {"max_batch_size": 1, "max_waiting": 1}
     result, outcomes = served(three, costs=away, **full)
     assert [outcome.error[:4] for outcome in outcomes] == ["", "", "429 "]
-    assert latencies(outcomes)[2] == pytest.approx(3 * ms) and result["server"]["refused"] == 1
+    assert latencies(outcomes)[2] == pytest.approx(3 * ms) and result.server["refused"] == 1
     # the third user comes back at once, and again
     _, outcomes = served([ask(i, users=3) for i in range(6)], costs=away, **full)
     assert [o.sent_at for o in outcomes[3:]] == pytest.approx([3 * ms, 6 * ms, 9 * ms])
@@ -211,8 +215,8 @@ def test_what_is_in_flight_is_counted_once_in_50_ms_from_first_to_last() -> None
             self.n += 1
 
     result, _ = served([ask(0, at=3.0, tokens=900)], watch=(ticks := Ticks()))
-    assert result["wall_clock_s"] == pytest.approx(0.9541) and 18 <= ticks.n <= 20
-    assert result["mean_in_flight"] == 1.0
+    assert result.wall_clock_s == pytest.approx(0.9541) and 18 <= ticks.n <= 20
+    assert result.mean_in_flight == 1.0
 
 
 @pytest.mark.parametrize("limit", ["user_requests_per_minute", "user_tokens_per_minute"])
@@ -228,7 +232,7 @@ def test_a_request_counts_once_against_its_users_limits_beside_prefill_replicas(
     result, outcomes = measure(SimulatedServer("", config, FAKE, layout), asks, {}, 3600.0, Watch())
     assert [outcome.error[:4] for outcome in outcomes] == ["", "429 ", ""]
     assert outcomes[1].ended_at == 30.0, "before its prompt is computed"
-    assert result["server"]["refused"] == 1
+    assert result.server["refused"] == 1
 
 
 def test_quiet_days_are_counted_and_cost_no_time() -> None:
@@ -238,11 +242,11 @@ def test_quiet_days_are_counted_and_cost_no_time() -> None:
     asks = [ask(0, tokens=900), ask(1, at=days, tokens=900)]
     result, _ = served(asks, watch=calls)
     assert calls.tick.call_count < 1000
-    assert result["mean_in_flight"] == pytest.approx(2 * 0.954 / days, rel=0.1)
+    assert result.mean_in_flight == pytest.approx(2 * 0.954 / days, rel=0.1)
     target = SimulatedServer("nobatch", build("nobatch", {"model": "fake"}, {}), FAKE)
     cut, _ = measure(target, asks, {}, 3600.0, Watch(), Bounds(max_seconds=60.0))
-    assert cut["cut"] == {"at": "--max-seconds 60", "in_flight": 0, "unsent": 1}
-    assert cut["mean_in_flight"] == pytest.approx(0.954 / 60, rel=0.1)
+    assert cut.cut == {"at": "--max-seconds 60", "in_flight": 0, "unsent": 1}
+    assert cut.mean_in_flight == pytest.approx(0.954 / 60, rel=0.1)
 
 
 def test_requests_that_bring_no_seed_are_mispredicted_each_in_its_own_way() -> None:
@@ -275,7 +279,11 @@ def test_jumping_gives_what_stepping_does_to_the_byte(
     requests = Workload("uniform:1:60", seed=3, **drawn).requests(30, arrival)
     around = Costs("around", FAKE.line, gap=MS // 3, request=MS, answer=MS)
     jumped, stepped, again = (
-        json.dumps(with_requests(*served(requests, mode, around, mode == "static", k, **settings)))
+        json.dumps(
+            with_requests(*served(requests, mode, around, mode == "static", k, **settings)).json(
+                OF_FILE
+            )
+        )
         for k in (True, False, True)
     )
     assert jumped == stepped == again

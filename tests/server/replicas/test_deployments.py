@@ -179,8 +179,8 @@ def test_with_a_replaced_replica_no_sums_are_reported(monkeypatch: pytest.Monkey
     target = Deployed("x", "http://x", Plain(), replicas=["a", "b"])
     assert target.are_several
     result, _ = measure(target, asks(1, 1), {}, 1.0, Watch())
-    assert result["live_rows"] is None and result["occupancy"] is None
-    assert "a replica was replaced" in next(iter(result["errors"]))
+    assert result.live_rows is None and result.occupancy is None
+    assert "a replica was replaced" in next(iter(result.errors))
 
 
 @pytest.mark.parametrize("more", ["", "--autoscale max_replicas=4"])
