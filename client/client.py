@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # as a script it would start in client/, where `client` is this file
@@ -38,7 +37,7 @@ from client.measure import Target, measure, warm_up, with_requests  # noqa: E402
 from client.outcomes import Outcome  # noqa: E402
 from client.progress import Output, Progress  # noqa: E402
 from client.quoting import printable  # noqa: E402
-from client.results import KEYS, SHOWN_OF_STATS, Result, share  # noqa: E402
+from client.results import KEYS, SHOWN_OF_STATS, Json, Result, share  # noqa: E402
 from client.saving import saved  # noqa: E402
 from client.stopping import end_as_on_ctrl_c, held  # noqa: E402
 from client.summary import latency_line, resent_in_words  # noqa: E402
@@ -132,7 +131,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return known
 
 
-def _is_given(known: argparse.Namespace, name: str, options: dict[str, Any]) -> bool:
+def _is_given(known: argparse.Namespace, name: str, options: Json) -> bool:
     value = getattr(known, name.removeprefix("--").replace("-", "_"))
     return value not in (None, False, [], options.get("default"))
 
@@ -151,7 +150,7 @@ def one_prompt(url: str, known: argparse.Namespace) -> None:
     print()
 
 
-def load_of(known: argparse.Namespace, url: str) -> tuple[Sequence[Request], dict[str, Any]]:
+def load_of(known: argparse.Namespace, url: str) -> tuple[Sequence[Request], Json]:
     """Return the requests to send, and their description in a report. Raises WorkloadError."""
     requests: Sequence[Request]
     if file := arguments.trace_file(known):
@@ -162,7 +161,7 @@ def load_of(known: argparse.Namespace, url: str) -> tuple[Sequence[Request], dic
         requests = workload.requests(known.numsamples, arrival)
         words = {"arrival": arrival} | workload.words
     arguments.bounds_of(known).check(len(requests))
-    return requests, describe(requests) | words
+    return requests, {**describe(requests), **words}
 
 
 def load(url: str, known: argparse.Namespace, console: Console) -> Result:

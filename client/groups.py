@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from client.outcomes import Outcomes
-from client.results import Result
+from client.results import Json, Result
 from client.summary import distribution_of, goodput_of
 from client.traces import ANONYMOUS, Request, Trace
 
@@ -65,7 +65,7 @@ def groups_of(trace: Trace) -> dict[str, Groups]:
     }
 
 
-def describe(requests: Sequence[Request]) -> dict[str, Any]:
+def describe(requests: Sequence[Request]) -> Json:
     """Return the load of a trace, as realised; of conversations the rate is that of first turns."""
     trace = Trace.of(requests)
     groups = groups_of(trace)
@@ -105,7 +105,7 @@ def _index_of_dispersion(at: np.ndarray) -> float | None:
     return float(counts.var(ddof=1) / counts.mean())
 
 
-def described(load: Mapping[str, Any]) -> str:
+def described(load: Json) -> str:
     """Return the result of `describe` in words."""
     talk, of = load.get("conversations"), ""
     rate = talk["rate"] if talk else load["requested_rate"]

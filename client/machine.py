@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from client.results import Json
 from client.saving import written
 from config.reading import read_json
 from scheduling.user_policies import SOURCES, file_of
@@ -34,7 +35,7 @@ def stamp() -> dict[str, Any]:
     }
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> Json:
     """Return the machine, its software, and how busy it is."""
     return {
         "cpu": cpu(),
@@ -59,7 +60,7 @@ def cpu() -> str:
         return platform.processor() or platform.machine()
 
 
-def processor(hardware: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def processor(hardware: Json, config: Json) -> str:
     """Return the GPU that computed, or the CPU and its number of threads."""
     if config.get("device") == "cuda" and hardware.get("gpu"):
         return str(hardware["gpu"]).split(",")[0]
@@ -115,7 +116,7 @@ def limit_key() -> str:
     return f"{platform.node()} {cpu()} {platform.python_version()}"
 
 
-def send_limit() -> dict[str, Any] | None:
+def send_limit() -> Json | None:
     """Return how fast this client can send, if `compare.calibrate` has measured that here."""
     try:
         saved = read_json(cache() / LIMIT)
@@ -134,8 +135,7 @@ def save_json(path: Path, value: Any) -> None:
 def _first_line(*command: str, environ: Mapping[str, str] | None = None) -> str | None:
     """The first line that a program prints; None where it is missing, fails or prints nothing."""
     try:
-        how: dict[str, Any] = {"capture_output": True, "check": True, "timeout": 30}
-        output = subprocess.run(command, env=environ, **how)
+        output = subprocess.run(command, env=environ, capture_output=True, check=True, timeout=30)
         return output.stdout.decode(errors="replace").splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return None

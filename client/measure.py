@@ -19,7 +19,7 @@ from client.calls import NONE, ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
-from client.results import ENGINE, OF_STATS, Json, Result
+from client.results import ENGINE, OF_FILE, OF_STATS, Json, Result
 from client.summary import summarise
 from client.traces import Request, Trace
 from client.wire import Wire, utf8
@@ -160,12 +160,9 @@ def measure(
         result = replace(result, busy_s=0.0, busy_throughput=None)
     if target.ours:
         try:
-            by_server = _engine(target, trace, ended.answers)
-            if not cut and not len(first):  # else it is of other requests
-                known = replace(result, **by_server)
-                by_server["littles_law"] = analysis.littles_law(known)
-            json.dumps(by_server, ensure_ascii=False, allow_nan=False).encode()  # it can be saved
-            result = replace(result, **by_server)
+            known = _with_server(result, target, trace, ended.answers)  # that can be saved
+            json.dumps(known.json(OF_FILE), ensure_ascii=False, allow_nan=False).encode()
+            result = known
         except KeyboardInterrupt:
             result = replace(result, partial=True)
         except Exception as error:  # what this client measured is kept, whatever a server reports
@@ -244,28 +241,29 @@ def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
     return page
 
 
-def _engine(target: Measurable, trace: Trace, answers: Answers) -> dict[str, Any]:
-    """Return the measures that a server of ours reports of the run. Raises ServerError."""
+def _with_server(result: Result, target: Measurable, trace: Trace, answers: Answers) -> Result:
+    """Return a result with what a server of ours reports of the run. Raises ServerError."""
     engine, over_time, config = target.report()
     engine.pop("definitions")
     prompt_tokens, drafts = engine["total_input_tokens"], engine["draft_tokens"]
-    measures = {key: engine[key] for key in ENGINE} | {
-        "server": engine,
-        "config": config,
-        "cached_fraction": engine["cached_tokens"] / prompt_tokens if prompt_tokens else None,
-        "acceptance": engine["accepted_tokens"] / drafts if drafts else None,
-        "occupancy_over_time": over_time,
-    }
     policy = MODES.get(config["mode"])  # none: of a file that this client has not loaded
     # of several servers two batches that begin at one instant would seem to be one
     by_chance = config["order"] == "fcfs" and not target.are_several
     whole = policy and policy.request_level and not config["compact_batches"]
-    if policy and policy.in_order and by_chance and whole:
-        expected = analysis.expected_useful_fraction(
-            trace.num_tokens, analysis.batch_sizes(answers)
-        )
-        measures["expected_useful_fraction"] = expected
-    return measures
+    drawn = policy and policy.in_order and by_chance and whole
+    sizes = analysis.batch_sizes(answers) if drawn else []
+    known = replace(
+        result,
+        server=engine,
+        config=config,
+        cached_fraction=engine["cached_tokens"] / prompt_tokens if prompt_tokens else None,
+        acceptance=engine["accepted_tokens"] / drafts if drafts else None,
+        occupancy_over_time=over_time,
+        expected_useful_fraction=analysis.expected_useful_fraction(trace.num_tokens, sizes),
+        **{key: engine[key] for key in ENGINE},
+    )
+    of_others = result.cut or result.warm_up  # the server counts requests that no measure does
+    return known if of_others else replace(known, littles_law=analysis.littles_law(known))
 
 
 def with_requests(result: Result, outcomes: Iterable[Outcome]) -> Result:

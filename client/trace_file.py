@@ -20,6 +20,7 @@ import numpy as np
 from client import draws
 from client.draws import MOST, TokenIds, WorkloadError
 from client.formats import CountTokens, Row, about_tokens, rows
+from client.results import Json
 from client.traces import Request, Trace, lines_of
 
 
@@ -43,7 +44,7 @@ class TraceFile:
     scale: Fraction = Fraction(1)
     time_unit: str | None = None
 
-    def requests(self, context: Context | None = None) -> tuple[Trace, dict[str, Any]]:
+    def requests(self, context: Context | None = None) -> tuple[Trace, Json]:
         """Return the requests that fit into the context, and their words in a report.
 
         Raises WorkloadError.

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from client.draws import words
 from client.outcomes import Answer
+from client.results import Json
 from client.traces import Request
 from config.reading import parse
 from stats import times_from
@@ -79,7 +80,7 @@ class Asked:
 
     api: str = "openai"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Json = field(default_factory=dict)
 
 
 class Wire:
@@ -92,7 +93,7 @@ class Wire:
     path = "/inference"
     form = "an answer in another form than /inference gives; is --api openai meant?"
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: Request) -> Json:
         return request.body()
 
     def read(self, reply: Reply) -> tuple[Answer, str]:
@@ -129,8 +130,8 @@ class Streaming(Wire):
 
     form = "events in another form than /inference gives; is --api openai meant?"
 
-    def body(self, request: Request) -> dict[str, Any]:
-        return request.body() | {"stream": True}
+    def body(self, request: Request) -> Json:
+        return {**request.body(), "stream": True}
 
     def _read(self, reply: Reply) -> tuple[Answer, str]:
         *pieces, (_, end) = events(reply)
@@ -149,7 +150,7 @@ class OpenAI(Wire):
         self._model, asked = model, asked or Asked()
         self.headers, self.extra = asked.headers, asked.extra
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: Request) -> Json:
         body = request.body()
         prompt = body.pop("prompt", None) or body.pop("prompt_ids")
         if not self.ids and not isinstance(prompt, str):
@@ -167,11 +168,11 @@ class OpenAI(Wire):
         return {name: value for name, value in body.items() if value is not None}
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Json:
         """How a server was asked, for results."""
         return {"path": self.path, "in_words": self.in_words, "extra_body": self.extra}
 
-    def _prompt(self, prompt: Any) -> dict[str, Any]:
+    def _prompt(self, prompt: Any) -> Json:
         return {"prompt": prompt}
 
     def _text(self, choice: Any) -> str | None:
@@ -208,7 +209,7 @@ class Chat(OpenAI):
     path = "/v1/chat/completions"
     form = "chunks in another form than OpenAI's chat completions; is another --api meant?"
 
-    def _prompt(self, prompt: Any) -> dict[str, Any]:
+    def _prompt(self, prompt: Any) -> Json:
         return {"messages": [{"role": "user", "content": prompt}]}
 
     def _text(self, choice: Any) -> str | None:
@@ -301,7 +302,7 @@ def refusal(status: int, body: bytes, location: str = "") -> str:
         return f"{status} {body[:200].decode(errors='replace')}".strip()
 
 
-def _checked(timings: Any) -> dict[str, Any]:
+def _checked(timings: Any) -> Json:
     """Return `timings` whose values are numbers. Raises ValueError."""
     return Timings.model_validate(timings, strict=True).model_dump(exclude_unset=True)
 

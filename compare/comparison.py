@@ -67,7 +67,7 @@ class Comparison:
         arrival = None if self.arrival == "auto" else self.arrival
         self.trace: Sequence[Request] | None = None
         self.by_ids = self.first_of_workload(arrival).prompt_ids is not None
-        self.capacity: dict[str, Any] | None = None
+        self.capacity: Json | None = None
         self.done: dict[str, Measured] = {}  # of the seed that is measured, by server
         self.keep: Callable[[Collection[str]], None] | None = None  # saves it
         self.saved = False  # anything of this run
@@ -99,12 +99,13 @@ class Comparison:
         self.workload = data.words
         return requests[0]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         """Return the facts that are the same in every seed's summary."""
         options = self.options
         words = options.check.words if options.check else sys.argv[1:]
         command = self.earlier["command"] if self.earlier else command_line(self.program, words)
-        return self.machine | {
+        return {
+            **self.machine,
             "goodput": options.goodput,
             "bounds": asdict(options.bounds),
             "stream": options.stream,
@@ -228,7 +229,7 @@ class Comparison:
         if self.done:
             resume.check_trace(self._folder(self.options.out, seed), requests)
         if not self.stopped:
-            self.progress.say(f"seed {seed}: {described(describe(requests) | self.workload)}")
+            self.progress.say(f"seed {seed}: {described({**describe(requests), **self.workload})}")
 
         def keep(new: Collection[str]) -> None:
             with self.progress.step("saving the results"), held():
@@ -250,7 +251,7 @@ class Comparison:
         measured = {name: each.result for name, each in done.items() if each.result}
         # a large trace is drawn again where it is needed
         saved = self.saves(requests)
-        workload = {"arrival": self.arrival, "saved": saved} | self.workload
+        workload = {"arrival": self.arrival, "saved": saved, **self.workload}
         points = {n: [p.json(OF_POINT) for p in done[n].points] for n in measured if done[n].points}
         swept = {name: sweep.outcome(each.points) for name, each in done.items() if each.swept}
         for name, of in swept.items():
@@ -261,7 +262,8 @@ class Comparison:
         if len(whole) < len(self.options.names):
             reasons.append(INTERRUPTED)
         comparable = {name: r for name, r in measured.items() if name not in self.options.also}
-        facts = self.facts() | {
+        facts = {
+            **self.facts(),
             "seed": seed,
             "stopped": next(iter(reasons), None),
             "identical_outputs": identical_outputs(comparable if self.has_texts else {}),

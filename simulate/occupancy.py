@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from client.results import Json
 from scheduling.records import IterationRecord
 from simulate.loop import PS
 from simulate.replica import Stretch
@@ -42,7 +41,7 @@ class Occupancy:
         self.busy += done
         self.occupied += done * record.live
 
-    def over_time(self) -> dict[str, Any]:
+    def over_time(self) -> Json:
         """Return means of each bin, in the format of `client.analysis.occupancy_over_time`."""
         means = {kind: [round(n / self._width, 4) for n in b] for kind, b in self._bins.items()}
         return {"started_at": 0.0, "bin_s": self._width / PS if self.busy else 0.0} | means

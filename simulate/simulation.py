@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from client.calls import ServerError
 from client.measure import Measurable
+from client.results import Json
 from client.workloads import Workload
 from compare.comparison import Comparison, Measured
 from compare.options import Options
@@ -67,7 +68,7 @@ class Simulation(Options):
     def config(self, name: str) -> Config:
         """Return a variant's settings; the engine's are those of its costs. Raises ConfigError."""
         flags, costs = self.settings(name), self.costs
-        measured: Mapping[str, Any] = costs.source.get("config", FAKE_ENGINE)
+        measured: Json = costs.source.get("config", FAKE_ENGINE)
         # stated costs follow the slowdown
         engine = [setting for setting in ENGINE if costs.source or setting != "fake_slowdown"]
         for setting in flags:
@@ -161,13 +162,13 @@ class Simulating(Comparison):
         options, config = self.options, self.options.config(name)
         return SimulatedServer(name, config, options.costs, layout, stream=options.stream)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         costs, layout = self.options.costs, described(self.options.layout)
         known = ("hardware", "commit", "date", "estimate", "fidelity", "recording")
         fitted = {key: costs.source.get(key) for key in known}
         engine = {"engine": costs.source.get("config")}
         simulated = {"costs": costs.name, "costs_sha256": costs.sha256, "layout": layout}
-        return super().facts() | {"simulated": simulated | fitted | engine}
+        return {**super().facts(), "simulated": simulated | fitted | engine}
 
 
 def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, Sequence[str]]:

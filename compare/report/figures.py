@@ -200,8 +200,8 @@ def computed_rows(
             axis.barh(y, parts[kind], left=end, color=colour, height=0.62)
             end += parts[kind]
         text = f"{share(parts['live'])}% of {computed:,}"
-        centred: dict[str, Any] = {"ha": "center", "va": "center", "color": "white", "fontsize": 11}
-        axis.text(parts["live"] / 2, y, text, **centred)
+        x = parts["live"] / 2
+        axis.text(x, y, text, ha="center", va="center", color="white", fontsize=11)
         if (fraction := expected[name]) is not None:
             # of live and idle rows: the others are not the batch's doing
             at = (100 - parts["padding"] - parts["rejected"]) * fraction
@@ -247,11 +247,11 @@ def distributions(
                 axis.plot(at, (50, 99), "o", color=style.colour, **HOLLOW, zorder=3, label=label)
             if not len(sizes):
                 continue
-            how: dict[str, Any] = {"color": style.colour, "ls": line or style.line, "lw": 2}
-            if line:  # the line says which run, so the marker says which of two variants
-                how |= {"marker": style.marker, "markevery": 0.25, "ms": 5}
             y = 100 * np.arange(1, len(sizes) + 1) / len(sizes)
-            axis.step(sizes, y, where="post", label=name, **how)
+            [step] = axis.step(sizes, y, where="post", label=name, color=style.colour, lw=2)
+            step.set_linestyle(line or style.line)
+            if line:  # the line says which run, so the marker says which of two variants
+                step.set(marker=style.marker, markevery=0.25, markersize=5)
         axis.set(xlabel=f"{measure.title}, {measure.unit}", ylim=(0, 101))
         drawn = np.concatenate([[], *(line.get_xdata() for line in axis.lines)])
         drawn = drawn[drawn > 0]

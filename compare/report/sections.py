@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -82,7 +82,6 @@ def groups_of(results: Results) -> dict[str, Groups]:
 
 
 def _groups(results: Results, kind: str) -> Groups:
-    by_seed: list[Mapping[str, Result]]
     by_seed = [result.number(kind) for seeds in results.values() for result in seeds]
     every = []
     for name in dict.fromkeys(name for seed in by_seed for name in seed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from client.load import Watch
 from client.measure import measure
@@ -103,7 +102,6 @@ class ComparingOwn(Simulating):
         jump = own.can_jump(config)
         return SimulatedServer(name, config, costs, layout, stream=True, jump=jump)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         facts = super().facts()
-        facts["simulated"] |= {"recorded": self._recorded}
-        return facts
+        return {**facts, "simulated": {**facts["simulated"], "recorded": self._recorded}}

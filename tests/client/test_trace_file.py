@@ -176,7 +176,7 @@ def test_what_no_server_takes_is_left_out_with_the_turns_after_it(tmp_path: Path
     assert [len(ids) for ids in ids_of(requests)] == [9, 9, 8]
     left_out = "3 of 6 requests (1 without tokens, 2 beyond the context of 100)"
     assert words["left_out"] == left_out
-    assert described(describe(requests) | words).endswith(f"; left out: {left_out}")
+    assert described({**describe(requests), **words}).endswith(f"; left out: {left_out}")
     assert len(TraceFile(path, scale=Fraction(1, 2)).requests(Context(100))[0]) == 5
     with pytest.raises(WorkloadError, match=r"1 without tokens, 5 beyond .*--scale-tokens 0.1"):
         TraceFile(path).requests(Context(5))
