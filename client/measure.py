@@ -109,7 +109,7 @@ def warm_up(target: Target, by_ids: bool = False) -> None:
     that is none of ours and refuses ids gets words in their place from then on.
     """
     text = "warm up"
-    prompt: dict[str, Any] = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
+    prompt: Json = {"prompt_ids": list(text.encode())} if by_ids else {"prompt": text}
     for url in target.servers:
         for seed in range(2):
             request = Request(id=seed, at=0, num_tokens=8, seed=seed, **prompt)

@@ -7,7 +7,7 @@ how tables show it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from stats import MEASURES, ROW_KINDS
@@ -72,9 +72,7 @@ def _number(*shown: Any, at: int = REPEATED, default: Any = None, **more: Any) -
 
 
 def _latency(statistics: str, short: str = "", form: str = "", at: int = REPEATED) -> Any:
-    """Declare a distribution. statistics: those that are repeated, or shown. short: its name in the
-    terminal.
-    """
+    """Declare a distribution. statistics: repeated or shown ones. short: its terminal's name."""
     how = {"at": at, "of": statistics.split(), "short": short, "form": form}
     return field(default=Distribution(), metadata=how)
 
@@ -235,12 +233,9 @@ def _keys() -> Iterator[tuple[Key, int]]:
         scale, form = UNITS[unit if title else "ms"]
         for each in how["of"]:
             heading = f"{title} {each}, {unit}" if title and name in MEASURES else ""
-            short = [how["short"], each, unit] if len(how["of"]) > 1 else [how["short"], unit]
-            key = Key(f"{each}_{name}_ms", heading, scale, how["form"] or form)
-            yield (
-                replace(key, short="\n".join(short) * bool(how["short"]), rare=not how["at"]),
-                how["at"],
-            )
+            words = [how["short"], *[each] * (len(how["of"]) > 1), unit] if how["short"] else []
+            shown = heading, scale, how["form"] or form, "\n".join(words), how["at"] == OTHER
+            yield Key(f"{each}_{name}_ms", *shown), how["at"]
 
 
 _KEYS = dict(_keys())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -45,7 +45,7 @@ class Slow(NamedTuple):
     seed: str
     latency_s: float
     parts: dict[str, float]
-    beside: dict[str, Any]
+    beside: Json
 
 
 def show(run: Run, n: int, console: Console) -> None:

@@ -26,7 +26,7 @@ KINDS = {  # of computed rows that serve no request
 }
 WIDTH = 4  # panels of groups side by side
 LONGEST = 24  # letters of a name above a panel
-HOLLOW: dict[str, Any] = {"mfc": "white", "mew": 2, "ms": 8}  # a mark
+HOLLOW: Json = {"mfc": "white", "mew": 2, "ms": 8}  # a mark
 LIVE = (INK, "live (in the variant's colour)")
 Sweeps = Mapping[str, Sequence[Sequence[Point]]]  # {name: [points of a seed, by rate]}
 
@@ -323,7 +323,7 @@ def _group(axis: Any, group: Group) -> None:
     of_variant = styles(group.numbers)
     for y, (variant, seconds) in enumerate(_seconds(group).items()):
         colour, _, marker = of_variant[variant]
-        text: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9.5, "color": colour}
+        text: Json = {"textcoords": "offset points", "fontsize": 9.5, "color": colour}
         if not seconds:
             at = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
             axis.annotate("none answered", (0, y), (6, 0), **text, **at)

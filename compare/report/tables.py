@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.analysis import overloaded
-from client.results import KEYS, Key, Point, Result, keys
+from client.results import KEYS, Json, Key, Point, Result, keys
 from client.runs import Run
 from client.summary import line_text
 from compare import sweep
@@ -157,7 +157,7 @@ def known(key: Key, numbers: Iterable[Any]) -> list[Any]:
     return [each if isinstance(each, str) else each * key.scale for each in known]
 
 
-def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+def estimates(keys: Iterable[Key], results: Sequence[Result]) -> dict[str, Json]:
     """Return mean, half of the interval and values of each number that all seeds have."""
     return {
         key.name: {**asdict(estimate(values, STEPS.get(key.name, 0.0))), "values": values}
@@ -237,7 +237,7 @@ def mean_line(results: Sequence[Result]) -> str:
 # ---- runs compared
 
 
-def differences(results: Results, baseline: str) -> list[dict[str, Any]]:
+def differences(results: Results, baseline: str) -> Sequence[Json]:
     """Each server and the baseline, and the paired difference (second - first) of each headline
     over the seeds both ran.
 
