@@ -273,11 +273,11 @@ def test_the_client_sends_its_key_to_the_server_that_is_named(
         with pytest.raises(ServerError, match="401 The API key is wrong"):
             load(url, "--api-key", "another")
         monkeypatch.setitem(os.environ, "EB_API_KEY", KEY)
-        assert load(url)["completed"] == 2
+        assert load(url).completed == 2
         client_py.one_prompt(url, client_py.parse(["--prompt", "hi", "--numtokens", "5"]))
         assert len(capsys.readouterr().out.strip()) == 5
     with stub() as other:
-        assert load(other.url, "--api", "openai", "--api-key", "theirs")["completed"] == 2
+        assert load(other.url, "--api", "openai", "--api-key", "theirs").completed == 2
     assert set(heard) == {"Bearer theirs"}
 
 
