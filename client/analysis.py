@@ -24,7 +24,7 @@ FEWEST = 100  # answers: with fewer, rows that fill look like growth of what is 
 ENOUGH = 3_000
 SEEDS = 5  # whose mean growth says that a queue does not grow
 APART = 0.1  # by which the two sides of Little's law may differ
-OUTSIDE_S = 0.005  # of a request, which HTTP and the client take, and the server does not see
+OUTSIDE_S = 0.005  # a request's time in HTTP and the client, which the server does not see
 TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
 
 
@@ -175,7 +175,7 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
     if np.isnan(admitted_at).any():
         return 0, 0.0
     arrived, admitted = np.sort(arrived_at), np.sort(admitted_at)
-    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)  # of those together
+    last = np.flatnonzero(np.diff(admitted, append=np.inf) > TOGETHER_S)  # the last of each group
     waiting_after = np.searchsorted(arrived, admitted[last], side="right") - (last + 1)
     best = (0.0, 0.0)
     start = None
@@ -253,7 +253,7 @@ def littles_law(result: Result) -> dict[str, float] | None:
     whole = not result.failed and not result.partial
     if not whole or not in_flight or not server or not server["completed"]:
         return None
-    # of all answers: its other latencies are of the last ones
+    # over all answers: its other latencies are those of the last ones
     lengths = server["latency-by-requested-tokens"].values()
     total_s = sum(length["requests"] * length["mean_latency_s"] for length in lengths)
     rate_x_latency = result.request_throughput * total_s / server["completed"]

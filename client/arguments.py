@@ -74,7 +74,7 @@ BOUNDS: Flags = {  # each a field of Bounds
         "send the first N requests of each trace as a warm-up, which no measure counts"},
 }  # fmt: skip
 SVG: Flags = {"--svg": {"action": "store_true", "help": "write each figure as SVG, too"}}
-ASKED: Flags = {  # of servers that are none of ours
+ASKED: Flags = {  # flags for servers that are none of ours
     "--header": {"action": "append", "default": [], "metavar": "'NAME: VALUE'", "help":
         "send this header to servers that are none of ours, such as a gateway's key; repeat it for "
         "each; it is neither saved nor shown"},

@@ -23,7 +23,7 @@ from config import MODES
 # colours that colour-blind readers can distinguish; with two line styles, twelve variants
 PALETTE = ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77", "#1f3a70", "#e7298a")
 LINES = (("-", "o"), ("--", "s"))  # and markers
-COLOURS = 128  # of a PNG
+COLOURS = 128  # a PNG's colours
 INK = "#444444"  # in a legend, for the colour of any variant
 MANY = 5_000  # points, which as shapes would make a page of megabytes
 OF_ALL: dict[Any, Any] = {

@@ -18,7 +18,7 @@ LENGTHS = (
     "lognormal:MEDIAN:SIGMA:CAP"
 )
 ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, closed:USERS"
-# of token ids: every tokenizer here has them, so servers with other tokenizers compute the same
+# token ids: every tokenizer here has them, so servers with other tokenizers compute the same
 # prompts (GPT-2's first ids are the bytes too, in another order)
 IDS = 256
 COUNTING = (
@@ -28,7 +28,7 @@ COUNTING = (
 TENS = "twenty thirty forty fifty sixty"
 # how often an adapter is named, against the next one (Punica: Chen et al., MLSys 2024, section 7)
 POPULARITIES = {"distinct": 1.0, "uniform": 1.0, "skewed": 1.5, "identical": math.inf}
-MOST = 10**9  # of tokens, users and other counts, and of seconds
+MOST = 10**9  # tokens, users and other counts, and seconds
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
 

@@ -27,7 +27,7 @@ from client.traces import Request, parsed
 from client.wire import utf8
 from config.reading import parse
 
-NAMES = {  # of columns, and of keys in JSON lines, by what they hold
+NAMES = {  # names of columns, and of keys in JSON lines, by what they hold
     "at": ("timestamp", "arrived_at"),
     "tokens": ("contexttokens", "request tokens", "num_prefill_tokens", "input_length"),
     "num_tokens": ("generatedtokens", "response tokens", "num_decode_tokens", "output_length"),
@@ -79,8 +79,8 @@ class Row:
     after: int | None = None
     think_s: float | None = None
     stream: int = 0  # the conversation whose ids follow the blocks
-    request: Request | None = None  # of a file in our form
-    line: int = 0  # of a table, or of JSON lines of others
+    request: Request | None = None  # a request of a file in our form
+    line: int = 0  # a line of a table, or of others' JSON lines
 
 
 def rows(

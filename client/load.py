@@ -94,7 +94,7 @@ class _Replay:
     _fresh: aiohttp.ClientSession  # whose connections are new
     _start: float  # on the clock of time.perf_counter
     _sending: asyncio.Task[None]
-    _key: str | None  # of the server
+    _key: str | None  # the server's API key
 
     def __init__(self, url: str, requests: Sequence[Request], wire: Wire, watch: Watch):
         self._url, self._requests, self._wire, self._watch = url, requests, wire, watch
@@ -198,7 +198,7 @@ class _Replay:
         """Send a request; and once more, if a kept connection was closed before any answer: a
         server may close it just then. notes: gets "kept" and "resent".
         """
-        # of these headers the library would take only a key off one that leads elsewhere
+        # the library would take only a key, and no such header, off one that leads elsewhere
         how: dict[str, Any] = {"data": body, "allow_redirects": not self._wire.headers}
         url = self._url + self._wire.path
         try:

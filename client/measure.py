@@ -28,11 +28,11 @@ from scheduling.policies import MODES, chosen
 
 LEAST_BURST = 16
 INVALID = ("400", "422")  # how the error of a request begins whose body a server does not take
-BINS = 400  # of rows over time
+BINS = 400  # bins of rows over time
 ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 # /stats, rows over time, and config
 ServerReport = tuple[dict[str, Any], Json, Json]
-Row = tuple[float, float, int, int, int, int, int]  # of an iteration: its start, seconds, and kinds
+Row = tuple[float, float, int, int, int, int, int]  # an iteration's start, seconds, and kinds
 READ: dict[str, Any] = dict.fromkeys((*ENGINE, *OF_STATS), (int | float, ...))
 READ |= {"iterations": (list[Row], ...), "next_iteration": (int | None, ...)}
 # what is read of /stats; the rest is kept as it is
@@ -247,7 +247,7 @@ def _with_server(result: Result, target: Measurable, trace: Trace, answers: Answ
     engine.pop("definitions")
     prompt_tokens, drafts = engine["total_input_tokens"], engine["draft_tokens"]
     policy = MODES.get(config["mode"])  # none: of a file that this client has not loaded
-    # of several servers two batches that begin at one instant would seem to be one
+    # two batches of several servers that begin at one instant would seem to be one
     by_chance = config["order"] == "fcfs" and not target.are_several
     whole = policy and policy.request_level and not config["compact_batches"]
     drawn = policy and policy.in_order and by_chance and whole

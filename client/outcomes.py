@@ -154,8 +154,8 @@ class Outcomes:
     def __init__(self, n: int, whole: bool = False):
         """whole: keep all, however many."""
         self.rows = np.zeros(n, ROW)
-        self._sentences: dict[str, int] = {}  # of errors, numbered from 1
-        self._error = np.zeros(n, np.int32)  # of each request, kept or not: such a number
+        self._sentences: dict[str, int] = {}  # sentences of errors, numbered from 1
+        self._error = np.zeros(n, np.int32)  # each request's such number, kept or not
         self._sampled = n > traces.MOST_SAVED and not whole
         self._kept: dict[int, Outcome] = {}
         self._keep = np.full(n, not self._sampled)

@@ -53,7 +53,7 @@ class Run:
     folder: Path
     summaries: list[Json]
     results: list[dict[str, Result]]
-    folders: list[Path]  # of the seeds
+    folders: list[Path]  # the seeds' folders
 
     @property
     def first(self) -> Json:

@@ -24,7 +24,7 @@ def written(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     mode: "w" for text, or "wb". Raises Unwritten.
     """
     with unwritten(path):
-        place = path.resolve()  # of a link, the file that it names
+        place = path.resolve()  # a link's is the file that it names
         is_file = place.is_file() or not place.exists()  # and no pipe or device, as /dev/null is
         beside = place.with_name(f"{place.name}.{os.getpid()}.part") if is_file else place
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -82,14 +82,14 @@ class Trace(Sequence[Request]):
     at: np.ndarray  # seconds
     num_tokens: np.ndarray
     user: np.ndarray  # number of its user in `names`
-    names: Sequence[str]  # of users, by their first requests
+    names: Sequence[str]  # users' names, by their first requests
     priority: np.ndarray  # 0: it names none
     slo_class: np.ndarray  # number of its class in `classes`
     classes: Sequence[str]  # names of classes with limits
     slo_ms: Mapping[str, np.ndarray]  # its own limits by measure, in LIMITED; infinity: none
     after: np.ndarray  # number of the turn before it; -1: it waits for none
     think_s: np.ndarray  # NaN: it waits for none
-    users: int | None  # of a closed loop
+    users: int | None  # users of a closed loop
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Trace:

@@ -18,7 +18,7 @@ from client.draws import Lengths, WorkloadError, in_microseconds, number
 from scheduling.inference import Slo
 from scheduling.policies.deadlines import read_slo_classes
 
-NAME = re.compile(r"[\w.-]+")  # of a user or a server: any of these may be a file name
+NAME = re.compile(r"[\w.-]+")  # a user's or a server's: any of these may be a file name
 MISSING = re.compile(r"#?NA|(#?N/A )?#?N/A|n/a|<NA>|NULL|null|None|-?nan|-?NaN|-?1\.#(IND|QNAN)")
 SECONDS = re.compile(r"([\d.]+)-([\d.]+)")
 

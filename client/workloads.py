@@ -180,7 +180,7 @@ class Workload:
         """Return lengths that fit into the context, as far as prefixes leave room."""
         if self._context is None:
             return tokens, words
-        most, sizes = self._context.tokens, np.arange(words.max() + 1)  # of prompts, by their words
+        most, sizes = self._context.tokens, np.arange(words.max() + 1)  # by words
         if not self._as_ids:
             sizes = np.array([self._context.count(draws.count(n)) for n in sizes.tolist()])
         elif self._prefixes:

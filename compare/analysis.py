@@ -11,7 +11,7 @@ import numpy as np
 from client.results import Json, Result
 
 CONFIDENCE = 0.95
-ATTAINMENT = 0.9  # of a rate's requests must meet the limits, as in DistServe (OSDI 2024)
+ATTAINMENT = 0.9  # requests that must meet the limits, as in DistServe (OSDI 2024)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from client.workloads import Workload
 from compare.servers import server
 
 TOKENS = 16
-SECONDS = 4.0  # of sending at each rate
+SECONDS = 4.0  # seconds of sending at each rate
 RATES = [100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1500, 2000]
 SERVER = {"model": "fake", "max_batch_size": 256}
 

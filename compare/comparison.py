@@ -42,7 +42,7 @@ from compare.options import LOAD, Options
 from compare.report import sentences, tables
 from compare.servers import ALONE, server
 
-TIMEOUT_S = 3600.0  # of an answer
+TIMEOUT_S = 3600.0  # until an answer must be there
 INTERRUPTED = "interrupted before its end"
 
 
@@ -51,7 +51,7 @@ class Measured:
     """Measurements of a server with one seed's trace, up to its end or what `stopped` it."""
 
     result: Result | None = None  # with its requests
-    points: list[Point] = field(default_factory=list)  # of its sweep, by rate
+    points: list[Point] = field(default_factory=list)  # its sweep's, by rate
     swept: bool = False  # to the end
     stopped: KeyboardInterrupt | ServerError | None = None
 
@@ -60,7 +60,7 @@ class Comparison:
     """One comparison, its settings and facts; `run` measures a seed into a folder of its own."""
 
     program = "./compare.sh"
-    has_texts = True  # of answers
+    has_texts = True  # whether answers have texts
 
     def __init__(self, options: Options, progress: Progress):
         self.options, self.progress, self.arrival = options, progress, options.arrival
@@ -68,14 +68,14 @@ class Comparison:
         self.trace: Sequence[Request] | None = None
         self.by_ids = self.first_of_workload(arrival).prompt_ids is not None
         self.capacity: Json | None = None
-        self.done: dict[str, Measured] = {}  # of the seed that is measured, by server
+        self.done: dict[str, Measured] = {}  # the measured seed's, by server
         self.keep: Callable[[Collection[str]], None] | None = None  # saves it
         self.saved = False  # anything of this run
         self.stopped: KeyboardInterrupt | ServerError | None = None
         self.asked_as: dict[str, Any] = {}  # how servers that are none of ours were asked
         self.machine = runs.facts()
         self.earlier: Json | None = None  # summary of the run that goes on
-        self.kept: dict[tuple[int, str], Measured] = {}  # of it, by seed and server
+        self.kept: dict[tuple[int, str], Measured] = {}  # the resumed run's, by seed and server
         if options.resume:
             self.earlier = runs.load(options.resume, requests=False).first
             kept = resume.kept(options, self.facts())

@@ -18,7 +18,7 @@ from client.results import Json, Result
 from client.runs import OF_SWEEP, RunError
 from config.reading import parse, read_json, read_lines
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el", "normalized_latency")  # of which tools have p50 and p99
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "normalized_latency")  # tools have their p50 and p99
 NUMBERS = (
     "completed", "failed", "wall_clock_s", "total_input_tokens", "total_output_tokens",
     "request_throughput", "output_throughput", "total_token_throughput",

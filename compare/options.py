@@ -38,7 +38,7 @@ from config import (
 )
 from generate.auto import build
 
-LOAD = 0.85  # of the capacity of dynamic: beyond what static can deliver, within what dynamic can
+LOAD = 0.85  # a part of dynamic's capacity: beyond what static can deliver, within what dynamic can
 SWEEP_GOODPUT = ["e2el:2000"]
 REQUESTS = 300
 MOST = 12  # variants that can be distinguished in a figure
@@ -143,9 +143,9 @@ class Options:
     seed: int
     repeats: int
     sweep: bool
-    seconds: float | None  # of sending at each rate of a sweep; None: as long as its numbers need
+    seconds: float | None  # sent at each rate of a sweep; None: as long as its numbers need
     goodput: dict[str, float]
-    price: float | None  # of a machine for an hour
+    price: float | None  # a machine's for an hour
     stream: bool
     out: Path
     overwrite: bool
@@ -155,7 +155,7 @@ class Options:
     resume: Path | None = None  # the run to go on with, in `out`
     also: dict[str, str] = field(default_factory=dict)  # {name: URL} of servers that run already
     asked: Asked = field(default_factory=Asked)  # how these are asked
-    deployment: Deployment | None = None  # of each variant; None: a server alone
+    deployment: Deployment | None = None  # each variant's; None: a server alone
     calibration: bool = False
     check: Check | None = None
 

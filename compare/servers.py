@@ -86,7 +86,7 @@ def launched(words: Sequence[str], key: str | None = None) -> Iterator[Launched]
     ours = {"EB_API_KEY": key or "none", "EB_API_KEYS": "none", "PYTHONPATH": path}
     # so that a stats.py of the current folder does not come in place of ours
     environment = os.environ | ours | {"PYTHONSAFEPATH": "1"}
-    environment.pop("RAY_ADDRESS", None)  # of a cluster elsewhere, which would be another server
+    environment.pop("RAY_ADDRESS", None)  # a cluster elsewhere would be another server
     with tempfile.TemporaryFile() as output:
         process = start(command, output, environment)
         try:

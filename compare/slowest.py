@@ -17,7 +17,7 @@ from compare.report.sections import number_of_replicas
 from scheduling.latency import Stay, neighbours
 from stats import times_from
 
-WIDTH = 48  # of the longest bar
+WIDTH = 48  # the longest bar's
 SHOWN = {  # a part's letter, colour and word, in the order of a bar
     "client": ("c", "bright_black", "client"),
     "first": ("f", "yellow", "first token"),  # all that another server's client knows
@@ -33,7 +33,7 @@ SHOWN = {  # a part's letter, colour and word, in the order of a bar
 }
 INDENT = 7 * " "
 JOINT = "\N{NO-BREAK SPACE}"  # no line ends between a number and its unit
-LEAST_S = 5e-7  # of a part; less is rounding
+LEAST_S = 5e-7  # a part's seconds; less is rounding
 
 
 class Slow(NamedTuple):

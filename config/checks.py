@@ -112,7 +112,7 @@ AHEAD = Feature("planned ahead", "--ahead", lambda c: c.ahead)
 # none, and shedding and `prefill` go by the time from an iteration's plan to its end, which another
 # one shares
 AHEAD_WITHOUT = {"record": None, "shed": False, "prefill": "mixed"}
-ENGINES = (NAIVE, PADDED)  # of which a server has one
+ENGINES = (NAIVE, PADDED)  # a server has one of these
 FEATURES = (*ENGINES, PREFIXES, DRAFTS, ADAPTERS, INT8_KV, INT8, SIZES, AHEAD)
 _BY_CACHED_ENGINE = {
     PREFIXES: "KV blocks are shared",
@@ -122,7 +122,7 @@ _BY_CACHED_ENGINE = {
     SIZES: "iterations are filled up to fixed sizes",
     AHEAD: "iterations are planned ahead",
 }
-# of each pair that does not go together, why
+# why two features do not go together
 EXCLUDED = {
     **{
         (engine, feature): f"{what} by the cached engine alone"

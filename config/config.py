@@ -16,7 +16,7 @@ from scheduling.policies import MODES, ORDERS, chosen
 from scheduling.policies.deadlines import read_slo_classes
 from scheduling.speculation import read_draft, read_rates
 
-MAX_BODY_BYTES = 1_000_000  # of a request; a larger one is 413
+MAX_BODY_BYTES = 1_000_000  # a request's; a larger one is 413
 SPARE_FILES = 128  # open files of a server beside its connections
 DOOMED_FILES = 4096  # connections that may wait to be closed, where the system allows as many files
 # how long Ctrl-C waits for clients; gunicorn kills the worker 2 s after a second signal

@@ -76,7 +76,7 @@ GROUPS = {
     }.items()
 }
 _GROUPED = {name for names in GROUPS.values() for name in names}
-# of policies and orders that a user added
+# settings of policies and orders that a user added
 GROUPS["How batches form"] += tuple(
     dict.fromkeys(each.name for kind in KINDS for each in fields(kind) if each.name not in _GROUPED)
 )

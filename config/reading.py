@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 GZIP, LFS = b"\x1f\x8b", b"version https://git-lfs"  # with which such files begin
-MOST_DIGITS = 300  # of a whole number: with more it is beyond a float
+MOST_DIGITS = 300  # digits of a whole number: with more it is beyond a float
 
 
 def parse(text: str | bytes) -> Any:

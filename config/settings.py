@@ -39,7 +39,7 @@ ONLY_OVER_HTTP = (
 )
 NOT_SIMULATED = {*ONLY_OVER_HTTP} - {"request_timeout_s"}  # in virtual time
 VOCABULARIES = {"r50k_base": 50257, "bytes": 257}  # ids of each tokenizer
-PARTS = ("attention", "linear")  # of the engine, each before --kernels
+PARTS = ("attention", "linear")  # the engine's parts; each flag goes before --kernels
 
 
 class ConfigError(Exception):
@@ -64,7 +64,7 @@ def _having(table: Mapping[str, type[Policy | Order | Victim]]) -> dict[str, tup
 
 # the modes that have each setting that is a field of policies
 ONLY_IN = _having(MODES)
-# of each setting that has a meaning only with some values of another one, that one and the values
+# settings that have a meaning only with some values of another one: that one and the values
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     **{
         each.name: (each.metadata["needs"][0], (each.metadata["needs"][1],))
@@ -158,7 +158,7 @@ Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Sizes = Annotated[tuple[int, ...], of_text(read_sizes)]
 FileName = Annotated[str, Field(min_length=1)]
-READERS: dict[str, Callable[[str], object]] = {  # of settings that stay texts
+READERS: dict[str, Callable[[str], object]] = {  # readers of settings that stay texts
     "length_predictor": predictor,
     "prefill": read_prefill,
     "queue_policy": read_queue_policies,

@@ -32,7 +32,7 @@ LARGEST_SIZE = 10**6
 # heads that kernels of attention take: as in attention.cpp; and GPT-2's, since in float32 a Triton
 # program with wider ones needs more shared memory than small GPUs have
 LARGEST_HEAD = {"kernel": 256, "triton": 64}
-LARGEST_RANK = 64  # of adapters; as in lora.h
+LARGEST_RANK = 64  # an adapter's; as in lora.h
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 

@@ -47,7 +47,7 @@ class Standing:
     state: Any = None  # the order's own record
     batch: int = -1  # number of its iteration, among those that admitted anything
     position: int = -1  # rows before it when it was admitted
-    blocked_s: float = 0.0  # of its queue time, for want of KV blocks
+    blocked_s: float = 0.0  # the part of its queue time for want of KV blocks
     blocked_from: float = math.inf  # seconds of any want of them before it arrived
 
 
@@ -58,7 +58,7 @@ class Drafts:
     ids: list[int] = field(default_factory=list)  # proposed for its next tokens
     blocks: int = 0  # KV blocks that it would have without those that are verified now
     verified: int = 0  # draft tokens so far
-    accepted: int = 0  # of these
+    accepted: int = 0  # accepted ones of these
 
 
 class Slo(NamedTuple):
@@ -66,7 +66,7 @@ class Slo(NamedTuple):
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
-    name: str | None = None  # of a class, whose limits hold where the request states none
+    name: str | None = None  # its class, whose limits hold where the request states none
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class Row(NamedTuple):
     blocks: list[int]
     samples: bool
     idle: bool
-    recomputed: int = 0  # of its tokens, those that were computed before a preemption
+    recomputed: int = 0  # tokens that were computed before a preemption
     drafts: Sequence[int] = ()  # ids of next tokens to verify
 
     @property

@@ -35,8 +35,8 @@ class Ledger(Extension):
         self._weights = weights
         self._counters: dict[User, float] = {}
         self._waiting: Counter[User] = Counter()
-        self._numbers = itertools.count()  # of equal counters, the user that began to wait first
-        self._place: dict[User, tuple[float, int]] = {}  # of users that wait
+        self._numbers = itertools.count()  # among equals the user that waits longer is first
+        self._place: dict[User, tuple[float, int]] = {}  # the places of users that wait
         self._order: SortedDict[tuple[float, int], User] = SortedDict()
         self._moved: set[User] = set()  # counters that grew since they were put in order
         self._last_left: User = None

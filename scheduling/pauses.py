@@ -17,7 +17,7 @@ class PausedRows(Extension):
     """Paused rows in the order."""
 
     def __init__(self, order: Order):
-        self.rows: dict[int, Inference] = {}  # of the last iteration, and those admitted since
+        self.rows: dict[int, Inference] = {}  # the last iteration's, and those admitted since
         self.paused: SortedDict[tuple[Any, ...], Inference] = SortedDict()
         self._order = order
 

@@ -35,7 +35,7 @@ def block_keys(
     first = hashlib.sha256(salt.encode()).digest()
     if adapter:
         first += hashlib.sha256(adapter.encode()).digest()
-    # of 32 bytes, or of 64 that are no small ids: no salt is one, and no block
+    # a seed of 32 bytes, or of 64 that are no small ids: no salt is one, and no block
     keys = [hashlib.sha256(first).digest()]
     for end in range(block_size, len(ids) + 1, block_size):
         keys.append(next_key(keys[-1], ids[end - block_size : end]))
@@ -54,7 +54,7 @@ class PrefixCache(BlockPool):
         self.shared_blocks = 0  # those that several inferences have
         self.queries = 0  # prompt tokens looked up
         self.hits = 0  # prompt tokens found
-        self.references = [0] * n_blocks  # of each block
+        self.references = [0] * n_blocks  # each block's references
         self._blocks: dict[bytes, int] = {}  # by key
         self._keys: dict[int, bytes] = {}  # by block
         self._unused: OrderedDict[int, None] = OrderedDict()  # free ones with a key, oldest first
@@ -193,7 +193,7 @@ class Account:
     def __init__(self, pool: PrefixCache, find: Find):
         self.free = pool.free_blocks
         self.block_size, self._references, self._find = pool.block_size, pool.references, find
-        self._change: defaultdict[int, int] = defaultdict(int)  # of references, by block
+        self._change: defaultdict[int, int] = defaultdict(int)  # the change of references, by block
 
     def copy(self) -> Account:
         other = copy(self)

@@ -20,7 +20,7 @@ class IterationRecord:
     # number in each of them, by `stats.ROW_KINDS`: a row with drafts counts as 1 + their number
     rows: dict[str, int] = field(init=False)
     live: int = field(init=False)  # live rows, each once
-    drafts: list[tuple[int, int]] = field(init=False)  # of rows with drafts: their number, accepted
+    drafts: list[tuple[int, int]] = field(init=False)  # by row with drafts: number, accepted
 
     def __post_init__(self) -> None:
         rows, padding = self.iteration.rows, self.iteration.padding

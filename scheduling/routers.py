@@ -29,7 +29,7 @@ class ReplicaLoad:
 
     id: int
     requests: int = 0  # sent there and not answered, waiting or running
-    tokens: int = 0  # of those, prompt tokens not computed and completion tokens not generated
+    tokens: int = 0  # prompt tokens not computed and completion tokens not generated
 
 
 @dataclass(frozen=True, slots=True)

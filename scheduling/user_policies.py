@@ -45,7 +45,7 @@ class Source(NamedTuple):
 LONGEST_S = 60.0  # after which a plan is taken to go on for ever
 Kind = type[Policy] | type[Order] | type[Victim]
 SOURCES: dict[Kind, Source] = {}
-PROBLEMS: dict[str, str] = {}  # of each FILE.py:NAME that cannot be used, why
+PROBLEMS: dict[str, str] = {}  # why a FILE.py:NAME cannot be used
 
 
 def words(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -38,7 +38,7 @@ class AsynchronousManager(BatchingManager):
     def __init__(self, *args: object, **settings: object):
         self._launched: Launched | None = None
         self._ends: list[Callable[[], list[Inference]]] = []  # for when no token is pending
-        self._ended_at = 0.0  # of the last iteration
+        self._ended_at = 0.0  # when the last iteration ended
         super().__init__(*args, **settings)  # type: ignore[arg-type]
 
     def _end(self, ended: Callable[[], list[Inference]]) -> None:

@@ -42,7 +42,7 @@ class Request:
     # strings that end an answer, beside sampling.stop_ids; None: not even these end it
     stop: Sequence[str] | None = None
     logprobs: int | None = None  # likeliest tokens beside each, with echo of the prompt's too
-    # of its answer
+    # how its answer is made
     form: Literal["inference", "completion", "chat"] = "inference"
     alone: bool = False  # one prompt, and not a group of one
     echo: bool = False

@@ -107,9 +107,9 @@ class Costs:
     answer_turn: int = 0  # between their answers
     decode: Mapping[int, Line] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
-    load: int = 0  # of each adapter that is loaded, before an iteration
+    load: int = 0  # for each adapter that is loaded before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
-    least: int = 0  # of an iteration, beside what it attends: to read the weights
+    least: int = 0  # an iteration's least, beside what it attends: to read the weights
     prompts: Line | None = None
 
     def of(self, iteration: Iteration) -> int:

@@ -81,7 +81,7 @@ class Disaggregated:
     ):
         self._loop, self._replicas, self._ended = loop, layout.replicas, ended
         self._limits = limits or UserLimits(None, None)
-        self._request, self._answer = costs.request, costs.answer  # of the HTTP in between
+        self._request, self._answer = costs.request, costs.answer  # costs of the HTTP in between
         self._token = 8000 * token_bytes / layout.kv_gbps  # picoseconds to send one
         self._whole: dict[Inference, Inference] = {}  # by the inference of its first token
         self._arrived_at: dict[Inference, float] = {}  # before it was passed on

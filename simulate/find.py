@@ -27,7 +27,7 @@ from simulate.trial import SAMPLE, Question, Trial, TrialResult
 SURE = 0.95  # share of the traces in which a setting must meet the limits
 FEW = 3  # traces of the first round
 WITHOUT_ONE = 4  # settings of which the best without one limit is looked for
-LONG_S = 60.0  # of arrivals, unless --numsamples gives a number of requests
+LONG_S = 60.0  # seconds of arrivals, unless --numsamples gives a number of requests
 FEWEST, MOST_REQUESTS = SAMPLE, 20_000  # more where the growth of a queue needs them
 
 
@@ -50,7 +50,7 @@ class Search:
     results: dict[str, dict[int, TrialResult]] = field(default_factory=dict)  # by name and seed
     tried: list[Candidate] = field(default_factory=list)
     growth_needs: int = 0  # requests that show whether a queue grows; with fewer it is not judged
-    requests: int = 0  # of the first trace
+    requests: int = 0  # requests of the first trace
 
     @property
     def question(self) -> Question:

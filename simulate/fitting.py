@@ -155,7 +155,7 @@ def fit(
     gap, gap_row = _picoseconds(relative(terms, np.array([each.gap for each in gaps])))
     costs = replace(costs, gap=gap, gap_row=gap_row)
 
-    rows, late_s = [], []  # of an answered request, in each run
+    rows, late_s = [], []  # an answered request's rows and delay, in each run
     for run in mixed:
         kept, late, _ = _late(costs, [each for each in run if each.beside])
         answering = [each for each in kept if each.answered and each.gap]

@@ -40,7 +40,7 @@ class Layout:
     start_s: float = 0.0  # from a failure until another replica takes requests
     slow: Mapping[int, float] = field(default_factory=dict)  # by replica, times as long
     failures: Sequence[Failure] = ()
-    seed: int = 0  # of the router's draws
+    seed: int = 0  # seed of the router's draws
     prefill_replicas: int = 0  # the first ones, with disaggregated prefill
     kv_gbps: float = 0.0  # Gbit/s at which each of those sends keys and values
 
@@ -93,7 +93,7 @@ class Fleet:
         self.layout = layout
         self.changes: list[Change] = []
         self.sent: dict[int, int] = {}  # requests, by the replica that got them
-        self.missed: list[Failure] = []  # of replicas that were not up
+        self.missed: list[Failure] = []  # failures of replicas that were not up
         self._loop, self._build, self._costs = loop, build, costs
         self._computed, self._ended, self._session = computed, ended, session
         self._replica = functools.partial(kind, loop, **{"jump": True} | of_replicas)

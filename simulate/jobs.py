@@ -33,7 +33,7 @@ class _Shared(NamedTuple):
     lines: Any  # its SimpleQueue: (process, its line; None: no longer)
 
 
-_shared: _Shared | None = None  # of a worker
+_shared: _Shared | None = None  # a worker's own
 
 
 def as_worker(on_sigterm: signal.Handlers = signal.SIG_IGN) -> None:

@@ -55,7 +55,7 @@ from simulate.fitting import Served, fit, observe, residuals
 # completion tokens of a request at most: as many as take LONG_S alone. A server that was idle is
 # cold for some 10 ms, which must not be the half of what is fitted
 LEAST_TOKENS, MOST_TOKENS, LONG_S = 32, 128, 0.15
-LOADS = (0.5, 0.85)  # of held-out traffic, as parts of the rate of a burst of it
+LOADS = (0.5, 0.85)  # held-out traffic's, as parts of the rate of a burst of it
 # settings without effect here: one schedule is fitted, of `dynamic`, with blocks whole or on demand
 UNUSED = {"prefix_caching", "order", "mode", "loop_interval_ms", "ahead", *ONLY_IN, *ONLY_OVER_HTTP}
 UNUSED -= {"kv_reservation"}
@@ -68,7 +68,7 @@ class Segment(NamedTuple):
 
     arrivals: Arrivals
     streamed: bool
-    held_out: bool  # of the fit
+    held_out: bool  # held out of the fit
     served: list[Served]
     iterations: list[list[float]]  # [started_at, seconds, live rows] each
 

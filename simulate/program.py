@@ -229,7 +229,7 @@ def main() -> None:
         sys.exit(2)
     except ServerError as error:
         sys.exit(printable(f"error: {error}"))
-    except BrokenProcessPool:  # of --find
+    except BrokenProcessPool:  # a process of --find died
         sys.exit(f"error: {lost()}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -26,7 +26,7 @@ from server.observers.recording import OPTIONAL, ROW, SLO, VERSION, Entry, line_
 
 WRONG = 1  # a draft token in the place of one that was not recorded; texts are zeros
 ENDINGS = {kind.code: kind for kind in (Cancelled, DeadlinePassed)}  # all others are failures
-Observe = Callable[[Scheduler, Any], Observer]  # of a recording's scheduler and its settings
+Observe = Callable[[Scheduler, Any], Observer]  # takes a recording's scheduler and settings
 
 
 class ReplayError(Exception):
@@ -47,7 +47,7 @@ class Replayed:
     unfinished: int = 0  # recordings that end before their servers did
     calls: int = 0
     iterations: int = 0  # calls of `schedule` that came to rows
-    equal: int = 0  # of these
+    equal: int = 0  # equal ones of these
     first_difference: str | None = None  # its place, and what it is
 
     def add_difference(self, line: int, entry: Entry, difference: str) -> None:
@@ -90,8 +90,8 @@ def replay(lines: Iterable[str], observe: Observe | None = None) -> Replayed:
     line, for a gap, a foreign version, and what is no recording.
     """
     result, cut = Replayed(), 0
-    server: _Server | None = None  # of this recording; none after a difference
-    calls = 0  # of this recording
+    server: _Server | None = None  # this recording's; none after a difference
+    calls = 0  # calls in this recording
     for number, line in enumerate(lines, 1):
         if cut:
             raise ReplayError(f"line {cut}: this is no line of a recording.")
@@ -215,7 +215,7 @@ class _Server:
             case "schedule":
                 drafts = entry.get("drafts", {})
                 for id_, inference in self._in_flight.items():
-                    n = drafts.get(str(id_), 0)  # of earlier recordings a pair
+                    n = drafts.get(str(id_), 0)  # in earlier recordings a pair
                     inference.drafts.ids = [WRONG] * (n[0] if isinstance(n, list) else n)
                 self._iteration, _ = scheduler.schedule(now)
                 self._begun = now

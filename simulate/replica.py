@@ -108,7 +108,7 @@ class SimulatedReplica:
         self._free_at = 0  # time before which no plan is made
         self._arriving: deque[tuple[Event, Group]] = deque()  # groups whose threads wait for a turn
         self._turns_end_at = 0
-        self._tokens = 0  # of all requests, without those that will never be computed
+        self._tokens = 0  # all requests' tokens, without those that will never be computed
         self.sending = 0  # requests whose KV blocks are being sent to another replica
         if scheduler.has_work:
             self._plan_at(loop.now)

@@ -25,7 +25,7 @@ PREFIX = "roofline:"
 # shares of bandwidth and peak that are reached: steps of this engine on a CPU (results/engine)
 FEWEST, REACHED, MOST = 0.5, 0.7, 0.9
 MARK = f" (an estimate: times {REACHED / MOST:.2f} to {REACHED / FEWEST:.2f})"
-LAUNCHES = 7, 6  # of a layer, and around them: 174 of gpt2-medium, counted on an H200
+LAUNCHES = 7, 6  # per layer, and around all layers: 174 for gpt2-medium, counted on an H200
 LAUNCH_S = 1.3e-6  # in a CUDA graph on an H100 (Spector et al., "Look Ma, No Bubbles!", 2025)
 MODELS = [name for name in SHAPES if name != "fake"]
 DTYPES = ("float32", "bfloat16")

@@ -37,7 +37,7 @@ from simulate.server import SimulatedServer
 from simulate.vllm.history import NAME, history
 from simulate.vllm.recording import is_recording
 
-MOST_BYTES = 30_000_000  # of a page that a browser still opens quickly
+MOST_BYTES = 30_000_000  # the largest page that a browser still opens quickly
 
 
 def main() -> None:
@@ -124,7 +124,7 @@ def measured(run: Run, seed: str) -> dict[str, str]:
     if run.missing_seeds:
         raise RunError(f"{run.folder} was interrupted, and recordings name no seed; measure again")
     texts: dict[str, str] = {}
-    for path in paths:  # of servers one after another; the last ones are this run's, seed by seed
+    for path in paths:  # servers one after another; the last ones are this run's, seed by seed
         names = [name for name in path_of if path_of[name] == path]
         note = ", ".join(filter(None, (f"recorded: {Path(path).name}", seed)))
         recordings = _recordings(Path(path), str(run.first["config"]["model"]), note)

@@ -41,7 +41,7 @@ from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
 from stats import times_of, timings_of
 
-FEW_TICKS = 200  # of a quiet time; its later ones are skipped
+FEW_TICKS = 200  # ticks of a quiet time; its later ones are skipped
 
 
 class SimulatedServer:
@@ -115,7 +115,7 @@ class SimulatedServer:
             "occupancy": rows.occupied / (rows.busy * most) if rows.busy else 0.0,
         }
         stats = self.stats.run().report() | exact | {"replicas": self.replicas}
-        source = self.costs.source  # of a recording names its model
+        source = self.costs.source  # a recording's source names its model
         engine = {name: source[name] for name in ("model", "dtype") if name in source}
         return stats, rows.over_time(), self.config.model_dump(mode="json") | engine
 

@@ -52,13 +52,13 @@ class Simulation(Options):
     costs: Costs
     layout: Layout
     jobs: int  # processes
-    question: Question | None = None  # of --find
+    question: Question | None = None  # asked by --find
     find: Sequence[str] = ()  # its words
     verify: int | None = None  # real runs
-    own: OwnServer | None = None  # of --vllm
+    own: OwnServer | None = None  # given by --vllm
     replays: bool = False  # the requests that it served
-    costs_file: Path | None = None  # of --save-costs
-    recording: str | None = None  # of --replay
+    costs_file: Path | None = None  # given by --save-costs
+    recording: str | None = None  # given by --replay
 
     @property
     def model(self) -> str:

@@ -18,7 +18,7 @@ from stats import LIMITED
 
 EMPTY = "#ececec"
 OTHERS = "#cfcfcf"  # replicas that are paid for, and take no requests
-KINDS = {  # of computed rows that serve no request
+KINDS = {  # kinds of computed rows that serve no request
     "idle": ("#e6ab02", "idle: computed for a request that is done"),
     "padding": ("#8c6d4f", "padding: computed for no request"),
     "recomputed": ("#c51b1b", "recomputed: once more, after a preemption"),
@@ -203,7 +203,7 @@ def computed_rows(
         x = parts["live"] / 2
         axis.text(x, y, text, ha="center", va="center", color="white", fontsize=11)
         if (fraction := expected[name]) is not None:
-            # of live and idle rows: the others are not the batch's doing
+            # live and idle rows: the others are not the batch's doing
             at = (100 - parts["padding"] - parts["rejected"]) * fraction
             axis.plot([at, at], [y - 0.42, y + 0.42], color="black", lw=2.5)
     axis.set_yticks(range(len(rows)), list(rows))

@@ -95,7 +95,7 @@ def _groups(results: Results, kind: str) -> Groups:
         size = f"{requests:,} request{'s' * (requests != 1)}"
         if kind == "by_priority":
             shown = LEVELS.get(name, f"level {name}")
-        if kind == "by_length":  # of few lengths, each is a group
+        if kind == "by_length":  # where lengths are few, each is a group
             of_few = all(n.least_tokens == n.most_tokens for s in by_seed for n in s.values())
             shown = "" if of_few else QUARTERS[int(name) - 1]
             size = _tokens([seed[name] for seed in by_seed if name in seed])

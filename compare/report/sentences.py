@@ -21,7 +21,7 @@ from compare.report.tables import cell_of
 from compare.sweep import in_words
 from config import MODES, NOT_SIMULATED, varying_parts
 
-STATUS = re.compile(r"^(\d{3})(?= )")  # of HTTP, at the beginning of an error
+STATUS = re.compile(r"^(\d{3})(?= )")  # HTTP's status, at the beginning of an error
 FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
 
 
@@ -128,7 +128,7 @@ def busy(summary: Json) -> str | None:
     return f"{used}: its numbers are suspect."
 
 
-# of what the study `fidelity` compares
+# what the study `fidelity` compares
 ERRORS = {"capacity": "capacity", "p50": "median latency", "p99": "p99 of latency"}
 
 
@@ -237,7 +237,7 @@ def deployed(summary: Json) -> str | None:
     if not (deployment := summary.get("deployment")):
         return None
     n, where = deployment["replicas"], "on Ray Serve"
-    if deployment.get("front") == "proxy":  # of runs until 2026-11-27
+    if deployment.get("front") == "proxy":  # in runs until 2026-11-27
         where = "behind HAProxy"
     return f"{n} replica{'s' * (n != 1)} {where}, router {deployment['router']}"
 
@@ -264,7 +264,7 @@ def conditions(run: Run) -> str:
 
 # ---- how it was made
 
-# of a workload
+# facts of a workload
 SHOWN = "lengths prompt_lengths prompts prefixes sessions priorities slo_mix adapters scale_tokens"
 
 

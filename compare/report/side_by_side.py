@@ -26,7 +26,7 @@ from compare.report.sentences import marked
 from config import in_todays_names
 from stats import LIMITED
 
-LINES = ("-", "--", ":", "-.")  # of runs, in figures
+LINES = ("-", "--", ":", "-.")  # lines of runs, in figures
 ABOUT: dict[str, Callable[[Json], str]] = {
     "commit": lambda s: escape(s["commit"]),
     "date": lambda s: escape(s["date"]),
@@ -45,7 +45,7 @@ OTHER = (
     "trace in another run."
 )
 WALL = ("wall_clock_s", "request_throughput", "output_throughput", "total_token_throughput")
-NUMBERS = [  # of servers that tools measured: each with what of a tool's definitions it goes by
+NUMBERS = [  # numbers of servers that tools measured, each with a tool's definition that it goes by
     *((Key(name, form="{:,.2f}"), ("wall_clock_s",)) for name in WALL),
     *(
         (Key(f"{each}_{name}_ms", form="{:,.2f}"), (name, "percentiles")[: 1 + (each != "mean")])
@@ -354,7 +354,7 @@ def _ratio(first: Sequence[float], second: Sequence[float]) -> str:
     by = difference(first, second)
     if math.isnan(by.mean):
         return tables.NONE
-    if by.half is None:  # of one stretch
+    if by.half is None:  # one stretch alone
         return f"× {math.exp(by.mean):.2f}"
     ratio, low, high = (math.exp(by.mean + sign * (by.half or 0.0)) for sign in (0, -1, 1))
     text = f"× {ratio:.2f} ({low:.2f} to {high:.2f})"

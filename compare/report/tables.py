@@ -24,8 +24,8 @@ from compare import sweep
 from compare.analysis import Estimate, difference, estimate
 from compare.sweep import Swept
 
-Results = Mapping[str, Sequence[Result]]  # of each server, a result a seed
-Rows = Sequence[Sequence[str]]  # of a table, the headings first
+Results = Mapping[str, Sequence[Result]]  # by server: one result per seed
+Rows = Sequence[Sequence[str]]  # a table's rows, the headings first
 Case = tuple[Sequence[str], Sequence[Result]]  # a row: its names, and its results, one a seed
 
 PRICE = "cost_per_million_tokens cost_per_thousand_within"
@@ -39,11 +39,11 @@ PERCENTILES = keys(
     "p50_e2el_ms p95_e2el_ms p99_e2el_ms"
 )
 HEADLINES = OF_RUN, PERCENTILES  # a table each
-COMPARED = keys(  # of which differences are shown
+COMPARED = keys(  # numbers whose differences are shown
     "output_throughput goodput mean_e2el_ms p99_e2el_ms p50_ttft_ms mean_tpot_ms "
     f"mean_normalized_latency_ms {PRICE} capacity goodput_rate"
 )
-STEPS = {"goodput_rate": sweep.STEP}  # of the lattices that values lie on
+STEPS = {"goodput_rate": sweep.STEP}  # steps of the lattices that values lie on
 POINTS = keys(
     "rate ended achieved_rate offered_throughput output_throughput p50_normalized_latency_ms "
     f"p50_ttft_ms p99_e2el_ms goodput attainment {PRICE} occupancy preemptions recomputed_tokens "

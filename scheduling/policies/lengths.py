@@ -19,7 +19,7 @@ from scheduling.extensions import Extension, Group
 from scheduling.inference import Inference
 
 LONGEST = 1024  # GPT-2's context: the constant that no answer exceeds
-MOST_SIGMA = 10.0  # of a log-normal error: beyond any use, and without overflow
+MOST_SIGMA = 10.0  # a log-normal error's: beyond any use, and without overflow
 REMEMBERED = 1024  # latest predictions, from which the edges of bins follow
 
 

@@ -34,7 +34,7 @@ class Prefill(NamedTuple):
     """A value of `--prefill`: a rule, and its number."""
 
     rule: str
-    k: float = 0  # of last in rows, of every in iterations, of adaptive in milliseconds
+    k: float = 0  # last: rows; every: iterations; adaptive: milliseconds
 
     @property
     def remembers(self) -> Sequence[type[Memory]]:

@@ -28,7 +28,7 @@ from pydantic import (
 from scheduling.errors import InvalidRequest
 
 MOST_STOPS, LONGEST_STOP = 16, 256
-MOST_COMPLETIONS = 16  # of a prompt
+MOST_COMPLETIONS = 16  # completions of a prompt
 MOST_STOP_IDS = 64
 MOST_LOGPROBS = 20
 # meanings that several bodies share
@@ -61,7 +61,7 @@ Prompt = Text | Texts | Ids | IdLists  # one prompt or several, as text or as id
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Limit = Timeout  # of a latency, in milliseconds; its class states it for a request that does not
+Limit = Timeout  # a latency's, in ms; its class states it for a request that does not
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Id = Annotated[int, Field(ge=0)]
 StopIds = Annotated[list[Id], Field(max_length=MOST_STOP_IDS, fail_fast=True)]

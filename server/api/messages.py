@@ -12,7 +12,7 @@ JSON = "application/json"
 HTML = "text/html; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 STREAM = "text/event-stream"
-# of a stream: proxies must not buffer it
+# a stream's: proxies must not buffer it
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"  # the last event
 

@@ -75,7 +75,7 @@ class Renderer(ABC):
             for member in group
             if member.scores is not None
         ]
-        self._parts = {}  # of each inference that is not over, by its id()
+        self._parts = {}  # parts of each inference that is not over, by its id()
         for i, member in enumerate(group):
             echoed = member.prompt_ids if echo else ()
             part = Part(i, Detokenizer(tokenizer, rule), echoed, request.num_tokens)
@@ -187,7 +187,7 @@ class CompletionRenderer(Renderer):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self._created = int(time.time())
-        self._id = f"{self.prefix}-{secrets.token_hex(12)}"  # of this answer alone, on any server
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"  # this answer's alone, on any server
         self._sent: Counter[int] = Counter()  # tokens of each choice in a stream
 
     def _answer(self, shown: Sequence[tuple[str, int]]) -> dict[str, Any]:

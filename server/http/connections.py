@@ -88,7 +88,7 @@ class Connections:
     ):
         self.limits = dict(limits)
         self.open = 0  # in threads too
-        self.held_bytes = 0  # of requests that are not whole, or not answered
+        self.held_bytes = 0  # bytes of requests that are not whole, or not answered
         self._poller = poller
         self._most = most
         # when thousands come at once, closing as many would make all others wait

@@ -20,8 +20,8 @@ from gunicorn.http.unreader import IterUnreader
 from scheduling.errors import ServingError
 from server.api.refusals import Refused, failure, too_large
 
-MAX_HEAD_BYTES = 32_768  # of a request line and its headers
-MAX_LINE_BYTES = 1_024  # of a chunk's size and extensions; of all trailers
+MAX_HEAD_BYTES = 32_768  # a request line and its headers
+MAX_LINE_BYTES = 1_024  # a chunk's size and extensions; all trailers
 CHUNKS_AT_ONCE = 32  # parsed before the other connections have their turn
 FREE_CHUNKS = 1_000  # may be small; a body with more must have MEAN_CHUNK bytes in each on average
 MEAN_CHUNK = 16
@@ -88,7 +88,7 @@ class Reader:
         self._body = bytearray()
         self._missing = 0  # bytes of the body, or of its chunk, that are still to come
         self._chunked = False
-        self._chunks = 0  # of the body, so far
+        self._chunks = 0  # chunks of the body so far
         self._separator = b""  # ends the previous chunk
         self._in_trailers = False
         self.has_more = False  # `next_request` left chunks for another turn

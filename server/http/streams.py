@@ -81,7 +81,7 @@ class Stream:
     def __init__(self, renderer: Renderer, connection: socket.socket | None):
         self._renderer = renderer
         self._connection = connection
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # guards all that follows
         self._updates: dict[int, TokenEvent] = {}
         self._direct = False  # the Streamer writes, and not the HTTP thread
         self._unsent = b""  # the rest of a chunk of which the socket took a part

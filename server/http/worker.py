@@ -78,7 +78,7 @@ class Worker(base.Worker):
         self._poller = selectors.DefaultSelector()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the loop, from others
         self._unparsed: deque[Connection] = deque()  # with more bytes than one turn parses
-        self._numbers = count(1)  # of connections, by age
+        self._numbers = count(1)  # numbers of connections, by age
         self._accepting = False
         self._accept_from = 0.0
         self._drain_until: float | None = None

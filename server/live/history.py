@@ -22,7 +22,7 @@ STEP = 6  # values of a change
 DECODE, PREFILL, RECOMPUTE, IDLE, PAUSED, NO_BUDGET, FREE = "d", "p", "r", "i", "s", "w", ""
 _LASTING = {DECODE, IDLE, PAUSED, NO_BUDGET}  # until the next change
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
-Drafted = Sequence[tuple[int, int]]  # of each row with drafts: their number, and of accepted ones
+Drafted = Sequence[tuple[int, int]]  # by row with drafts: number, accepted
 
 
 class Skipped(NamedTuple):
@@ -36,7 +36,7 @@ class Skipped(NamedTuple):
 class Cell(NamedTuple):
     """Content of a line from an iteration on."""
 
-    id: int  # of the request
+    id: int  # the request's id
     kind: str
     n: int  # tokens, without rejected ones
     start: int  # position of the first
@@ -153,7 +153,7 @@ class QueueSnapshot(NamedTuple):
 
     free_blocks: int  # with those whose content can still be found
     shared_blocks: int  # that several requests have
-    cached_blocks: int  # of the free ones, those whose content can still be found
+    cached_blocks: int  # free ones whose content can still be found
     queue: list[Inference]
     n_blocks: int  # in the pool
 

@@ -72,7 +72,7 @@ class Seen(NamedTuple):
     latest: IterationRecord
     max_batch_size: int
     caches: bool  # without, prefix queries and hits are of several completions of one prompt
-    most_drafts: int  # of a row
+    most_drafts: int  # draft tokens of a row at most
 
 
 OF_SERVER = (
@@ -105,7 +105,7 @@ OF_SERVER = (
     Declared(GAUGE, "batching_occupancy", "live rows of the latest iteration / max_batch_size",
              lambda seen: seen.latest.live / seen.max_batch_size),
 )  # fmt: skip
-# of one that speculates, as vLLM's
+# metrics of a server that speculates, named as vLLM's
 OF_SPECULATION = (
     Declared(COUNTER, "vllm:spec_decode_num_drafts", "rows that verified draft tokens",
              lambda seen: seen.run.counts["drafts"]),
@@ -118,7 +118,7 @@ OF_SPECULATION = (
              lambda seen: {str(i): seen.run.accepted_at[i] for i in range(seen.most_drafts)},
              "position"),
 )  # fmt: skip
-# of each user, priority and adapter
+# metrics of each user, priority and adapter
 OF_TALLIES = (
     Declared(COUNTER, "requests", "requests that ended or were refused",
              lambda tally: {ending: tally.counts[ending] for ending in ENDINGS}, "state"),
@@ -178,7 +178,7 @@ class Metrics:
             for each, buckets in zip(OF_TOKENS.items(), (TOKENS, lengths, lengths))
         )
         self._latest = IterationRecord(0.0, 0.0, Iteration([], 0, 0, 0))
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards what follows
         self._gaps = np.zeros(len(SECONDS) + 1, np.int64)  # between tokens, by bucket
         self._gaps_s = 0.0
         self.registry.register(self)

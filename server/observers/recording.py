@@ -20,7 +20,7 @@ from scheduling.inference import Inference, Iteration, Row
 from scheduling.scheduler import Scheduler
 
 Entry = dict[str, Any]
-VERSION = 1  # of the entries; a replay takes no other
+VERSION = 1  # the entries' version; a replay takes no other
 END: Entry = {"end": True}  # the last one of a server that was not killed
 # fields of each row, in this order; its KV blocks are those that it begins to fill. A row of two
 # numbers has the values of the others
@@ -33,7 +33,7 @@ OPTIONAL = {
     if each.name
     in ("deadline", "streamed", "user", "adapter", "priority", "queue_timeout_s", "prompt_only")
 }
-SLO = {"slo_ttft_ms": "ttft_ms", "slo_tpot_ms": "tpot_ms", "slo_class": "name"}  # of an `Slo`
+SLO = {"slo_ttft_ms": "ttft_ms", "slo_tpot_ms": "tpot_ms", "slo_class": "name"}  # its fields
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -17,7 +17,7 @@ from scheduling.records import IterationRecord
 from server.observers.tallies import ENDINGS, KEPT, MOST_NAMES, Names, Tally
 from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 
-KINDS = ("users", "priorities", "adapters")  # of names
+KINDS = ("users", "priorities", "adapters")  # kinds of names
 OF_TOKENS = ("recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens")
 # counts, as /stats names them
 REPORTED = (*ENDINGS[1:], "invalid", "preemptions", *OF_TOKENS, "adapter_loads")

@@ -160,7 +160,7 @@ class AtTheDoor:
         if isinstance(call, Answer):
             await respond(call)(scope, receive, send)
             return
-        # of a HEAD the HTTP server leaves the body out
+        # the HTTP server leaves the body of a HEAD out
         more = {"path": path, "method": call.route.method, "call": call}
         await self._app({**scope, **more}, receive, send)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIABLES = {  # of all processes on Ray
+VARIABLES = {  # environment of all processes on Ray
     "PYTHONPATH": str(ROOT),
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # a replica that hangs finishes nothing, however long Ray waits
@@ -110,7 +110,7 @@ def autoscaling(texts: Sequence[str], replicas: int) -> AutoscalingConfig:
     if unknown := given.keys() - names.keys():
         raise ConfigError(f"--autoscale {min(unknown)}: name one of {', '.join(names)}")
     try:
-        with warnings.catch_warnings(action="ignore"):  # of names that a later Ray will not have
+        with warnings.catch_warnings(action="ignore"):  # names that a later Ray lacks
             return AutoscalingConfig(**{"initial_replicas": replicas, **given})
     except ValidationError as error:
         first = error.errors()[0]

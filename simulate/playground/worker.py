@@ -36,8 +36,8 @@ FILE = "yours.py"  # the editor's text; a mode, an order or a victim in it is yo
 ON_DEMAND = "dynamic --kv-reservation demand"
 GRID = 6000  # iterations of a history at most
 LONGEST = 500  # tokens of a prompt, and of a completion
-State = Mapping[str, Any]  # of the page, by the names of its sliders
-Settings = Mapping[str, Mapping[str, Any]]  # of a Config, by the name of its costs
+State = Mapping[str, Any]  # the page's state, by the names of its sliders
+Settings = Mapping[str, Mapping[str, Any]]  # a Config's settings, by the name of its costs
 
 
 def answer(words: Sequence[Any], settings: Settings) -> Any:

@@ -17,7 +17,7 @@ from simulate.fitting import OUTLIER, Observed, fit, residuals
 from simulate.loop import PS
 from simulate.vllm.recording import LEAST_S, Recording
 
-MOST_ROWS = 10**6  # of the iterations that are fitted, which are so many that a line needs no more
+MOST_ROWS = 10**6  # rows of fitted iterations: a line needs no more
 PART_S = 60.0  # the machine's speed changes by the minute; a short recording has
 PARTS = 10  # parts at least, and as many that are not quiet
 LEAST_PART_S = 1e-3
@@ -114,7 +114,7 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
         "dtype": head.dtype,
         "versions": head.versions,
         "residuals": errors,
-        "parts_percent": apart,  # of the parts' time: p5, p50 and p95
+        "parts_percent": apart,  # p5, p50 and p95 of the parts' time
         "config": config.model_dump(mode="json"),
     }
     queued = [
@@ -122,6 +122,6 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
         for asked in recording.asked.values()
         if asked.queued_at is not None
     ]
-    # of an idle vLLM: its scheduler takes what came once an iteration is over
+    # an idle vLLM's: its scheduler takes what came once an iteration is over
     request = round(max(0.0, float(np.percentile(queued, 10))) * PS) if queued else 0
     return replace(costs, request=request, source=source)

@@ -204,7 +204,7 @@ class OwnServer:
                 f"{path} holds {n} requests with times and lengths that are not those in a row of "
                 f"{self.recording.path}; give the client's streams, sent while it was recorded"
             )
-        # of requests of equal lengths their times say which they are
+        # where lengths are equal, times say which requests they are
         later = (np.nanpercentile(at_vllm[each] - at, (10, 90), axis=0) for each in alike)
         apart = [np.ptp(each, axis=0) for each in later]
         best = int(np.argmin(np.sum(apart, axis=1)))

@@ -17,7 +17,7 @@ from simulate.vllm.foreseen import own_server
 from simulate.vllm.recording import Head
 
 RECORDED = "recorded"  # the variant with the recorded settings
-SEEDS = 8  # of several variants, unless --repeats is given
+SEEDS = 8  # seeds for several variants, unless --repeats is given
 AS_RECORDED = Variant("dynamic", {})
 # flags that say which requests are sent, in place of the recorded ones
 REQUESTS = ("trace", "numsamples", "sweep", *OF_WORKLOAD)

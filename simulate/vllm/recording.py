@@ -19,7 +19,7 @@ from config.settings import Count
 from scheduling.inference import Inference, Iteration, Row, State
 
 FORMATS = (1, 2)
-LEAST_S = 1e-6  # of an iteration: clocks are set
+LEAST_S = 1e-6  # an iteration's least time: clocks are set
 HASH = 8  # characters of a block's hash
 GAVE_UP = ("abort", "error")  # endings without an answer
 MAKE = "record it with simulate/vllm/vllm_recorder.py, as docs/your_vllm.md says"
@@ -126,10 +126,10 @@ class Recording:
     hashes: dict[int, str] = field(default_factory=dict)
     running: dict[int, Inference] = field(default_factory=dict)
     iterations: int = 0
-    preemptions: int | None = None  # of lines that say so
-    cached_tokens: int = 0  # of prompts, found when their requests were admitted
-    most_rows: int = 0  # of an iteration
-    busy_s: float = 0.0  # of all iterations
+    preemptions: int | None = None  # where lines say so
+    cached_tokens: int = 0  # tokens of prompts, found when their requests were admitted
+    most_rows: int = 0  # rows of the largest iteration
+    busy_s: float = 0.0  # seconds of all iterations
     row_s: float = 0.0  # the same times their rows
     is_cut: bool = False  # its last line is not whole
 
@@ -277,7 +277,7 @@ def read(path: Path) -> Recording:
         first, second = file.readline(), file.readline()
     try:
         head = Head.model_validate(_of_format_1(reading.parse(first)))
-    except ValueError as error:  # of pydantic too
+    except ValueError as error:  # pydantic's too
         raise RunError(
             f"{path}: its first line has another form ({_wrong(error)}), and this code reads "
             f"formats 1 and 2; {MAKE}"
