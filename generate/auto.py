@@ -174,8 +174,8 @@ def physical_cores() -> int:
 
 
 def native_bfloat16() -> bool:
-    """Return whether our kernels multiply bfloat16 by its own instructions; elsewhere float32 is
-    faster, or, with oneDNN, a request's text depends on the batch.
+    """Return whether the processor has instructions with which our kernels multiply bfloat16.
+    Elsewhere they are faster in float32, and a library's bfloat16 makes texts depend on the batch.
     """
     return "avx512_bf16" in _instructions() and not kernels.why_unavailable()
 

@@ -1,9 +1,9 @@
 // The products of multiply.h by AMX's tiles: 16 tokens × 16 outputs at a time, of Pairs or Quads.
 //
-// A packed panel is what tiles of weights have to be: 16 elements × 16 outputs. Of Pairs a tile sums
-// first and second numbers apart and then adds both to the sum so far (Intel, Instruction Set
-// Reference, TDPBF16PS), not in the order of multiply.h. So a process multiplies by the one or by
-// the other, whatever the number of tokens, and an answer does not depend on the batch here either.
+// A packed panel is what tiles of weights have to be: 16 elements × 16 outputs. A tile sums the first
+// numbers of Pairs and the second ones apart, and then adds both to the sum so far (Intel,
+// Instruction Set Reference, TDPBF16PS), not in the order of multiply.h. So a process multiplies by
+// the one or by the other, whatever the number of tokens, and an answer does not depend on the batch.
 //
 // Ran on an Intel Xeon with AMX (model 207) on 2026-11-28, to the bits of its emulation.
 #pragma once
@@ -19,7 +19,7 @@ const int TILE = 16;  // tokens, outputs, and elements of them
 // elements: their weights for a panel and the next ones are in the level-2 cache, with all tokens
 const int TILED_BLOCK = 512;
 
-typedef std::array<uint8_t, 8> TileRows;  // of 64 bytes
+typedef std::array<uint8_t, 8> TileRows;  // rows, of 64 bytes each, in each tile
 
 #ifdef EMULATE_TILES  // for tests on processors without them; 0: as if Linux refused them
 #define TILED 1

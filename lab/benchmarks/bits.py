@@ -49,11 +49,11 @@ def other_bits(config: Config) -> dict[str, list[int]]:
     attention = TritonAttention(cache, most, shape.n_ctx) if triton else KernelAttention(cache)
     size = max(most, shape.n_ctx), 3, shape.n_head, shape.head_size
     qkv = torch.randn(size, generator=generator, device=config.device).to(dtype)
-    # of rows in half their context, of which few are shared by several programs of a GPU
+    # rows have half their context; few of them are shared by several programs of a GPU
     y = {n: attention.prepare(rows[:n])(0, qkv[:n]) for n in COUNTS if n <= most}
     found["attention"] = [n for n, of_rows in y.items() if not torch.equal(of_rows, y[most][:n])]
     if not triton:
-        for name, n_prompt in (("prompts", shape.n_ctx), ("recomputed", 1)):
+        for name, n_prompt in (("prompts", shape.n_ctx), ("completions", 1)):
             inference = Inference(
                 [0] * n_prompt, shape.n_ctx, tokens=[0] * (shape.n_ctx - n_prompt)
             )

@@ -103,7 +103,7 @@ def test_other_bits_of_kernels_are_found(linear: str, monkeypatch: pytest.Monkey
     given = {"model": "demo", "dtype": "bfloat16", "linear": linear}
     config = build("dynamic", given, {})
     names = {"h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj", "lm_head"}
-    names |= {"attention", "attention of prompts", "attention of recomputed"}
+    names |= {"attention", "attention of prompts", "attention of completions"}
     monkeypatch.setattr(bits, "COUNTS", (1, 6, 7, 64))
     assert bits.other_bits(config) == {name: [] for name in names}
     right = KernelAttend.__init__
