@@ -221,8 +221,7 @@ class Metrics:
         family = HistogramMetricFamily(itl.metric, itl.formula_at_server, labels=names)
         family.add_metric(values, [*zip([*map(str, SECONDS), "+Inf"], gaps)], sum_value=gaps_s)
         yield family
-        by_label = {"user": run.users, "priority": run.priorities, "adapter": run.adapters}
-        for label, by_name in by_label.items():
+        for label, by_name in zip(("user", "priority", "adapter"), run.tallies.values()):
             for declared in OF_TALLIES:
                 family = declared.family(
                     (*names, label), f"batching_{label}_", f", of each {label}"

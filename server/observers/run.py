@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -14,10 +14,9 @@ import numpy as np
 
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
-from server.observers.tallies import ENDINGS, KEPT, MOST_NAMES, Names, Tally
+from server.observers.tallies import ENDINGS, KEPT, Tallies, Tally
 from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
 
-KINDS = ("users", "priorities", "adapters")  # kinds of names
 OF_TOKENS = ("recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens")
 # counts, as /stats names them
 REPORTED = (*ENDINGS[1:], "invalid", "preemptions", *OF_TOKENS, "adapter_loads")
@@ -38,15 +37,7 @@ class Run:
     largest_batch: int = 0
     accepted_at: Counter[int] = field(default_factory=Counter)  # draft tokens, by position from 0
     samples: dict[str, np.ndarray] = field(default_factory=dict)
-    users: Names = field(default_factory=Names)  # none: ""
-    priorities: Names = field(default_factory=Names)  # 0 where it has no meaning
-    adapters: Names = field(default_factory=Names)
-
-    @classmethod
-    def keeping(cls, latest: int, most: float = MOST_NAMES) -> Run:
-        """latest: answers of each name of which times are kept. most: names of each kind."""
-        users, priorities, adapters = (Names(latest, most) for _ in KINDS)
-        return cls(users=users, priorities=priorities, adapters=adapters)
+    tallies: Tallies = field(default_factory=Tallies)  # counted by the owner of the run
 
     def iteration(self, record: IterationRecord, max_batch_size: int) -> None:
         iteration, rows = record.iteration, record.rows
@@ -74,9 +65,6 @@ class Run:
         self.first_arrival = min(self.first_arrival, inference.arrived_at)
         self.last_ending = max(self.last_ending, inference.answered_at)
         self.counts[inference.state.value] += 1
-        kept = () if times is None else tuple([measure.of(times) for measure in KEPT.values()])
-        for tally in self._tallies(inference):
-            tally.ended(inference, kept)
         self.seconds["preempted"] += inference.interruptions.preempted_s
         self.seconds["paused"] += inference.interruptions.paused_s
         if times is None:
@@ -91,29 +79,22 @@ class Run:
         self.by_tokens[inference.num_tokens] += 1
         self.latency_by_tokens[inference.num_tokens] += e2e_s
 
-    def refused(self, inference: Inference) -> None:
-        """Count a refused request, of which this is the first inference."""
-        self.counts["refused"] += 1
-        for tally in self._tallies(inference):
-            tally.counts["refused"] += 1
-
-    def _tallies(self, inference: Inference) -> Iterator[Tally]:
-        yield self.users[inference.user or ""]
-        yield self.priorities[str(inference.priority)]
-        if inference.adapter:
-            yield self.adapters[inference.adapter]
-
     def add(self, other: Run) -> None:
-        """Add another run. Its largest batch is the largest of both: batches do not add up."""
+        """Add another run."""
+        self.add_counts(other)
+        for name, values in other.samples.items():
+            self.samples[name] = np.concatenate([self.samples.get(name, values[:0]), values])
+        self.tallies.add(other.tallies)
+
+    def add_counts(self, other: Run) -> None:
+        """Add the counts of another run, neither samples nor tallies. The largest batch is the
+        largest of both: batches do not add up.
+        """
         self.first_arrival = min(self.first_arrival, other.first_arrival)
         self.last_ending = max(self.last_ending, other.last_ending)
         self.largest_batch = max(self.largest_batch, other.largest_batch)
         for name in COUNTERS:
             getattr(self, name).update(getattr(other, name))
-        for name, values in other.samples.items():
-            self.samples[name] = np.concatenate([self.samples.get(name, values[:0]), values])
-        for kind in KINDS:
-            getattr(self, kind).add(getattr(other, kind))
 
     def later(self, seconds: float) -> Run:
         """Return these counts on a clock that is so many seconds ahead."""
@@ -151,8 +132,7 @@ class Run:
         }
         for name, values in self.samples.items():
             result |= distribution(name, values) if len(values) else {}
-        for kind in KINDS:
-            names = getattr(self, kind)
+        for kind, names in self.tallies.items():
             result[kind] = {name: _measures(tally) for name, tally in names.items()}
         return result | {"definitions": DEFINITIONS}
 
@@ -162,7 +142,8 @@ COUNTERS = [each.name for each in fields(Run) if each.default_factory is Counter
 
 def added(runs: Sequence[Run]) -> Run:
     """Return the sum of runs, with all of their names and times."""
-    total = Run.keeping(sum(run.users.latest for run in runs), math.inf)
+    latest = sum(run.tallies["users"].latest for run in runs)
+    total = Run(tallies=Tallies(latest, math.inf))
     for run in runs:
         total.add(run)
     return total

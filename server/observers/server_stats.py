@@ -12,7 +12,7 @@ import numpy as np
 from scheduling.inference import Inference
 from scheduling.records import IterationRecord
 from server.observers.run import Run
-from server.observers.tallies import Ring
+from server.observers.tallies import KEPT, Ring, Tallies
 from stats import IN_RESULTS, ROW_KINDS, times_of
 
 ITERATION = np.dtype(
@@ -43,14 +43,16 @@ class ServerStats:
         self._pooled = [(each.of, ring.extend) for each, ring in kept if each.pooled]
         self._iterations = Ring(4 * window, ITERATION)
         self._latest = min(window, LATEST)
-        self._since, self._run = float("-inf"), Run.keeping(self._latest)
-        self._earlier = Run()  # what was counted before the run, or is left out of it
+        self._since, self._run = float("-inf"), Run(tallies=Tallies(self._latest))
+        self._earlier = Run()  # what was counted before the run, or is left out of it; no names
+        # since the start: a name has its own tally, or is one of the others, for good
+        self._tallies = Tallies()
 
     def reset(self, now: float) -> None:
         """Start a new run at `now`, on the clock of the records."""
         with self._lock:
-            self._earlier.add(self._run)
-            self._since, self._run = now, Run.keeping(self._latest)
+            self._earlier.add_counts(self._run)
+            self._since, self._run = now, Run(tallies=Tallies(self._latest))
             for ring in (*self._samples.values(), self._iterations):
                 ring.clear()
 
@@ -62,7 +64,9 @@ class ServerStats:
     def refused(self, inference: Inference) -> None:
         """Count a refused request, of which this is the first inference."""
         with self._lock:
-            self._run.refused(inference)
+            self._run.counts["refused"] += 1
+            for tallies in (self._run.tallies, self._tallies):
+                tallies.refused(inference)
 
     def iteration(self, record: IterationRecord) -> None:
         with self._lock:
@@ -74,10 +78,15 @@ class ServerStats:
 
     def answered(self, inference: Inference) -> None:
         times = times_of(inference) if inference.error is None else None
+        values = () if times is None else tuple([each.of(times) for each in KEPT.values()])
         with self._lock:
             run = self._run_of(inference.arrived_at)
             run.ended(inference, times)
-            if run is not self._run or times is None:
+            self._tallies.ended(inference, values)
+            if run is not self._run:
+                return
+            run.tallies.ended(inference, values)
+            if times is None:
                 return
             for value_of, append in self._single:
                 if not math.isnan(value := value_of(times)):
@@ -115,7 +124,9 @@ class ServerStats:
 
     def total(self) -> Run:
         """The counts since the server's start, without distributions; changes nothing."""
+        total = Run()
         with self._lock:
-            run = copy.deepcopy(self._earlier)
-            run.add(self._run)
-        return run
+            for run in (self._earlier, self._run):
+                total.add_counts(run)
+            total.tallies.add(self._tallies)
+        return total

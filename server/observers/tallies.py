@@ -7,7 +7,7 @@ ones share one. Callers hold a lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,7 @@ class Tally:
     seconds: Any = field(default_factory=Counter)
 
     def ended(self, inference: Inference, values: Sequence[float]) -> None:
-        """Count an inference that ended; values: of KEPT, of one that was answered."""
+        """Count an inference that ended; values: its KEPT measures, if it was answered."""
         self.counts[inference.state.value] += 1
         if not values:
             return
@@ -104,4 +104,34 @@ class Names(dict[str, Tally]):
             mine = self[name]
             mine.counts.update(tally.counts)
             mine.seconds.update(tally.seconds)
-            mine.latest.extend(tally.latest.kept())
+            if self.latest:
+                mine.latest.extend(tally.latest.kept())
+
+
+class Tallies(dict[str, Names]):
+    """Names of each kind: users (none: ""), priorities (0 where it has no meaning) and adapters."""
+
+    def __init__(self, latest: int = 0, most: float = MOST_NAMES):
+        super().__init__(
+            {kind: Names(latest, most) for kind in ("users", "priorities", "adapters")}
+        )
+
+    def ended(self, inference: Inference, values: Sequence[float]) -> None:
+        """Count an inference that ended; values: its KEPT measures, if it was answered."""
+        for tally in self._of(inference):
+            tally.ended(inference, values)
+
+    def refused(self, inference: Inference) -> None:
+        """Count a refused request, of which this is the first inference."""
+        for tally in self._of(inference):
+            tally.counts["refused"] += 1
+
+    def add(self, other: Tallies) -> None:
+        for kind, names in other.items():
+            self[kind].add(names)
+
+    def _of(self, inference: Inference) -> Iterator[Tally]:
+        yield self["users"][inference.user or ""]
+        yield self["priorities"][str(inference.priority)]
+        if inference.adapter:
+            yield self["adapters"][inference.adapter]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -179,5 +181,31 @@ def test_totals_go_on_while_runs_begin_anew_under_load() -> None:
     assert seen == sorted(seen) and total.counts["finished"] == n
     assert (total.counts["live_rows"], total.counts["idle_rows"]) == (2 * n, n)
     assert total.seconds["busy"] == n and total.finish_reasons == {"length": n}
-    assert len(total.users) == MOST_NAMES + 1
-    assert sum(tally.counts["finished"] for tally in total.users.values()) == n
+    users = total.tallies["users"]
+    assert len(users) == MOST_NAMES + 1
+    assert sum(tally.counts["finished"] for tally in users.values()) == n
+
+
+def test_every_name_stays_in_the_totals_and_its_counters_never_fall() -> None:
+    """After a reset, names that a run began with took the place of earlier ones among the others:
+    a counter of Prometheus stopped, or fell when its name did.
+    """
+    stats, seen = ServerStats(max_batch_size=4), Counter[str]()
+
+    def serve(names: Iterable[int]) -> None:
+        nonlocal seen
+        for i in names:
+            inference = finished(0.0, 2, 1.0)
+            inference.user = f"user {i}"
+            stats.answered(inference)
+            users = stats.total().tallies["users"].items()
+            now = Counter({name: tally.counts["finished"] for name, tally in users})
+            assert seen <= now and now.total() == seen.total() + 1
+            seen = now
+
+    serve(range(20))
+    stats.reset(-1.0)
+    serve(range(39, -1, -1))  # the new run has other names first
+    first = [f"user {i}" for i in (*range(20), *range(28, 40))]
+    assert seen == dict.fromkeys(first, 1) | {f"user {i}": 2 for i in range(20)} | {OTHERS: 8}
+    assert stats.run().tallies["users"].keys() == {f"user {i}" for i in range(8, 40)} | {OTHERS}
