@@ -178,11 +178,11 @@ class Replica:
         return Report(self.name, manager.not_ready_because(), blocks, run)
 
     async def metrics(self) -> bytes:
-        return (await self.ask(Call(METRICS))).body
+        return self._handlers[METRICS](Call(METRICS)).body
 
     async def reset(self) -> None:
         """Start a new run."""
-        await self.ask(Call(RESET))
+        self._handlers[RESET](Call(RESET))
 
     async def forget_prefixes(self) -> None:
         self.manager.forget_prefixes()
