@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from generate.tokenizer import StopRule
 from scheduling.errors import ModelNotFound
 from scheduling.extensions import Extension
 from scheduling.inference import Inference
 from scheduling.sampling import Sampling
 
 if TYPE_CHECKING:
-    from tiktoken import Encoding
-
     from config import Config
 
 GREEDY = Sampling()
@@ -25,7 +22,7 @@ GREEDY = Sampling()
 class Request:
     """One completion or a group of them. Plain data, which may travel between processes."""
 
-    prompts: Sequence[list[int]]  # the ids of each
+    prompts: Sequence[list[int]]  # lists of ids
     num_tokens: int  # 0: one is computed, and not shown
     sampling: Sampling = GREEDY  # but for its seed
     seed: int | None = None
@@ -50,13 +47,6 @@ class Request:
     include_usage: bool = False
     continuous_usage: bool = False  # each event of a stream has its choice's usage so far
     id: str = ""  # the log has it, too
-
-    def rule(self, tokenizer: Encoding) -> StopRule | None:
-        """Return the rule that can end an answer early, if it has one."""
-        if self.stop is None:
-            return None
-        how = self.sampling
-        return StopRule(tokenizer, [*self.stop], how.stop_ids, how.min_tokens)
 
 
 class Models(Extension):

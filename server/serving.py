@@ -116,7 +116,8 @@ class Server:
         return [(first + i) % 2**63 for i in range(n)]
 
     def group(self, request: Request) -> list[Inference]:
-        """Return the inferences of a request: n for each prompt, each with a seed of its own.
+        """Return the inferences of a request: n for each prompt, each with a seed of its own. Stop
+        strings are the renderer's: no text is known here.
 
         Raises InvalidRequest if they are more than the server takes.
         Requests with another cache_salt share no KV blocks: their speed reveals nothing of others.
@@ -128,7 +129,6 @@ class Server:
             )
         seeds = self._seeds(request.seed, len(request.prompts) * n)
         timeout_s = request.timeout_s or config.request_timeout_s
-        rule = request.rule(self.tokenizer)
         top, echo = request.logprobs, request.echo
         group = build_group(
             config, request.prompts, max(request.num_tokens, 1),
@@ -141,10 +141,8 @@ class Server:
             slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
             queue_timeout_s=request.queue_timeout_s,
         )  # fmt: skip
-        for member in group:
-            if rule and request.num_tokens:
-                member.stop = rule.new()
-            if top is not None:
+        if top is not None:
+            for member in group:
                 member.scores = Scores(top, 1 if echo else len(member.prompt_ids))
         return group
 

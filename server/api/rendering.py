@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from generate.tokenizer import Detokenizer
+from generate.tokenizer import Detokenizer, StopRule
 from scheduling.inference import Inference, TokenEvent
 from server.api.logprobs import Logprobs
 from server.api.messages import DONE, event
@@ -32,14 +32,16 @@ class Part:
 
     def __init__(self, index: int, detokenizer: Detokenizer, prompt_ids: Sequence[int], most: int):
         self.index, self._most = index, most
-        self._detokenizer = detokenizer
-        self._text = detokenizer.prompt(prompt_ids) if prompt_ids else ""
+        self._detokenizer, self._prompt_ids = detokenizer, prompt_ids
+        self._text = ""
         self._read = self._shown = 0
 
     def read(self, update: TokenEvent) -> tuple[str, int]:
         """Return new text and its number of tokens; nothing of both while text is withheld, as an
         echoed prompt is until the first token.
         """
+        if self._prompt_ids:  # now, and not for a request that was refused
+            self._text, self._prompt_ids = self._detokenizer.prompt(self._prompt_ids), ()
         n = min(update.n_tokens, self._most)
         tokens = update.inference.tokens[self._read : n]
         self._text += self._detokenizer.completion(tokens, update.is_over)
@@ -53,7 +55,8 @@ class Part:
 
 
 class Renderer(ABC):
-    """Renders the answer to a request in its form, once `group` is computed or while it is.
+    """Renders the answer to a request in its form, once `group` is computed or while it is. Sets
+    the stop strings and ids that end the group, which is not queued yet.
 
     model: its name in the answer. epoch_offset: from the manager's clock to the epoch, in seconds.
     """
@@ -68,15 +71,19 @@ class Renderer(ABC):
     ):
         self.request, self.group = request, group
         self._model, self._epoch_offset = model, epoch_offset
-        rule, echo = request.rule(tokenizer), request.echo
+        rule, echo, how = None, request.echo, request.sampling
+        if request.stop is not None:
+            rule = StopRule(tokenizer, [*request.stop], how.stop_ids, how.min_tokens)
         hidden = rule.hidden if rule else ()
         self._logprobs = [
             Logprobs(tokenizer, member, echo, hidden)
             for member in group
             if member.scores is not None
         ]
-        self._parts = {}  # parts of each inference that is not over, by its id()
+        self._parts = {}  # by the id() of each inference that is not over
         for i, member in enumerate(group):
+            if rule and request.num_tokens:
+                member.stop = rule.new()
             echoed = member.prompt_ids if echo else ()
             part = Part(i, Detokenizer(tokenizer, rule), echoed, request.num_tokens)
             self._parts[id(member)] = part

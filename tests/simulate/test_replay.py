@@ -25,6 +25,7 @@ from scheduling.inference import Generator, Inference, Iteration
 from scheduling.policies import ORDERS, VICTIMS
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
+from server.api.rendering import renderer_of
 from server.request import Request
 from server.serving import Server
 from simulate.replay import replay_file
@@ -80,7 +81,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
         priority=draw.choice([0, 1, 2, 3]) if server.config.order == "priority" else 0,
         queue_timeout_s=draw.choice([None, None, None, None, 0.002]), n=draw.choice([1, 1, 2, 3]),
     )  # fmt: skip
-    group, follows = server.group(request), draw.random() < 0.3
+    group, follows = renderer_of(server, request).group, draw.random() < 0.3
     adapter = draw.choice(["", *server.config.adapters])
     for member in group:
         member.adapter = adapter
