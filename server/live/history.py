@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduling.inference import Inference, Iteration, Row, State
+from scheduling.inference import Inference, Iteration, Row
 from stats import times_of
 
 KEPT = 2000  # iterations that a page can go back to
@@ -50,35 +50,6 @@ class Cell(NamedTuple):
 
 
 EMPTY = Cell(-1, FREE, 0, 0, 0, 0)
-
-
-class SkipFinder:
-    """Finder of running requests that an iteration does not compute: those of the iteration before
-    that still run and are not finished (a compacted batch computes no finished ones).
-    """
-
-    def __init__(self) -> None:
-        self._running: list[Inference] = []  # at the last iteration
-
-    def find(self, iteration: Iteration) -> Sequence[Skipped]:
-        """Return the skipped requests. Call it after each iteration, before anything changes."""
-        rows = [row[0] for row in iteration.rows]
-        before, self._running = self._running, rows
-        if iteration.running == len(rows):
-            return ()
-        others = dict.fromkeys(before)
-        for inference in rows:
-            others.pop(inference, None)
-        skipped = [
-            Skipped(i, NO_BUDGET if i.interruptions.paused_at is None else PAUSED, i.computed)
-            for i in others
-            if i.state is State.RUNNING and not i.is_over
-        ]
-        self._running = rows + [skip.inference for skip in skipped]
-        return skipped
-
-    def forget(self) -> None:
-        self._running = []
 
 
 class Grid:

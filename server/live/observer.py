@@ -7,15 +7,15 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from batching import BatchingManager
-from scheduling.inference import Inference
+from scheduling.inference import Inference, Iteration, State
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
-from server.live.history import QUEUE, History, QueueSnapshot, SkipFinder
+from server.live.history import NO_BUDGET, PAUSED, QUEUE, History, QueueSnapshot, Skipped
 
 LEASE_S = 3.0  # time after a page's request in which events are noted
 BACKLOG = 20_000  # pending events at most; a page that polls too seldom begins anew
@@ -35,6 +35,35 @@ def snapshot_of(scheduler: Scheduler, n: int, now: float) -> QueueSnapshot:
     pool, queue = scheduler.pool, list(islice(scheduler.view(now).waiting, n))
     blocks = pool.free_blocks, pool.shared_blocks, pool.cached_blocks
     return QueueSnapshot(*blocks, queue, pool.n_blocks)
+
+
+class SkipFinder:
+    """Finder of running requests that an iteration does not compute: those of the iteration before
+    that still run and are not finished (a compacted batch computes no finished ones).
+    """
+
+    def __init__(self) -> None:
+        self._running: list[Inference] = []  # at the last iteration
+
+    def find(self, iteration: Iteration) -> Sequence[Skipped]:
+        """Return the skipped requests. Call it after each iteration, before anything changes."""
+        rows = [row[0] for row in iteration.rows]
+        before, self._running = self._running, rows
+        if iteration.running == len(rows):
+            return ()
+        others = dict.fromkeys(before)
+        for inference in rows:
+            others.pop(inference, None)
+        skipped = [
+            Skipped(i, NO_BUDGET if i.interruptions.paused_at is None else PAUSED, i.computed)
+            for i in others
+            if i.state is State.RUNNING and not i.is_over
+        ]
+        self._running = rows + [skip.inference for skip in skipped]
+        return skipped
+
+    def forget(self) -> None:
+        self._running = []
 
 
 class Live:

@@ -85,9 +85,9 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
     adapter = draw.choice(["", *server.config.adapters])
     for member in group:
         member.adapter = adapter
-        if follows:  # as server.http.streams.Streamer.follow has it
+        if follows:  # as server.http.completions.Streamer.follow has it
             member.listener, member.streamed = lambda event: None, True
-    return group
+    return [*group]
 
 
 def forget_idle_adapters(scheduler: Scheduler) -> None:

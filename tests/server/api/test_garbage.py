@@ -20,7 +20,7 @@ from generate.fake import FakeGenerator
 from generate.tokenizer import load_tokenizer
 from scheduling.inference import Inference, Iteration, TokenEvent
 from server.api.rendering import InferenceRenderer
-from server.http.streams import Stream
+from server.http.completions import Stream
 from server.request import Request
 from tests.servers import ClientOf, wait_until
 

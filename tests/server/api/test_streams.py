@@ -18,7 +18,7 @@ from scheduling.inference import Inference, Iteration, State, TokenEvent
 from scheduling.policies import Dynamic
 from scheduling.sampling import Score
 from server.api.rendering import InferenceRenderer, Part
-from server.http.streams import Stream, Watcher
+from server.http.completions import Stream, Watcher
 from server.request import Request
 from tests.server.observers.test_metrics import metrics
 from tests.servers import PATIENCE_S, ClientOf, Spelling, events, wait_until
