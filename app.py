@@ -21,13 +21,13 @@ from generate.weights import WeightsUnavailable
 from scheduling.errors import EngineFailed, InvalidRequest, ServingError
 from server.api import about
 from server.api.door import Door
-from server.api.lora import Adapters
+from server.api.lora import AdapterRoutes
 from server.api.messages import REQUEST_ID, Answer, request_id
 from server.api.reader import RequestReader
 from server.api.refusals import failure, too_large
 from server.api.routes import Call, Route
 from server.http.completions import Completions
-from server.live.panel import Panel
+from server.live.panel import PageRoutes
 from server.serving import Load, Server
 
 PROBED_S = 10.0  # for which /ready says why before the process ends
@@ -60,10 +60,10 @@ def create_app(config: Config, server: Server | None = None) -> Flask:
     handlers: dict[Route, Callable[[Call], Answer | Response]] = {}
     handlers |= about.of_config(config, reader)
     handlers |= about.of_server(server, [os.getpid(), os.getppid()])
-    handlers |= Adapters(server).handlers()
+    handlers |= AdapterRoutes(server).handlers()
     handlers |= Completions(server, reader).handlers()
     if config.live != "off":
-        handlers |= Panel(server).handlers()
+        handlers |= PageRoutes(server).handlers()
 
     @app.before_request
     def handle() -> Response:

@@ -20,7 +20,7 @@ POLL_S = 0.05  # while requests of an adapter that leaves are in flight
 Body = TypeVar("Body", LoadAdapterRequest, UnloadAdapterRequest)
 
 
-class Adapters:
+class AdapterRoutes:
     """Handlers of these routes. They change what the engine keeps in the machine's memory; what it
     computes with changes between iterations alone, as the scheduler says.
     """

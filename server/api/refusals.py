@@ -55,7 +55,7 @@ STATUSES = {
 class Refused(ServingError):
     """A refusal by HTTP's own rules. The message is one sentence that names the fix.
 
-    status: of a code that another program states; else that of STATUSES.
+    status: for a code that another program states; by default the one in STATUSES.
     """
 
     def __init__(self, code: str, message: str, status: int | None = None, **headers: str):

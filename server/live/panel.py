@@ -38,7 +38,7 @@ def _file(call: Call) -> Answer:
     return Answer(page.read(name).encode(), 200, HEADERS | safe, f"{kind}; charset=utf-8")
 
 
-class Panel:
+class PageRoutes:
     """Handlers of the routes of a server's page, for which it observes iterations."""
 
     def __init__(self, server: Server):

@@ -53,7 +53,7 @@ class LineWriter(Generic[T]):
         self._file, self._name, self._line_of = open_log(path), name, line_of
         self._backlog, self._gap = backlog, gap
         self._lost, self._why = 0, ""
-        self._rest = b""  # of a line: a pipe took its beginning before its reader went
+        self._rest = b""  # the rest of a line whose beginning a pipe took before its reader went
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -17,7 +17,7 @@ from server.api.messages import Answer, answer
 from server.api.refusals import Refused, failure
 from server.api.rendering import renderer_of
 from server.api.routes import HEALTH, METRICS, RESET, Call, Handlers
-from server.live.panel import Panel
+from server.live.panel import PageRoutes
 from server.observers.run import Run
 from server.request import Request
 from server.serving import Server
@@ -100,7 +100,7 @@ class Replica:
         self._handlers: Handlers = {HEALTH: about.health}
         self._handlers |= about.of_server(self.server, [os.getpid()])
         if config.live != "off":
-            self._handlers |= Panel(self.server).handlers()
+            self._handlers |= PageRoutes(self.server).handlers()
 
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
