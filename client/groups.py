@@ -149,17 +149,18 @@ def by_groups(
 ) -> dict[str, Any]:
     """Return {kind: {group: result}}, kinds as of `groups_of`. goodput: limits in ms of all."""
 
-    def of_group(group: np.ndarray) -> Result:
+    def of_group(kind: str, group: np.ndarray) -> Result:
         rows, answers = outcomes.rows[group], outcomes.answers_of(group)
         limits = trace.limits_ms(group[rows["answered"]], goodput)
         ended, tokens = int(rows["ended"].sum()), trace.num_tokens[group]
         made = int(answers["completion_tokens"].sum())
+        sized = kind == "by_length"
         return Result(
             completed=len(answers),
             failed=ended - len(answers),
             refused=int(rows["refused"].sum()),
-            least_tokens=int(tokens.min()),
-            most_tokens=int(tokens.max()),
+            least_tokens=int(tokens.min()) if sized else None,
+            most_tokens=int(tokens.max()) if sized else None,
             output_throughput=made / wall_clock_s if wall_clock_s else 0.0,
             **goodput_of(answers, limits, ended, wall_clock_s),
             e2el=distribution_of(answers.e2e_s),
@@ -169,6 +170,6 @@ def by_groups(
         )
 
     return {
-        kind: {name: of_group(group) for name, group in of_kind.items()}
+        kind: {name: of_group(kind, group) for name, group in of_kind.items()}
         for kind, of_kind in groups_of(trace).items()
     }

@@ -19,7 +19,7 @@ from client.calls import NONE, ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
-from client.results import ENGINE, OF_FILE, OF_STATS, Json, Result
+from client.results import ENGINE, OF_STATS, Json, Result
 from client.summary import summarise
 from client.traces import Request, Trace
 from client.wire import Wire, utf8
@@ -160,9 +160,7 @@ def measure(
         result = replace(result, busy_s=0.0, busy_throughput=None)
     if target.ours:
         try:
-            known = _with_server(result, target, trace, ended.answers)  # that can be saved
-            json.dumps(known.json(OF_FILE), ensure_ascii=False, allow_nan=False).encode()
-            result = known
+            result = _with_server(result, target, trace, ended.answers)
         except KeyboardInterrupt:
             result = replace(result, partial=True)
         except Exception as error:  # what this client measured is kept, whatever a server reports
@@ -242,8 +240,11 @@ def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
 
 
 def _with_server(result: Result, target: Measurable, trace: Trace, answers: Answers) -> Result:
-    """Return a result with what a server of ours reports of the run. Raises ServerError."""
-    engine, over_time, config = target.report()
+    """Return a result with what a server of ours reports of the run. Raises ServerError, and
+    ValueError for a report that cannot be saved.
+    """
+    engine, over_time, config = report = target.report()
+    json.dumps(report, ensure_ascii=False, allow_nan=False).encode()
     engine.pop("definitions")
     prompt_tokens, drafts = engine["total_input_tokens"], engine["draft_tokens"]
     policy = MODES.get(config["mode"])  # none: of a file that this client has not loaded

@@ -7,7 +7,7 @@ how tables show it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from stats import MEASURES, ROW_KINDS
@@ -15,8 +15,8 @@ from stats import MEASURES, ROW_KINDS
 Json = Mapping[str, Any]  # an object of a file, or of a server's answer
 UNITS = {"s": (1e-3, "{:.2f}"), "ms": (1, "{:,.0f}")}  # scale and form of milliseconds
 GROUPS = ("by_length", "by_user", "by_priority", "by_class")
-# a number is in other JSON; in NAME.json; there, and in the summary and each rate of a sweep
-OTHER, FILE, REPEATED = range(3)
+# a number is in other JSON; in NAME.json; also in the summary; also in each rate of a sweep
+OTHER, FILE, SUMMARY, RATE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,19 @@ class Distribution(NamedTuple):
     p99: float | None = None
 
 
-def _number(*shown: Any, at: int = REPEATED, default: Any = None, **more: Any) -> Any:
-    """Declare a number. shown, more: of its Key."""
+def _number(
+    *shown: Any, at: int = RATE, default: Any = None, sparse: bool = False, **more: Any
+) -> Any:
+    """Declare a number. shown, more: of its Key. sparse: JSON leaves it out where it is empty."""
     how = {"default_factory": dict} if default == {} else {"default": default}
-    return field(**how, metadata={"at": at, "key": (shown, more)})
+    return field(**how, metadata={"at": at, "sparse": sparse, "key": (shown, more)})
 
 
-def _latency(statistics: str, short: str = "", form: str = "", at: int = REPEATED) -> Any:
-    """Declare a distribution. statistics: repeated or shown ones. short: its terminal's name."""
-    how = {"at": at, "of": statistics.split(), "short": short, "form": form}
+def _latency(of: Mapping[int, str], short: str = "", form: str = "", **more: Any) -> Any:
+    """Declare a distribution. of: its statistics, by where they are. short: its name in the
+    terminal, which shows those that each rate has. more: of each Key.
+    """
+    how = {"at": max(of), "of": of, "short": short, "form": form, "more": more}
     return field(default=Distribution(), metadata=how)
 
 
@@ -92,83 +96,87 @@ class Result:
     completed: int = _number(default=0)
     failed: int = _number(default=0)
     refused: int = _number(default=0, at=OTHER)
-    least_tokens: int | None = _number(at=OTHER)
-    most_tokens: int | None = _number(at=OTHER)
-    wall_clock_s: float = _number()
-    total_input_tokens: int = _number(at=FILE)
-    total_output_tokens: int = _number(at=FILE)
-    request_throughput: float = _number()
-    output_throughput: float = _number("throughput, tok/s", short="tok/s")
-    total_token_throughput: float = _number()
+    least_tokens: int | None = _number(at=OTHER, sparse=True)
+    most_tokens: int | None = _number(at=OTHER, sparse=True)
+    wall_clock_s: float = _number(default=0.0)
+    total_input_tokens: int = _number(at=FILE, default=0)
+    total_output_tokens: int = _number(at=FILE, default=0)
+    request_throughput: float | None = _number()
+    output_throughput: float | None = _number("throughput, tok/s", short="tok/s")
+    total_token_throughput: float | None = _number(at=SUMMARY)
     goodput: float | None = _number("goodput, requests/s", 1, "{:.2f}", "goodput\nreq/s")
     attainment: float | None = _number("within limits, %", 100, short="within\nlimits %")
-    queue_time: Distribution = _latency("mean")
-    ttft: Distribution = _latency("mean p50 p95 p99", "ttft")
-    ttft_from_schedule: Distribution = _latency("p50")
-    tpot: Distribution = _latency("mean", "tpot", "{:,.1f}")
-    itl: Distribution = _latency("p50 p95 p99", "itl", "{:,.1f}")
-    held_time: Distribution = _latency("mean")
-    e2el: Distribution = _latency("mean p50 p95 p99", "latency")
-    e2el_from_schedule: Distribution = _latency("p99")
-    normalized_latency: Distribution = _latency("mean p50", form="{:,.1f}")
-    schedule_lag: Distribution = _latency("p50 p99")
-    preempted: Distribution = _latency("mean", at=OTHER)
-    paused: Distribution = _latency("mean", at=OTHER)
-    client_limited: bool = _number()
+    queue_time: Distribution = _latency({RATE: "mean"})
+    ttft: Distribution = _latency({RATE: "p50 p95 p99", SUMMARY: "mean"}, "ttft")
+    ttft_from_schedule: Distribution = _latency({SUMMARY: "p50"})
+    tpot: Distribution = _latency({RATE: "mean"}, "tpot", "{:,.1f}")
+    itl: Distribution = _latency({RATE: "p50 p95 p99"}, "itl", "{:,.1f}")
+    held_time: Distribution = _latency({SUMMARY: "mean"})
+    e2el: Distribution = _latency({RATE: "mean p50 p95 p99"}, "latency")
+    e2el_from_schedule: Distribution = _latency({SUMMARY: "p99"})
+    normalized_latency: Distribution = _latency({RATE: "mean p50"}, form="{:,.1f}")
+    schedule_lag: Distribution = _latency({RATE: "p50 p99"})
+    preempted: Distribution = _latency({OTHER: "mean"}, rare=True)
+    paused: Distribution = _latency({OTHER: "mean"}, rare=True)
+    client_limited: bool = _number(default=False)
     achieved_rate: float | None = _number("as sent, requests/s", 1, "{:.4g}")
-    latency_line: dict[str, float] | None = _number()
-    partial: bool = _number(default=False)
-    cut: Json | None = _number()
+    latency_line: dict[str, float] | None = _number(at=SUMMARY)
+    partial: bool = _number(default=False, at=SUMMARY)
+    cut: Json | None = _number(at=SUMMARY)
     warm_up: int = _number(default=0, at=FILE)
-    resent: int = _number(default=0)
-    sample: int | None = _number()
+    resent: int = _number(default=0, at=SUMMARY)
+    sample: int | None = _number(at=SUMMARY)
     mean_in_flight: float | None = _number()
     useful_fraction: float | None = _number("useful rows, %", 100, short="useful\n%")
-    occupancy: float = _number("occupancy, %", 100)
-    largest_batch: int = _number("largest batch, rows", short="largest\nbatch")
-    live_rows: int = _number()
-    idle_rows: int = _number()
-    padding_rows: int = _number()
-    recomputed_rows: int = _number()
-    rejected_rows: int = _number()
+    occupancy: float | None = _number("occupancy, %", 100)
+    largest_batch: int | None = _number("largest batch, rows", short="largest\nbatch", at=SUMMARY)
+    live_rows: int | None = _number(at=SUMMARY)
+    idle_rows: int | None = _number(at=SUMMARY)
+    padding_rows: int | None = _number(at=SUMMARY)
+    recomputed_rows: int | None = _number(at=SUMMARY)
+    rejected_rows: int | None = _number(at=SUMMARY)
     preemptions: int | None = _number("preemptions", rare=True)
-    recomputed_tokens: int = _number("recomputed tokens", rare=True)
-    cached_tokens: int = _number("prompt tokens found cached", rare=True)
+    recomputed_tokens: int | None = _number("recomputed tokens", rare=True)
+    cached_tokens: int | None = _number("prompt tokens found cached", rare=True)
     cached_fraction: float | None = _number("prompt tokens found cached, %", 100, rare=True)
-    draft_tokens: int = _number()
-    accepted_tokens: int = _number()
+    draft_tokens: int | None = _number()
+    accepted_tokens: int | None = _number()
     acceptance: float | None = _number("draft tokens accepted, %", 100)
-    adapter_loads: int = _number("adapters loaded", rare=True)
-    expected_useful_fraction: float | None = _number()
-    littles_law: dict[str, float] | None = _number()
+    adapter_loads: int | None = _number("adapters loaded", rare=True)
+    expected_useful_fraction: float | None = _number(at=SUMMARY)
+    littles_law: dict[str, float] | None = _number(at=SUMMARY)
     requested_rate: float | None = _number()
-    mean_num_tokens: float = _number()
+    mean_num_tokens: float = _number(default=0.0)
     offered_throughput: float | None = _number("asked for, tok/s")
-    growth: float = _number("growth, s/s", 1, "{:.2f}")
-    slowest_row_s: float = _number(at=FILE)
-    growth_in_flight: float = _number("growth in flight, %", 100)
-    busy_s: float = _number()
+    growth: float = _number("growth, s/s", 1, "{:.2f}", default=0.0)
+    slowest_row_s: float = _number(at=FILE, default=0.0)
+    growth_in_flight: float = _number("growth in flight, %", 100, default=0.0)
+    busy_s: float = _number(default=0.0)
     busy_throughput: float | None = _number("while requests wait, tok/s")
-    by_length: Mapping[str, Result] = _number(default={}, at=FILE)
-    by_user: Mapping[str, Result] = _number(default={}, at=FILE)
-    by_priority: Mapping[str, Result] = _number(default={}, at=FILE)
-    by_class: Mapping[str, Result] = _number(default={}, at=FILE)
-    other_length: int = _number(default=0)
+    by_length: Mapping[str, Result] = _number(default={}, at=SUMMARY)
+    by_user: Mapping[str, Result] = _number(default={}, at=SUMMARY)
+    by_priority: Mapping[str, Result] = _number(default={}, at=SUMMARY)
+    by_class: Mapping[str, Result] = _number(default={}, at=SUMMARY)
+    other_length: int = _number(default=0, at=SUMMARY)
     errors: dict[str, int] = _number(default={})
     cost_per_million_tokens: float | None = _number(
-        "cost per million tokens", 1, "{:,.3f}", "cost per\nM tokens"
+        "cost per million tokens", 1, "{:,.3f}", "cost per\nM tokens", sparse=True
     )
     cost_per_thousand_within: float | None = _number(
-        "cost per 1,000 requests within limits", 1, "{:,.3f}", "cost per\n1,000 in\nlimits"
+        "cost per 1,000 requests within limits",
+        1,
+        "{:,.3f}",
+        "cost per\n1,000 in\nlimits",
+        sparse=True,
     )
-    capacity: float | None = _number("capacity, requests/s", 1, "{:.3g}", at=OTHER)
+    capacity: float | None = _number("capacity, requests/s", 1, "{:.3g}", at=OTHER, sparse=True)
     goodput_rate: float | None = _number(
-        "highest rate within the limits, requests/s", 1, "{:.3g}", at=OTHER
+        "highest rate within the limits, requests/s", 1, "{:.3g}", at=OTHER, sparse=True
     )
-    server: Json = _number(default={}, at=FILE)
-    config: Json = _number(default={}, at=FILE)
-    occupancy_over_time: Json = _number(default={}, at=FILE)
-    costs_changed: Mapping[str, dict[str, float | None]] = _number(default={}, at=FILE)
+    server: Json = _number(default={}, at=FILE, sparse=True)
+    config: Json = _number(default={}, at=FILE, sparse=True)
+    occupancy_over_time: Json = _number(default={}, at=FILE, sparse=True)
+    costs_changed: Mapping[str, dict[str, float | None]] = _number(default={}, at=FILE, sparse=True)
     requests: Sequence[Json] = _number(default=(), at=FILE)
 
     @property
@@ -197,6 +205,9 @@ class Result:
     def json(self, names: Iterable[str]) -> dict[str, Any]:
         """Return numbers by these names, as JSON has them."""
         values = {name: self.number(name) for name in names}
+        for name in SPARSE & values.keys():
+            if values[name] is None or values[name] == {}:
+                del values[name]
         for kind in values.keys() & GROUPS:
             values[kind] = {name: group.json(OF_GROUP) for name, group in values[kind].items()}
         return values
@@ -208,11 +219,11 @@ class Point(Result):
     client's. nominal_num_tokens: mean of the distribution that lengths were drawn from.
     """
 
-    rate: float = _number("requests/s", 1, "{:g}", at=OTHER)
-    arrival: str = _number(at=OTHER)
-    nominal_num_tokens: float = _number(at=OTHER)
-    saturated: bool = _number(at=OTHER)
-    client_behind: bool = _number(at=OTHER)
+    rate: float = _number("requests/s", 1, "{:g}", at=OTHER, default=MISSING)
+    arrival: str = _number(at=OTHER, default=MISSING)
+    nominal_num_tokens: float = _number(at=OTHER, default=MISSING)
+    saturated: bool = _number(at=OTHER, default=MISSING)
+    client_behind: bool = _number(at=OTHER, default=MISSING)
 
 
 DECLARED = {each.name: each.metadata for each in fields(Point)}
@@ -223,7 +234,7 @@ OF_DISTRIBUTIONS = {  # {p99_ttft_ms: (ttft, p99)}
 
 
 def _keys() -> Iterator[tuple[Key, int]]:
-    """Yield each number, and each statistic that is repeated or shown; and where it is."""
+    """Yield each number, and each declared statistic of a distribution; and where it is."""
     for name, how in DECLARED.items():
         if "key" in how:
             yield Key(name, *how["key"][0], **how["key"][1]), how["at"]
@@ -231,18 +242,21 @@ def _keys() -> Iterator[tuple[Key, int]]:
         measure = MEASURES.get(name.removesuffix("_from_schedule"))
         title, unit = (measure.heading, measure.unit) if measure else ("", "ms")
         scale, form = UNITS[unit if title else "ms"]
-        for each in how["of"]:
-            heading = f"{title} {each}, {unit}" if title and name in MEASURES else ""
-            words = [how["short"], *[each] * (len(how["of"]) > 1), unit] if how["short"] else []
-            shown = heading, scale, how["form"] or form, "\n".join(words), how["at"] == OTHER
-            yield Key(f"{each}_{name}_ms", *shown), how["at"]
+        for at, statistics in how["of"].items():
+            for each in (several := statistics.split()):
+                heading = f"{title} {each}, {unit}" if title and name in MEASURES else ""
+                words = [how["short"], *[each] * (len(several) > 1), unit]
+                short = "\n".join(words) if how["short"] and at == RATE else ""
+                shown = heading, scale, how["form"] or form, short
+                yield Key(f"{each}_{name}_ms", *shown, **how["more"]), at
 
 
 _KEYS = dict(_keys())
 KEYS = {key.name: key for key in _KEYS} | {"ended": Key("ended", "requests", 1, "{:g}")}
-OF_RATE = [key.name for key, at in _KEYS.items() if at == REPEATED]
+SPARSE = {name for name, how in DECLARED.items() if how.get("sparse")}
+OF_RATE = [key.name for key, at in _KEYS.items() if at == RATE]
 OF_POINT = [*OF_RATE, *Point.__slots__]
-OF_SUMMARY = [*OF_RATE, *GROUPS, "capacity", "goodput_rate"]
+OF_SUMMARY = [key.name for key, at in _KEYS.items() if at >= SUMMARY] + ["capacity", "goodput_rate"]
 OF_FILE = [name for name, how in DECLARED.items() if how["at"] >= FILE and "key" in how]
 OF_FILE += [name for name, (of, _) in OF_DISTRIBUTIONS.items() if DECLARED[of]["at"] >= FILE]
 OF_GROUP = [

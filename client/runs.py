@@ -48,12 +48,16 @@ class RunError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A saved comparison: of each seed its summary, and each server's NAME.json."""
+    """A saved comparison.
+
+    summaries: each seed's, with its `variants` as results and its `sweep` as points. results: each
+    seed's NAME.json by server; none where they were not read. folders: the seeds' own.
+    """
 
     folder: Path
     summaries: list[Json]
     results: list[dict[str, Result]]
-    folders: list[Path]  # the seeds' folders
+    folders: list[Path]
 
     @property
     def first(self) -> Json:
@@ -122,45 +126,59 @@ def load(folder: Path, requests: bool = True) -> Run:
     An interrupted seed is left out if another one is complete: its few requests would weigh as much
     as all of the other's. requests: read each NAME.json, too.
     """
-    try:
-        summaries_of = summaries(folder)
+    summaries_of = summaries(folder)
+    with _readable(folder):
         whole = {path: s for path, s in summaries_of.items() if not s["partial"]} or summaries_of
-        names = {path: list(summary["variants"]) for path, summary in whole.items()}
-        if strange := [n for each in names.values() for n in each if not NAME.fullmatch(n)]:
-            raise RunError(
-                f"{folder} has a server named {strange[0][:100]!r}; rename it to letters, digits "
-                f"and -_. alone"
-            )
-        results = [
-            {name: Result.of(read_json(path / f"{name}.json")) for name in each}
-            for path, each in names.items()
-            if requests
-        ]
+    names = {path: list(summary["variants"]) for path, summary in whole.items()}
+    if strange := [n for each in names.values() for n in each if not NAME.fullmatch(n)]:
+        raise RunError(
+            f"{folder} has a server named {strange[0][:100]!r}; rename it to letters, digits "
+            f"and -_. alone"
+        )
+    results = [
+        {name: result_of(path, name) for name in each} for path, each in names.items() if requests
+    ]
+    return Run(folder, list(whole.values()), results, list(whole))
+
+
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Raise RunError where a run cannot be read."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read the run in {folder}: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise RunError(
             f"{folder} was written by another version of compare.sh ({error!r}); measure it again"
         ) from None
-    return Run(folder, list(whole.values()), results, list(whole))
+
+
+def result_of(folder: Path, name: str) -> Result:
+    """Read a server's NAME.json from the folder of a seed. Raises RunError."""
+    with _readable(folder):
+        return Result.of(read_json(folder / f"{name}.json"))
 
 
 def summaries(folder: Path) -> dict[Path, Json]:
     """Return each seed's summary by its folder, in the order of seeds: its `variants` are results,
     and its `sweep` points. Raises RunError.
     """
-    found = {path.parent: read_json(path) for path in folder.glob("seed-*/summary.json")}
-    if (own := folder / "summary.json").exists() and "workload" in (summary := read_json(own)):
-        found = {folder: summary}  # a run of one seed, whatever lies beside it
+    with _readable(folder):
+        found = {path.parent: read_json(path) for path in folder.glob("seed-*/summary.json")}
+        own = folder / "summary.json"
+        if own.exists() and "workload" in (summary := read_json(own)):
+            found = {folder: summary}  # a run of one seed, whatever lies beside it
+        for summary in found.values():
+            summary["variants"] = {n: Result.of(each) for n, each in summary["variants"].items()}
+            if sweep := summary.get("sweep"):
+                summary["sweep"] = {n: [*map(Point.of, each)] for n, each in sweep.items()}
+        ordered = sorted(found.items(), key=lambda item: item[1]["seed"])
     if not found:
         raise RunError(
             f"{folder} holds no run (no summary.json of one); give the folder that compare.sh wrote"
         )
-    for summary in found.values():
-        summary["variants"] = {n: Result.of(each) for n, each in summary["variants"].items()}
-        if sweep := summary.get("sweep"):
-            summary["sweep"] = {n: [*map(Point.of, each)] for n, each in sweep.items()}
-    return dict(sorted(found.items(), key=lambda item: item[1]["seed"]))
+    return dict(ordered)
 
 
 def read_json(path: Path) -> dict[str, Any]:

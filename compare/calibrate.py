@@ -46,7 +46,7 @@ def calibrate(progress: Progress) -> Json:
             again = (in_time(measure(target, rate, progress)) for _ in range(2))
             if not in_time(point) and not all(again):
                 break
-            best, answered = rate, max(answered, point.request_throughput)
+            best, answered = rate, max(answered, point.request_throughput or 0.0)
     if not best:
         raise ServerError(
             f"this machine is too busy to send {RATES[0]} requests per second in time; try again "

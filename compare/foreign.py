@@ -60,9 +60,9 @@ class Measured:
     """A server as one tool measured it.
 
     tool: None for our own. facts: settings and hardware in words, where they are recorded. results:
-    its numbers, under our names, of each seed. requests: the answered ones with the
-    keys REQUEST, NaN for what is missing, of the first seed of a sweep; none where the file has
-    none. remarks: in Markdown, why not to trust it.
+    its numbers, under our names, of each seed. requests: the answered ones, NaN for what is missing
+    of REQUEST: those of all seeds of ours, and of the first file of a sweep of vLLM; none where a
+    file has none. remarks: in Markdown, why not to trust it.
     """
 
     name: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from client import runs
-from client.results import Json, Result
+from client.results import Json
 from client.traces import Request, load_trace
 from compare.check import Check, junit, limits_of
 from compare.options import HOW, OF_RUN, Options
@@ -96,8 +96,8 @@ def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
 
 
 def kept(options: Options, facts: Json) -> dict[tuple[int, str], Any]:
-    """Return, by seed and server, NAME.json of what was measured to its end, the points of its
-    sweep, and whether it was swept. facts: of this comparison, as a summary has them.
+    """Return what was measured to its end, by seed and server: a result, the points of a sweep, and
+    whether there was one. facts: of this comparison, as a summary has them.
 
     Raises ConfigError where these, or settings that come from variables, differ.
     """
@@ -113,8 +113,8 @@ def kept(options: Options, facts: Json) -> dict[tuple[int, str], Any]:
             if headlines.partial or (options.sweep and name not in summary["swept"]):
                 continue
             try:
-                result = Result.of(runs.read_json(folder / f"{name}.json"))
-            except (OSError, ValueError):  # it was being written when a machine failed
+                result = runs.result_of(folder, name)
+            except runs.RunError:  # it was being written when a machine failed
                 continue
             if name in options.variants:
                 if not result.config:  # its server had ended before it was asked

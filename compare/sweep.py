@@ -73,7 +73,7 @@ def sweep(
         return point
 
     rough = first.busy_throughput and first.busy_throughput / data.mean_num_tokens
-    search(at, rough or first.request_throughput)
+    search(at, rough or first.request_throughput or 0.0)
 
 
 def saturated(result: Result) -> bool:

@@ -60,10 +60,7 @@ class Groups:
             for group in self.shown:
                 numbers, sized = group.numbers[variant], self.kind == "by_length"
                 name = ": ".join(filter(None, (group.name, group.size if sized else "")))
-                answered, failed, refused = (
-                    _sum(numbers, each) for each in ("completed", "failed", "refused")
-                )
-                text = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
+                text, refused = tables.answered(numbers), sum(each.refused for each in numbers)
                 if refused and not plain:
                     text += f" ({refused:,} refused)"
                 names = [tables.label(variant, seeds), name if plain else escape(name), text]
@@ -89,7 +86,7 @@ def _groups(results: Results, kind: str) -> Groups:
             v: [r.number(kind).get(name, Result()) for r in seeds] for v, seeds in results.items()
         }
         # an interrupted variant has fewer than others
-        requests = max(_sum(each, "completed") + _sum(each, "failed") for each in numbers.values())
+        requests = max(sum(each.ended for each in seeds) for seeds in numbers.values())
         # without control characters, which a terminal would obey
         shown = unescape(escape(name or "no user"))
         size = f"{requests:,} request{'s' * (requests != 1)}"
@@ -112,15 +109,10 @@ def _tokens(numbers: Sequence[Result]) -> str:
     return f"{least}–{most} tokens" if least < most else f"{least} token{'s' * (least > 1)}"
 
 
-def _sum(numbers: Sequence[Result], what: str) -> int:
-    return sum(n.number(what) for n in numbers)
-
-
 def group_table(groups: Groups, results: Results) -> str:
     """A row for each variant and group; columns without a number are left out."""
-    cases = groups.cases(results)
     columns = [*LATENCIES, *SET_ASIDE] if groups.kind == "by_length" else COLUMNS
-    return markdown(tables.rows_of(groups.columns, tables.present(columns, cases), cases), left=2)
+    return markdown(tables.rows_of(groups.columns, columns, groups.cases(results)), left=2)
 
 
 def terminal_groups(results: Results) -> list[tables.Terminal]:
@@ -129,10 +121,8 @@ def terminal_groups(results: Results) -> list[tables.Terminal]:
     for groups in groups_of(results).values():
         if groups.kind != "by_length":
             cases = groups.cases(results, plain=True)
-            columns = tables.present(IN_TERMINAL, cases)
-            _, *rows = tables.rows_of(groups.columns, columns, cases)
-            head = [*groups.columns, *(key.short for key in columns)]
-            shown.append(tables.Terminal([head, *rows], left=2, caption=few(groups) or None))
+            rows = tables.rows_of(groups.columns, IN_TERMINAL, cases, short=True)
+            shown.append(tables.Terminal(rows, left=2, caption=few(groups) or None))
     return shown
 
 

@@ -181,10 +181,21 @@ def labels(run: Run) -> dict[str, str]:
 # ---- rows
 
 
-def rows_of(names: Sequence[str], columns: Sequence[Key], cases: Iterable[Case]) -> list[list[str]]:
-    """The headings, and a row of numbers for each case. names: headings of the cases' names."""
-    head = [*names, *(key.heading for key in columns)]
-    return [head, *([*of, *(cell_of(key, seeds) for key in columns)] for of, seeds in cases)]
+def rows_of(
+    names: Sequence[str], columns: Sequence[Key], cases: Sequence[Case], short: bool = False
+) -> list[list[str]]:
+    """The headings, and a row for each case, of the columns that have a number. names: headings of
+    the cases' names. short: for the terminal.
+    """
+    shown = present([key for key in columns if key.short or not short], cases)
+    head = [*names, *(key.short if short else key.heading for key in shown)]
+    return [head, *([*of, *(cell_of(key, seeds) for key in shown)] for of, seeds in cases)]
+
+
+def answered(results: Sequence[Result]) -> str:
+    """How many requests were answered, and how many failed."""
+    done, failed = (sum(getattr(r, each) for r in results) for each in ("completed", "failed"))
+    return f"{done:,}, {failed:,} failed" if failed else f"{done:,}"
 
 
 def present(keys: Sequence[Key], cases: Iterable[Case]) -> list[Key]:
@@ -206,25 +217,19 @@ def of_variants(results: Results) -> list[Case]:
 
 def terminal_tables(results: Results, marked: str = "") -> Iterator[Terminal]:
     """The headline tables within 80 columns. marked: beside the heading of the names."""
-    cases = of_variants(results)
+    cases: list[Case] = [([name.replace(" (", "\n(")], r) for [name], r in of_variants(results)]
     for columns in HEADLINES:
-        shown = [key for key in present(columns, cases) if key.short]
-        _, *rows = rows_of([""], shown, [([name.replace(" (", "\n(")], r) for [name], r in cases])
-        head = [f"variant{marked}".replace(" ", "\n"), *(key.short for key in shown)]
-        yield Terminal([head, *rows])
+        names = [f"variant{marked}".replace(" ", "\n")]
+        yield Terminal(rows_of(names, columns, cases, short=True))
 
 
 def headlines(results: Results, marked: str = "") -> str:
     """The headline tables of report.md; columns without a number are left out. marked: as above."""
     cases = of_variants(results)
-    of_run, percentiles = (
-        rows_of([f"variant{marked}"], present(columns, cases), cases) for columns in HEADLINES
-    )
+    of_run, percentiles = (rows_of([f"variant{marked}"], each, cases) for each in HEADLINES)
     of_run[0] += ["latency of a request", "answered"]
     for row, (_, seeds) in zip(of_run[1:], cases):
-        answered, failed = (sum(r.number(key) for r in seeds) for key in ("completed", "failed"))
-        count = f"{answered:,}, {failed:,} failed" if failed else f"{answered:,}"
-        row += [mean_line(seeds), count]
+        row += [mean_line(seeds), answered(seeds)]
     return f"{markdown(of_run)}\n\n{markdown(percentiles)}"
 
 
@@ -332,7 +337,7 @@ def _swept(outcomes: Sequence[Swept]) -> list[str]:
     known = [outcome.sustained for outcome in outcomes if outcome.sustained]
     capacity = cell(KEYS["capacity"], [outcome.capacity for outcome in outcomes])
     if known and all(outcome.saturated_rate is None for outcome in outcomes):
-        capacity = f"at least {min(point.request_throughput for point in known):.3g}"
+        capacity = f"at least {min(point.request_throughput or 0.0 for point in known):.3g}"
     there = [cell_of(key, known) for key in keys("output_throughput p50_normalized_latency_ms")]
     grow = [(of.sustained.rate if of.sustained else None, of.saturated_rate) for of in outcomes]
     limits = [(each.goodput_rate, each.missed_rate) for each in outcomes]
@@ -353,6 +358,6 @@ def points_table(points: Mapping[str, Sequence[Point]]) -> str:
     """Every rate of a sweep, marked where it was beyond the capacity."""
     each = [(name, point) for name, rates in points.items() for point in rates]
     cases: list[Case] = [([name], [point]) for name, point in each]
-    head, *rows = rows_of(["variant"], present(POINTS, cases), cases)
+    head, *rows = rows_of(["variant"], POINTS, cases)
     said = [sweep.in_words(point) for _, point in each]
     return markdown([[*head, "verdict"], *([*row, words] for row, words in zip(rows, said))])

@@ -155,7 +155,7 @@ class OwnServer:
         caching, most = self.recording.head.prefix_caching, config.max_batch_size
         values = {
             key: [
-                each.occupancy * most if key == "rows" else each.number(key)
+                (each.occupancy or 0.0) * most if key == "rows" else each.number(key)
                 for each in (measured, simulated)
             ]
             for key in SHOWN

@@ -10,7 +10,7 @@ import pytest
 from client.results import KEYS, Point, Result, share
 from compare.report import sentences
 from compare.report.tables import cell_of, present
-from tests.compare.test_sweep import CALM
+from tests.compare.test_sweep import AT_RATE, CALM
 from tests.servers import ROOT
 
 SHOWN = [
@@ -48,6 +48,6 @@ def test_tables_and_lines_show_399_of_400_as_less_than_all() -> None:
     assert cell_of(KEYS["attainment"], [of_400, all_of_it]) == "99.9 ± 2"
     assert cell_of(KEYS["attainment"], [all_of_it, all_of_it]) == "100 ± 0"
     assert present([KEYS["cached_fraction"]], [([""], [Result(cached_fraction=0.001)])])
-    numbers = {"rate": 9, "output_throughput": 1.0, "p50_normalized_latency_ms": 1.0}
-    line = sentences.point_line("a", Point.of(CALM | numbers | {"attainment": 399 / 400}))
+    numbers = {"output_throughput": 1.0, "p50_normalized_latency_ms": 1.0}
+    line = sentences.point_line("a", Point.of(CALM | AT_RATE | numbers | {"attainment": 399 / 400}))
     assert "99.8% within limits" in line

@@ -68,7 +68,7 @@ def test_each_group_has_its_own_numbers_and_users_add_up() -> None:
         nobody.json(OF_GROUP).items() >= {"failed": 1, "refused": 0, "mean_e2el_ms": None}.items()
     )
     assert ann.output_throughput == pytest.approx(30 / 4.0), "over the run's wall-clock"
-    total = sum(user.output_throughput for user in result.by_user.values())
+    total = sum(user.output_throughput or 0.0 for user in result.by_user.values())
     assert total == pytest.approx(result.output_throughput)
     assert list(result.by_priority) == ["1", "2", "0"], "the highest first, the default last"
     assert result.by_priority["0"].completed == 2

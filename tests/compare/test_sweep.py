@@ -20,6 +20,11 @@ from compare.report.sentences import point_line
 from compare.report.tables import capacity_table
 from tests.virtual import simulated
 
+AT_RATE = {
+    "rate": 3.0, "arrival": "poisson:3", "nominal_num_tokens": 100, "saturated": False,
+    "client_behind": False,
+}  # fmt: skip
+
 
 def swept(
     capacity: float, about: float = 1.0, limit: float = 0.0, client: float = math.inf,
@@ -36,11 +41,11 @@ def swept(
         assert rate not in [p.rate for p in points], "measured twice"
         attainment = None if not limit else 1.0 if rate <= limit else 0.5
         done = min(rate, capacity)
-        points.append(Point.of({
+        points.append(Point.of(AT_RATE | {
             "rate": rate, "saturated": rate > capacity, "client_behind": rate > client,
             "attainment": attainment, "failed": 0, "request_throughput": done,
             "output_throughput": 100 * done, "p50_normalized_latency_ms": 5.0,
-            "nominal_num_tokens": 100, "busy_s": 10.0 * busy,
+            "busy_s": 10.0 * busy,
             "busy_throughput": 100 * capacity if busy and rate > capacity else None,
         }))  # fmt: skip
         return points[-1]
@@ -64,9 +69,8 @@ def test_a_capacity_is_found_within_a_step_in_few_rates(capacity: float, off: fl
 
 
 def test_the_capacity_is_of_all_rates_beyond_it_by_their_time() -> None:
-    common = {"client_behind": False, "attainment": None, "nominal_num_tokens": 100}
     names = ("rate", "saturated", "busy_s", "busy_throughput")
-    points = [Point.of(common | dict(zip(names, values))) for values in (
+    points = [Point.of(AT_RATE | dict(zip(names, values))) for values in (
         (4.0, True, 30.0, 310.0), (8.0, True, 10.0, 270.0), (5.0, True, 0.0, None),
         (2.0, False, 5.0, 900.0),
     )]  # fmt: skip
@@ -160,7 +164,7 @@ def test_the_verdict_on_a_rate(change: dict[str, float], saturated: bool, behind
 
 
 def test_a_rate_without_an_answer_says_so() -> None:
-    point = Point(rate=3.0, output_throughput=0.0, failed=9, saturated=True)
+    point = Point.of(AT_RATE | {"output_throughput": 0.0, "failed": 9, "saturated": True})
     assert "no answer; requests failed" in point_line("static", point)
 
 
