@@ -160,6 +160,10 @@ class Options:
     check: Check | None = None
 
     @property
+    def seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.repeats))
+
+    @property
     def names(self) -> list[str]:
         return [*self.variants, *self.also]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from client import runs
 from client.addresses import other_target
@@ -26,6 +26,7 @@ from compare.comparison import Comparison
 from compare.options import parse, parse_runs, parse_slowest
 from compare.report import sentences
 from compare.resume import begin
+from compare.started import Started
 from config import ConfigError
 
 
@@ -54,14 +55,14 @@ def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | No
             progress.say(f"missing: {missing} of {missing + there} measurements")
     except (KeyboardInterrupt, ServerError) as stopped:
         return None, stopped
-    try:
-        with contextlib.closing(comparison.results()) as results:
-            for seed in comparison.seeds:
-                comparison.run(seed, results)
-    except KeyboardInterrupt as stopped:  # while something was saved
-        comparison.stopped = stopped
+    comparison.run()
     with progress.step("reading the results"):
         return runs.load(comparison.options.out) if comparison.saved else None, comparison.stopped
+
+
+def _comparison(argv: Sequence[str], progress: Progress) -> Comparison:
+    options = begin(argv, parse, Started.program)
+    return Comparison(options, progress, Started(options, progress))
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def main() -> None:
     argv = sys.argv[1:]
     named = {word.partition("=")[0] for word in argv}
     if not named & {"--runs", "--slowest"}:
-        run_and_exit(lambda p: Comparison(begin(argv, parse, Comparison.program), p))
+        run_and_exit(lambda progress: _comparison(argv, progress))
         return
     try:
         if "--slowest" in named:

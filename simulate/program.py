@@ -27,19 +27,22 @@ from client.quoting import printable
 from client.runs import RunError, clear, files, refuse_overwriting
 from client.saving import saved, write
 from client.stopping import end_as_on_ctrl_c, held
+from compare.comparison import Comparison
+from compare.measuring import one_by_one
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
 from compare.resume import begin
 from config import NOT_SIMULATED, ConfigError, Flags, add_flags, add_settings, flag
 from generate.auto import physical_cores
 from generate.tokenizer import TokenizerUnavailable
+from simulate.comparing import Simulated, in_processes
 from simulate.costs import FAKE, CostsError, load, save
 from simulate.disaggregated import refuse
 from simulate.find import Search
 from simulate.jobs import Jobs, lost
 from simulate.layouts import REPLICAS, layout_of
 from simulate.replay import ReplayError, replay_file
-from simulate.simulation import ENGINE, Simulating, Simulation
+from simulate.simulation import ENGINE, Simulation
 from simulate.space import USUAL, command, space_of, trial_of
 from simulate.trial import ATTAINMENT, MEASURES, SEEDS, question_of
 from simulate.vllm.given import SEEDS as OWN_SEEDS
@@ -183,7 +186,7 @@ def find(options: Simulation) -> bool:
         caption = (
             f"simulated, costs {options.costs.name}, {trial.question.arrival} · commit {commit()}"
         )
-        asked = command_line(Simulating.program, sys.argv[1:])
+        asked = command_line(Simulated.program, sys.argv[1:])
         facts = stamp() | {"command": asked, "costs": options.costs.name}
 
         def keep(folder: Path) -> None:
@@ -208,7 +211,7 @@ def find(options: Simulation) -> bool:
 def main() -> None:
     end_as_on_ctrl_c()
     try:
-        options = begin(sys.argv[1:], parse, Simulating.program)
+        options = begin(sys.argv[1:], parse, Simulated.program)
         if options.recording:
             with Progress(Output()) as progress, progress.step(f"replaying {options.recording}"):
                 replayed = replay_file(options.recording)
@@ -216,11 +219,9 @@ def main() -> None:
             sys.exit(replayed.first_difference is not None)
         if options.question:
             sys.exit(not find(options))
-        kind = Simulating
-        if options.own:
-            from simulate.vllm.comparing import ComparingOwn as kind
+        how = in_processes if options.jobs > 1 else one_by_one
         run_and_exit(
-            lambda progress: kind(options, progress),
+            lambda progress: Comparison(options, progress, Simulated(options), how),
             "what was simulated is kept",
             "nothing was simulated",
         )

@@ -1,21 +1,14 @@
-"""A comparison in virtual time: its options, and the servers that it makes."""
+"""The options of simulate.sh."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client.calls import ServerError
-from client.measure import Measurable
 from client.results import Json
-from client.workloads import Workload
-from compare.comparison import Comparison, Measured
 from compare.options import Options
 from config import (
     NOT_SIMULATED,
@@ -29,9 +22,6 @@ from config import (
 from generate.auto import resolve
 from simulate.costs import FAKE, Costs
 from simulate.fleet import Layout
-from simulate.jobs import Jobs, Reporting, lost
-from simulate.layouts import described
-from simulate.server import SimulatedServer
 from simulate.trial import Question
 
 if TYPE_CHECKING:
@@ -105,73 +95,3 @@ class Simulation(Options):
                 "draft tokens are accepted, as --draft acceptance:0.7 does"
             )
         return config
-
-
-class Simulating(Comparison):
-    """A comparison in virtual time."""
-
-    program = "./simulate.sh"
-    has_texts = False
-    options: Simulation
-
-    @contextlib.contextmanager
-    def target(self, name: str) -> Iterator[Measurable]:
-        yield self._server(name, self.options.layout)
-
-    def alone(self, name: str) -> contextlib.AbstractContextManager[Measurable]:
-        return contextlib.nullcontext(self._server(name, Layout()))
-
-    @property
-    def replicas(self) -> int:
-        return self.options.layout.replicas
-
-    @property
-    def alike(self) -> int:
-        return self.replicas
-
-    def results(self) -> Generator[Measured]:
-        if self.options.jobs == 1:
-            yield from super().results()
-            return
-        elsewhere = copy.copy(self)
-        elsewhere.progress, elsewhere.kept = Reporting(), {}
-        elsewhere.done, elsewhere.keep = {}, None
-        with self.progress.paused():
-            workers = Jobs(self.options.jobs, self.progress)
-        with workers as jobs, self.progress.step("simulating"):
-            futures = [jobs.submit(_measured, elsewhere, *task) for task in self.tasks]
-            for (_, name), future in zip(self.tasks, futures):
-                try:
-                    done, said = jobs.result(future) or (Measured(stopped=KeyboardInterrupt()), ())
-                except BrokenProcessPool:
-                    done, said = Measured(stopped=ServerError(lost())), ()
-                for text in said:
-                    self.progress.say(text)
-                if self.options.sweep:
-                    self.done[name] = done
-                    self.show_sweep()
-                yield done
-                if isinstance(self.stopped, ServerError):  # as in one process
-                    return
-
-    def _workload(self, seed: int) -> Workload:
-        """Return a workload that fits into the context: virtual time refuses no request."""
-        return Workload(**self.options.workload, seed=seed, context=self.options.context)
-
-    def _server(self, name: str, layout: Layout) -> SimulatedServer:
-        options, config = self.options, self.options.config(name)
-        return SimulatedServer(name, config, options.costs, layout, stream=options.stream)
-
-    def facts(self) -> Json:
-        costs, layout = self.options.costs, described(self.options.layout)
-        known = ("hardware", "commit", "date", "estimate", "fidelity", "recording")
-        fitted = {key: costs.source.get(key) for key in known}
-        engine = {"engine": costs.source.get("config")}
-        simulated = {"costs": costs.name, "costs_sha256": costs.sha256, "layout": layout}
-        return {**super().facts(), "simulated": simulated | fitted | engine}
-
-
-def _measured(comparison: Simulating, seed: int, name: str) -> tuple[Measured, Sequence[str]]:
-    """Return a worker's measurement, and the lines that it has to print."""
-    done = comparison.measured(seed, name)
-    return done, comparison.progress.said if isinstance(comparison.progress, Reporting) else ()

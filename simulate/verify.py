@@ -16,6 +16,7 @@ from compare.comparison import Comparison
 from compare.deployments import Deployment
 from compare.options import Options
 from compare.program import compare
+from compare.started import Started
 from compare.variants import Variant
 from config import ConfigError, check_replicas
 from simulate.find import Search
@@ -62,7 +63,8 @@ def verified(options: Simulation, search: Search, runs: int, progress: Progress)
     if best.replicas > 1:
         check_replicas(best.replicas)
         changed["deployment"] = Deployment(best.replicas, options.layout.router)
-    run, stopped = compare(Comparison(Options(**same | changed), progress))
+    real = Options(**same | changed)
+    run, stopped = compare(Comparison(real, progress, Started(real, progress)))
     if run is None or stopped:
         raise stopped or ServerError("no server was measured")
     from compare.report import report  # matplotlib takes 0.6 s to load

@@ -20,9 +20,9 @@ from client.progress import Progress
 from client.trace_file import Context, TraceFile
 from client.traces import Request, load_trace, save_trace
 from compare import options as compared
-from compare.comparison import Comparison
+from compare.measuring import GivenTraces, Measuring
 from simulate import program as simulated
-from simulate.simulation import Simulating
+from simulate.comparing import Simulated
 from tests.client.test_workloads import ids_of
 
 
@@ -201,9 +201,9 @@ def test_a_comparison_leaves_out_what_its_smallest_context_cannot_hold(
     parse: Callable[[list[str]], compared.Options] = simulated.parse
     if kind == "compare":
         parse, argv = compared.parse, [*argv, "--model", "fake", "--tokenizer", "bytes"]
-    comparison = Comparison(parse(argv), Progress(Console(quiet=True)))
-    assert comparison.trace is not None and len(comparison.trace) == 1
-    assert comparison.workload["left_out"] == "1 of 2 requests (1 beyond the context of 50)"
+    traces = GivenTraces(parse(argv))
+    assert len(traces.requests(0)) == 1
+    assert traces.words["left_out"] == "1 of 2 requests (1 beyond the context of 50)"
 
 
 @pytest.mark.parametrize(("text", "tokens"), [
@@ -279,8 +279,9 @@ def test_in_virtual_time_too_a_later_turn_of_ids_is_its_whole_prompt(tmp_path: P
     path = tmp_path / "trace.csv"
     path.write_text(FORMS["BurstGPT 3: 7.5 s after the answer before it"][0])
     argv = f"--trace {path} --modes dynamic --prefix-caching --block-size 8 --out {tmp_path}"
-    comparison = Simulating(simulated.parse(argv.split()), Progress(Console(quiet=True)))
-    result = comparison.measured(0, "dynamic").result
+    options = simulated.parse(argv.split())
+    measuring = Measuring(options, Progress(Console(quiet=True)), Simulated(options))
+    result = measuring.measured(0, "dynamic").result
     assert result is not None
     sizes = [(each["prompt_tokens"], each["completion_tokens"]) for each in result.requests]
     assert sizes == [(47, 18), (87, 23), (30, 5)]

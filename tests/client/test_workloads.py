@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy import stats
 
 from client.draws import WorkloadError, arrivals, at_rate, count
-from client.progress import Progress
 from client.trace_file import Context
 from client.traces import Request, Trace, load_trace, save_trace
 from client.workloads import Workload
-from compare.comparison import Comparison
+from compare.measuring import GivenTraces
 from compare.options import parse
 
 GREEDY, MODEST = "greedy,20,uniform:50:200", "modest,2,choice:1,25,100,10-40"
@@ -320,7 +318,7 @@ def test_users_of_a_comparison_send_for_their_seconds_or_300_requests() -> None:
     # one who would send nothing is found before any server starts
     options = parse(["--users", GREEDY, "b,0.01,normal", "--numsamples", "20", "--repeats", "2"])
     with pytest.raises(WorkloadError, match=r"user b sends none of the 20 requests of seed \d; "):
-        Comparison(options, Progress(Console()))
+        GivenTraces(options)
 
 
 @pytest.mark.parametrize(("options", "sentence"), [

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
-from unittest import mock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -21,7 +20,7 @@ from client.results import Distribution, Result
 from client.runs import RunError
 from compare import check
 from compare.check import CANNOT_TELL, NOT_WORSE, WORSE, Change, changes
-from compare.comparison import Comparison
+from compare.measuring import GivenTraces
 from compare.options import Options, parse
 from compare.resume import begin, options_of
 from config import ConfigError
@@ -260,8 +259,8 @@ def test_a_check_has_the_saved_traces_and_settings(saved: Path, tmp_path: Path) 
     assert options.arrival == json.loads(text)["workload"]["arrival"] != "auto"
     assert not options.sweep and options.goodput == {"e2el": 900}
     assert options.flags == {"token_budget": "99"}
-    comparison = Comparison(options, mock.Mock())
-    assert [len(comparison.traffic(seed)[1]) for seed in comparison.seeds] == [40, 7, 40]
+    traces = GivenTraces(options)
+    assert [len(traces.requests(seed)) for seed in options.seeds] == [40, 7, 40]
 
 
 def test_the_workflow_for_github_has_commands_that_are_understood(saved: Path) -> None:

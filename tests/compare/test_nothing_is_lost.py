@@ -26,7 +26,7 @@ from client import runs
 from client.progress import Progress
 from client.results import OF_POINT, Point, Result
 from compare import calibrate
-from compare.comparison import Comparison, Measured
+from compare.measuring import Measured, Measuring
 from tests.compare.test_compare import FAKE, completed_by_a_server_of
 from tests.counts import nightly_but
 from tests.programs import output, ran
@@ -111,15 +111,15 @@ class Killed(BaseException):
 
 def killed(words: str, n: int) -> None:
     """Run simulate.sh, and kill it when it begins its n-th measurement."""
-    really, calls = Comparison.measured, []
+    really, calls = Measuring.measured, []
 
-    def measured(self: Comparison, seed: int, name: str) -> Measured:
+    def measured(self: Measuring, seed: int, name: str) -> Measured:
         calls.append(name)
         if len(calls) == n:
             raise Killed
         return really(self, seed, name)
 
-    with mock.patch.object(Comparison, "measured", measured), pytest.raises(Killed):
+    with mock.patch.object(Measuring, "measured", measured), pytest.raises(Killed):
         ran("simulate", *words.split())
 
 
@@ -300,13 +300,13 @@ def test_where_nothing_can_be_written_it_is_said_in_a_sentence(
 @pytest.mark.usefixtures("undrawn")
 def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> None:
     """Also with what was in it of this seed."""
-    really = Comparison.measured
+    really = Measuring.measured
 
-    def measured(self: Comparison, seed: int, name: str) -> Measured:
+    def measured(self: Measuring, seed: int, name: str) -> Measured:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         return really(self, seed, name)
 
-    with mock.patch.object(Comparison, "measured", measured):
+    with mock.patch.object(Measuring, "measured", measured):
         output("simulate", f"{WORDS} --out {tmp_path / 'out'}")
     assert not runs.load(tmp_path / "out").partial
 

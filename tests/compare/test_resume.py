@@ -12,7 +12,7 @@ import pytest
 
 from client import runs
 from client.load import Interrupted
-from compare.comparison import Comparison, Measured
+from compare.measuring import Measured, Measuring
 from simulate.server import SimulatedServer
 from tests.programs import output, ran
 from tests.servers import ROOT
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 def measuring(n: int) -> Any:
     """A patch by which Ctrl-C comes during the n-th measurement; its mock has all calls."""
-    really, calls = Comparison.measured, []
+    really, calls = Measuring.measured, []
 
-    def measured(self: Comparison, seed: int, name: str) -> Measured:
+    def measured(self: Measuring, seed: int, name: str) -> Measured:
         calls.append((seed, name))
         if len(calls) < n:
             return really(self, seed, name)
         with mock.patch.object(SimulatedServer, "replay", side_effect=Interrupted([])):
             return really(self, seed, name)
 
-    return mock.patch.object(Comparison, "measured", autospec=True, side_effect=measured)
+    return mock.patch.object(Measuring, "measured", autospec=True, side_effect=measured)
 
 
 def stopped(n: int, words: str, *more: str) -> list[tuple[int, str]]:
