@@ -39,7 +39,7 @@ from client.progress import Output, Progress  # noqa: E402
 from client.quoting import printable  # noqa: E402
 from client.results import KEYS, SHOWN_OF_STATS, Json, Result, share  # noqa: E402
 from client.saving import saved  # noqa: E402
-from client.stopping import end_as_on_ctrl_c, held  # noqa: E402
+from client.stopping import end_as_on_ctrl_c, fail, held  # noqa: E402
 from client.summary import latency_line, resent_in_words  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
 from client.wire import APIS, IN_WORDS, OpenAI  # noqa: E402
@@ -296,11 +296,9 @@ def main() -> None:
             return
         result = load(url, known, Output())
     except (ConfigError, WorkloadError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(2)
+        fail(error, 2)
     except (ServerError, runs.RunError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(1)
+        fail(error)
     except KeyboardInterrupt:
         sys.exit(130)
     if result.partial:

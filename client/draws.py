@@ -18,8 +18,8 @@ LENGTHS = (
     "lognormal:MEDIAN:SIGMA:CAP"
 )
 ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, closed:USERS"
-# token ids: every tokenizer here has them, so servers with other tokenizers compute the same
-# prompts (GPT-2's first ids are the bytes too, in another order)
+# ids of tokens that are drawn, from 0: every tokenizer here has so many, so that all servers
+# compute the same prompts (GPT-2's first ids are the bytes too, in another order)
 IDS = 256
 COUNTING = (
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -92,8 +92,8 @@ def number(text: str, or_zero: bool = False) -> float:
 
 
 def adapters(spec: str) -> Callable[[int, int], list[str]]:
-    """Return a function (n, seed) → adapters of n requests: of lora-0 … lora-15, for "16:skewed".
-    `distinct` takes one after the other. Raises WorkloadError.
+    """Return a function (n, seed) → adapters of n requests, such as lora-0 … lora-15 for
+    "16:skewed". `distinct` takes one after the other. Raises WorkloadError.
     """
     number, _, popularity = spec.partition(":")
     if not (number.isdecimal() and int(number) and popularity in POPULARITIES):

@@ -58,7 +58,7 @@ KNOWN = "docs/measuring.md lists the forms of traces"
 class Row:
     """A request of a file, without its ids; times in microseconds.
 
-    text: of the prompt, or None. own: of it what is new, if this is a later turn. tokens: of a
+    text: the prompt's, or None. own: its part that is new, if this is a later turn. tokens: of a
     prompt without text; adds: in a later turn they follow all that was said before. num_tokens: 0
     where it failed, None where none are recorded. blocks: hash ids, each of `block` tokens.
     """
@@ -86,8 +86,9 @@ class Row:
 def rows(
     path: Path, lines: Sequence[str], of_prompts: bool, unit: str | None, count: CountTokens
 ) -> Iterator[Row]:
-    """Return the rows of a file, in its order. of_prompts: its lines may be prompts. unit: of its
-    times, whatever it says. count: of a text's tokens. Raises WorkloadError, which names the line.
+    """Return the rows of a file, in its order. of_prompts: its lines may be prompts. unit: its
+    times', whatever it says. count: counts a text's tokens. Raises WorkloadError, which
+    names the line.
     """
     number, first = next((n, each.strip()) for n, each in enumerate(lines, 1) if each.strip())
     names: Iterable[str] = ()

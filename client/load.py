@@ -198,7 +198,7 @@ class _Replay:
         """Send a request; and once more, if a kept connection was closed before any answer: a
         server may close it just then. notes: gets "kept" and "resent".
         """
-        # the library would take only a key, and no such header, off one that leads elsewhere
+        # a redirect may lead elsewhere: the library would not send a key there, but these headers
         how: dict[str, Any] = {"data": body, "allow_redirects": not self._wire.headers}
         url = self._url + self._wire.path
         try:

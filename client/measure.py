@@ -65,7 +65,7 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure. ours: of any other one only the client's measures are known."""
+    """A server to measure. ours: else only the client's measures are known."""
 
     name: str
     url: str
@@ -247,7 +247,7 @@ def _with_server(result: Result, target: Measurable, trace: Trace, answers: Answ
     json.dumps(report, ensure_ascii=False, allow_nan=False).encode()
     engine.pop("definitions")
     prompt_tokens, drafts = engine["total_input_tokens"], engine["draft_tokens"]
-    policy = MODES.get(config["mode"])  # none: of a file that this client has not loaded
+    policy = MODES.get(config["mode"])  # none for that of a file, which this client has not loaded
     # two batches of several servers that begin at one instant would seem to be one
     by_chance = config["order"] == "fcfs" and not target.are_several
     whole = policy and policy.request_level and not config["compact_batches"]

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from client import traces
+from client.results import Json
 from client.traces import Request, Trace
 from stats import TIMINGS, Measure, Times, measured, times_from
 
@@ -52,7 +53,7 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     itl_s: Sequence[float] | np.ndarray
-    timings: Mapping[str, Any] | None
+    timings: Json | None
 
     started_at = property(attrgetter("sent_at"))
     ttft_s = measured("ttft")
@@ -155,7 +156,7 @@ class Outcomes:
         """whole: keep all, however many."""
         self.rows = np.zeros(n, ROW)
         self._sentences: dict[str, int] = {}  # sentences of errors, numbered from 1
-        self._error = np.zeros(n, np.int32)  # each request's such number, kept or not
+        self._error = np.zeros(n, np.int32)  # the number of each request's sentence, 0 for none
         self._sampled = n > traces.MOST_SAVED and not whole
         self._kept: dict[int, Outcome] = {}
         self._keep = np.full(n, not self._sampled)

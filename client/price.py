@@ -11,7 +11,7 @@ from client.results import Result
 def costs(result: Result, price: float) -> dict[str, Any]:
     """Return the costs of a measurement, None where it has no such tokens, requests or limits.
 
-    price: of a machine for an hour, in any currency. A simulated replica is a machine, which is
+    price: a machine's per hour, in any currency. A simulated replica is a machine, which is
     paid for as long as it is up; real servers share the one on which they run.
     """
     seconds = result.wall_clock_s
@@ -30,7 +30,7 @@ def costs(result: Result, price: float) -> dict[str, Any]:
 
 def replica_seconds(changes: Sequence[Sequence[Any]], since: float, until: float) -> float:
     """Return the seconds of all replicas together between two times, those in which they start
-    included. changes: of their number, each (at_s, up, others), in order.
+    included. changes: each (at_s, up, others), in order.
     """
     ends = [at_s for at_s, *_ in changes[1:]] + [until]
     return sum(

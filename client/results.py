@@ -68,14 +68,14 @@ class Distribution(NamedTuple):
 def _number(
     *shown: Any, at: int = RATE, default: Any = None, sparse: bool = False, **more: Any
 ) -> Any:
-    """Declare a number. shown, more: of its Key. sparse: JSON leaves it out where it is empty."""
+    """Declare a number. shown, more: fields of its Key. sparse: left out of JSON where empty."""
     how = {"default_factory": dict} if default == {} else {"default": default}
     return field(**how, metadata={"at": at, "sparse": sparse, "key": (shown, more)})
 
 
 def _latency(of: Mapping[int, str], short: str = "", form: str = "", **more: Any) -> Any:
     """Declare a distribution. of: its statistics, by where they are. short: its name in the
-    terminal, which shows those that each rate has. more: of each Key.
+    terminal, which shows those that each rate has. more: fields of each Key.
     """
     how = {"at": max(of), "of": of, "short": short, "form": form, "more": more}
     return field(default=Distribution(), metadata=how)

@@ -205,7 +205,7 @@ def save(
 ) -> None:
     """Write the measurements of one seed, each NAME.json and then summary.json, beside its trace.
 
-    facts: of this seed and of all, as summary.json has them. new: servers whose NAME.json is
+    facts: this seed's and those of all, as summary.json has them. new: servers whose NAME.json is
     written over one that is there. Raises Unwritten.
     """
     for name, result in results.items():
@@ -239,7 +239,7 @@ def _config(results: Mapping[str, Result]) -> Json:
     return {name: merged[name] for name in order if name in merged}
 
 
-def differing(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
+def differing(results: Mapping[str, Result]) -> dict[str, Json]:
     """Return each variant's mode, and its settings with an effect that are not the same in all."""
     configs = _configs(results)
     values: dict[str, set[str]] = {}

@@ -25,7 +25,8 @@ def written(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """
     with unwritten(path):
         place = path.resolve()  # a link's is the file that it names
-        is_file = place.is_file() or not place.exists()  # and no pipe or device, as /dev/null is
+        # a pipe or a device, as /dev/null, is written itself: a renamed file would replace it
+        is_file = place.is_file() or not place.exists()
         beside = place.with_name(f"{place.name}.{os.getpid()}.part") if is_file else place
         place.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,10 +1,20 @@
-"""How a program is stopped: by Ctrl-C, or by a signal that is taken for it."""
+"""How a program ends: by an error in a sentence, by Ctrl-C, or by a signal that is taken for it."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
+
+from client.quoting import printable
+
+
+def fail(error: object, code: int = 1) -> NoReturn:
+    """End the program with an error, and its exit code: 2 for what a command line got wrong."""
+    print(printable(f"error: {error}"), file=sys.stderr)
+    sys.exit(code)
 
 
 def end_as_on_ctrl_c() -> None:

@@ -132,7 +132,7 @@ class Shares:
     def __init__(
         self, name: str, specs: Sequence[str], shares: Sequence[float], values: Sequence[int]
     ):
-        """name: of the flag. Raises WorkloadError unless the shares sum to 1."""
+        """name: the flag's. Raises WorkloadError unless the shares sum to 1."""
         if not math.isclose(total := sum(shares), 1, abs_tol=1e-6):
             every = " ".join(specs)
             raise WorkloadError(f"the shares of {name} {every} sum to {total:g}; make it 1")

@@ -84,7 +84,7 @@ class Asked:
 
 
 class Wire:
-    """One API. path: of its route. form: what is wrong with an answer of another form. headers: of
+    """One API. path: its route's. form: what is wrong with an answer of another form. headers: of
     each request. ids: prompts may be token ids; else a word is sent for each. in_words: it was.
     """
 

@@ -133,7 +133,7 @@ class Workload:
         draw: str,
         drawn: Drawn | None = None,
     ) -> Trace:
-        """Return requests of these lengths. opening: of conversations. draw: of `_prompts`."""
+        """Return requests of these lengths. opening: the conversations'. draw: as in `_prompts`."""
         tokens, words = self._cut(tokens, words)
         n, number = len(tokens), np.arange(len(tokens))
         conversation = number // self._turns
@@ -180,7 +180,7 @@ class Workload:
         """Return lengths that fit into the context, as far as prefixes leave room."""
         if self._context is None:
             return tokens, words
-        most, sizes = self._context.tokens, np.arange(words.max() + 1)  # by words
+        most, sizes = self._context.tokens, np.arange(words.max() + 1)  # prompts' tokens, by words
         if not self._as_ids:
             sizes = np.array([self._context.count(draws.count(n)) for n in sizes.tolist()])
         elif self._prefixes:

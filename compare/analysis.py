@@ -11,7 +11,8 @@ import numpy as np
 from client.results import Json, Result
 
 CONFIDENCE = 0.95
-ATTAINMENT = 0.9  # requests that must meet the limits, as in DistServe (OSDI 2024)
+# the part of a rate's requests that must meet the limits, as in DistServe (OSDI 2024)
+ATTAINMENT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Estimate:
 def estimate(values: Sequence[float], step: float = 0.0) -> Estimate:
     """Student's interval of the mean of independent values, one a seed.
 
-    step: of the lattice on which values lie: the part by which each may be too low. The interval
+    step: the lattice's on which values lie: the part by which each may be too low. The interval
     of equal values is no narrower.
     """
     return _interval(values, step * float(np.mean(values)))

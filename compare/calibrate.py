@@ -20,7 +20,7 @@ from client.measure import Target, judged, warm_up
 from client.progress import Output, Progress
 from client.results import Json, Result
 from client.saving import Unwritten
-from client.stopping import end_as_on_ctrl_c
+from client.stopping import end_as_on_ctrl_c, fail
 from client.summary import CLIENT_LIMITED_MS
 from client.wire import wire
 from client.workloads import Workload
@@ -107,7 +107,7 @@ def main() -> None:
         with Progress(Output()) as progress:
             progress.say(sentence(calibrate(progress)))
     except ServerError as error:
-        sys.exit(f"error: {error}")
+        fail(error)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -38,12 +38,12 @@ class Comparison:
         self.options, self.progress, self.servers = options, progress, servers
         self._results = measured
         self.capacity: Json | None = None
-        self.done: dict[str, Measured] = {}  # those of the current seed, by server
+        self.done: dict[str, Measured] = {}  # results of the seed that is being measured, by server
         self.saved = False  # anything of this run
         self.stopped: BaseException | None = None
         self.machine = runs.facts()
         self.earlier: Json | None = None  # summary of the run that goes on
-        self.kept: dict[Task, Measured] = {}  # those of the resumed run
+        self.kept: dict[Task, Measured] = {}  # results of the resumed run
         if options.resume:
             self.earlier = runs.load(options.resume, requests=False).first
             kept = resume.kept(options, self.facts())
@@ -61,7 +61,7 @@ class Comparison:
             "bounds": asdict(options.bounds),
             "stream": options.stream,
             "also": options.also,
-            "asked_as": {},  # of servers that are none of ours
+            "asked_as": {},  # how servers that are none of ours were asked
             "deployment": asdict(options.deployment) if options.deployment else None,
             "capacity": self.capacity,
             "baseline": options.baseline,
@@ -106,7 +106,7 @@ class Comparison:
             self.stopped = stopped
 
     def _run(self, seed: int, results: Iterator[Measured]) -> None:
-        """Measure every server with one seed's trace. results: of all tasks from this seed on."""
+        """Measure every server with one seed's trace. results: those of all tasks from here on."""
         missing = [name for of, name in self.tasks if of == seed]
         self.done = {name: each for (of, name), each in self.kept.items() if of == seed}
         if self.done and not missing:

@@ -23,7 +23,7 @@ from compare import sweep
 from compare.options import LOAD, Options
 from compare.report import sentences
 
-TIMEOUT_S = 3600.0  # until an answer must be there
+TIMEOUT_S = 3600.0  # how long an answer may take
 CostsChanged = Mapping[str, dict[str, float | None]]  # numbers by the factor of the costs
 Task = tuple[int, str]  # a seed, and the name of a server
 
@@ -88,8 +88,8 @@ class Servers(Protocol):
     """The servers of a comparison, real or simulated.
 
     program: that compares them. has_texts: their answers have texts. traces: that they serve.
-    replicas: servers of a variant that share the load. alike: of these for each one that `alone`
-    has.
+    replicas: servers of a variant that share the load. alike: how many of them one of `alone`
+    stands for.
     """
 
     program: str
@@ -123,7 +123,7 @@ class Measured:
     """Measurements of a server with one seed's trace, up to its end or what `stopped` it."""
 
     result: Result | None = None  # with its requests
-    points: list[Point] = field(default_factory=list)  # its sweep's, by rate
+    points: list[Point] = field(default_factory=list)  # points of its sweep, by rate
     swept: bool = False  # to the end
     stopped: KeyboardInterrupt | ServerError | None = None
 

@@ -75,7 +75,7 @@ HOW: Flags = {
         f"limits on ttft, tpot, e2el (default: none; in a sweep without --slo-mix "
         f"{' '.join(SWEEP_GOODPUT)})"},
     "--price": {"type": float, "metavar": "PER_HOUR", "help":
-        "price of a machine for an hour, in any currency: adds the cost of a million tokens, and "
+        "price of a machine per hour, in any currency: adds the cost of a million tokens, and "
         "of 1,000 requests within --goodput"},
     "--stream": {"action": "store_true", "help":
         "ask for streamed answers; others come when their batch is done"},
@@ -143,9 +143,9 @@ class Options:
     seed: int
     repeats: int
     sweep: bool
-    seconds: float | None  # sent at each rate of a sweep; None: as long as its numbers need
+    seconds: float | None  # of sending, at each rate of a sweep; None: as long as numbers need
     goodput: dict[str, float]
-    price: float | None  # a machine's for an hour
+    price: float | None  # a machine's, per hour
     stream: bool
     out: Path
     overwrite: bool
@@ -312,7 +312,7 @@ def read(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen(known: argparse.Namespace, mode: str | None = None) -> dict[str, Any]:
-    """Return the fields of Options that `parser_of` knows. mode: of variants that name none.
+    """Return the fields of Options that `parser_of` knows. mode: the variants' that name none.
     Raises ConfigError.
     """
     compared = variants.parse_modes(known.modes)

@@ -20,7 +20,7 @@ from client.calls import ServerError
 from client.draws import WorkloadError
 from client.progress import Output, Progress
 from client.quoting import printable
-from client.stopping import end_as_on_ctrl_c
+from client.stopping import end_as_on_ctrl_c, fail
 from compare import calibrate, slowest
 from compare.comparison import Comparison
 from compare.options import parse, parse_runs, parse_slowest
@@ -82,8 +82,7 @@ def main() -> None:
         paths, out = parse_runs(argv)
         side_by_side.show(side_by_side.beside(paths, out), out, Output())
     except (ConfigError, runs.RunError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(2)
+        fail(error, 2)
 
 
 def run_and_exit(
@@ -110,14 +109,13 @@ def run_and_exit(
                 if comparison.options.check and not stopped:
                     worse |= comparison.options.check.conclude(run, console)
     except (ConfigError, WorkloadError, runs.RunError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(2)
+        fail(error, 2)
     except KeyboardInterrupt as interrupt:
         stopped = interrupt
     for sentence in sentences.failures(run) if run else []:
         print(printable(f"error: {sentences.plain(sentence)}"), file=sys.stderr)
     if isinstance(stopped, ServerError):
-        sys.exit(printable(f"error: {stopped}"))
+        fail(stopped)
     if stopped:
         more = f"{kept}; --resume {run.folder} goes on" if run else lost
         print(f"interrupted; {more}", file=sys.stderr)

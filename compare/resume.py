@@ -91,7 +91,9 @@ def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
             "variable (EB_API_KEY)"
         )
     parser = Parser(add_help=False)
-    add_flags(parser, {"--out": {}, "--overwrite": HOW["--overwrite"]})  # flags for any machine
+    add_flags(
+        parser, {"--out": {}, "--overwrite": HOW["--overwrite"]}
+    )  # both depend on the machine
     return run, parser.parse_known_args(words)[1]
 
 

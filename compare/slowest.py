@@ -17,10 +17,10 @@ from compare.report.sections import number_of_replicas
 from scheduling.latency import Stay, neighbours
 from stats import times_from
 
-WIDTH = 48  # the longest bar's
+WIDTH = 48  # columns of the longest bar
 SHOWN = {  # a part's letter, colour and word, in the order of a bar
     "client": ("c", "bright_black", "client"),
-    "first": ("f", "yellow", "first token"),  # all that another server's client knows
+    "first": ("f", "yellow", "first token"),  # where a server reports no parts
     "answer": ("a", "white", "answer"),  # where its first token was not seen
     "batch": ("w", "yellow", "waited"),
     "blocks": ("b", "red", "waited for blocks"),
@@ -38,7 +38,8 @@ LEAST_S = 5e-7  # a part's seconds; less is rounding
 
 class Slow(NamedTuple):
     """A request of NAME.json and where its time went: seconds by part of SHOWN, which sum to its
-    latency. seed: of several. beside: `latency.neighbours`; empty where they are not known.
+    latency. seed: which one, if there are several. beside: `latency.neighbours`; empty where they
+    are not known.
     """
 
     record: Json

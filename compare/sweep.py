@@ -54,8 +54,8 @@ def sweep(
     """Measure one server at the rates of a sweep, and call `measured` with each point.
 
     replay: measures a trace under a title, and returns the result of `client.measure.judged`.
-    burst: requests that come at once, and more than the server has rows for. seconds: of sending at
-    a rate, if not as long as its numbers need.
+    burst: requests that come at once, and more than the server has rows for. seconds: how long
+    a rate is sent, if not as long as its numbers need.
     """
     first = replay("all at once", data.requests(burst, "burst", scaled=True))
     if not first.completed:

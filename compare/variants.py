@@ -75,7 +75,7 @@ def unfit(name: str, others: Iterable[str]) -> str:
 
 
 def parse_variants(texts: Sequence[str], mode: str | None = None) -> dict[str, Variant]:
-    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. mode: of those without one.
+    """{"small": Variant(…)} from ["small=dynamic --token-budget 32"]. mode: theirs that name none.
     Raises ConfigError.
     """
     variants: dict[str, Variant] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from client.results import Json
 from config import Config, ConfigError, flag, meaningful
 from scheduling.admission import UserLimits
 from scheduling.errors import ServingError
@@ -112,7 +113,7 @@ class Disaggregated:
         self._prefill.check_done()
         self._decode.check_done()
 
-    def facts(self, end_s: float) -> dict[str, Any]:
+    def facts(self, end_s: float) -> Json:
         """Return facts of all replicas, until a time."""
         sent = self._prefill.sent | self._decode.sent
         changes = [Change(0.0, self._replicas, 0)]

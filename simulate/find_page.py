@@ -6,13 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from client import drawing
 from client.machine import save_json
-from client.results import KEYS, Key, keys, share
+from client.results import KEYS, Json, Key, keys, share
 from client.runs import FOUND
 from client.saving import write as write_file
 from compare.analysis import Estimate, difference, estimate
@@ -127,7 +126,7 @@ def figure(search: Search, caption: str) -> Figure:
 
 
 def write(
-    out: Path, search: Search, caption: str, served: str, left_out: str, facts: dict[str, Any],
+    out: Path, search: Search, caption: str, served: str, left_out: str, facts: Json,
     svg: bool,
 ) -> None:  # fmt: skip
     """Write FOUND, the last of it with `svg`. served: by which command the best is. Raises
@@ -148,7 +147,7 @@ def write(
             for one in search.ranked()
         ],
     }
-    save_json(out / "find.json", results | facts)
+    save_json(out / "find.json", {**results, **facts})
     drawing.save(figure(search, caption), *(out / name for name in FOUND[2 : 3 + svg]))
     possible = len(search.space.settings) * max(1, len(search.space.replicas))
     if not search.space.replicas and search.space.default not in search.space.settings:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from client.results import Json
 from config import Config
 from scheduling.building import build_group, build_scheduler
 from scheduling.inference import Iteration
@@ -245,7 +246,7 @@ def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> n
     return coefficients / norms
 
 
-def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> dict[str, Any]:
+def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> Json:
     """Errors of the costs over runs, in percent of them.
 
     Of all the time in which there was work, gaps and requests' threads included; of each run, p5,

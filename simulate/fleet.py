@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from client.price import replica_seconds
+from client.results import Json
 from scheduling import routers
 from scheduling.errors import EngineFailed
 from scheduling.inference import Inference
@@ -138,7 +139,7 @@ class Fleet:
         for replica in self.replicas.values():
             replica.check_done()
 
-    def facts(self, end_s: float) -> dict[str, Any]:
+    def facts(self, end_s: float) -> Json:
         """Return the requests of each replica, and how many replicas there were until a time.
         replica_s: seconds of all of them together, those in which they start included.
         """

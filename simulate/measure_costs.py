@@ -33,6 +33,7 @@ from client.load import Watch, replay
 from client.machine import command_line, processor, stamp
 from client.measure import Target, stats_of, warm_up
 from client.outcomes import Outcome
+from client.results import Json
 from client.stopping import end_as_on_ctrl_c
 from client.traces import Request
 from client.wire import Plain, wire
@@ -211,7 +212,7 @@ def fitted(name: str, config: Config, rounds: Sequence[Sequence[Segment]]) -> Co
     return replace(costs, source={"residuals": errors, "rounds": len(rounds)})
 
 
-def http(segments: Sequence[Segment]) -> dict[str, Any]:
+def http(segments: Sequence[Segment]) -> Json:
     """Medians of a request's time to the scheduler and of its answer's back, while others come and
     go, and of the time between requests and answers that are sent at once.
     """

@@ -26,7 +26,7 @@ from client.progress import Output, Progress
 from client.quoting import printable
 from client.runs import RunError, clear, files, refuse_overwriting
 from client.saving import saved, write
-from client.stopping import end_as_on_ctrl_c, held
+from client.stopping import end_as_on_ctrl_c, fail, held
 from compare.comparison import Comparison
 from compare.measuring import one_by_one
 from compare.options import check, chosen, parser_of, read
@@ -226,11 +226,10 @@ def main() -> None:
             "nothing was simulated",
         )
     except (ConfigError, ReplayError, RunError, WorkloadError, TokenizerUnavailable) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(2)
+        fail(error, 2)
     except ServerError as error:
-        sys.exit(printable(f"error: {error}"))
+        fail(error)
     except BrokenProcessPool:  # a process of --find died
-        sys.exit(f"error: {lost()}")
+        fail(lost())
     except KeyboardInterrupt:
         sys.exit(130)

@@ -19,9 +19,9 @@ from typing import Any
 
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.quoting import printable
 from client.runs import LIVE, Run, RunError, load, refuse_overwriting
 from client.saving import write
+from client.stopping import fail
 from client.traces import Request, load_trace
 from compare.report import report
 from config import Config, ConfigError, Parser, refuse_unknown
@@ -65,7 +65,7 @@ def main() -> None:
         refuse_overwriting([out] if out else [], arguments.overwrite)
         write_page(run, chosen(texts, names), out)
     except (ConfigError, RunError, ServerError, WorkloadError) as error:
-        sys.exit(printable(f"error: {error}"))
+        fail(error)
     if seed:
         print(f"{run}: shown is {seed}", file=sys.stderr)
 

@@ -10,7 +10,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from client.draws import BlockIds, WorkloadError
 from client.load import TICK_S, UNSENT, Interrupted, Watch
 from client.measure import ServerReport
 from client.outcomes import Answer, Outcome, Outcomes
+from client.results import Json
 from client.traces import Request, Trace
 from config import Config
 from generate.forced import ForcedAcceptance
@@ -79,7 +80,7 @@ class SimulatedServer:
     def begin(self) -> None:
         self.stats = ServerStats(self.config.max_batch_size)
         self.occupancy = Occupancy()
-        self.replicas: dict[str, Any] = {}
+        self.replicas: Json = {}
 
     def replay(
         self,
@@ -164,7 +165,7 @@ class _Replay:
         self._loop.at(instant(first), OBSERVE, self._tick, first, random.Random(0))
         self._loop.serve(self._firsts(), self)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         """Return facts of the replicas, up to the last ending."""
         return self._fleet.facts(float(self.outcomes.ended["ended_at"].max(initial=0.0)))
 

@@ -49,10 +49,10 @@ class Question:
     which the best is chosen.
 
     slo: limits in ms: of each request ("ttft"), or of a statistic of a trace ("e2el:p99").
-    arrival: in words. requests: of a trace; None where the traffic has a number of its own, or
-    where `rate` (requests per second) and what the growth of a queue needs determine it.
+    arrival: in words. requests: how many a trace has; None where the traffic has a number of its
+    own, or where `rate` (requests per second) and what the growth of a queue needs determine it.
     uncertainty: relative standard deviation of the costs as a whole, from their fit. drawn: each
-    seed has traffic of its own. price: of a machine for an hour.
+    seed has traffic of its own. price: a machine's per hour.
     """
 
     slo: dict[str, float]

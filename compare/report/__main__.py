@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from client import arguments
 from client.progress import Output
-from client.quoting import printable
 from client.runs import RunError, load
+from client.stopping import fail
 from compare.report.report import show, write
 from config import add_flags
 
@@ -27,7 +26,7 @@ def main() -> None:
         show(run := load(known.run), Output())
         write(run, known.svg)
     except RunError as error:
-        sys.exit(printable(f"error: {error}"))
+        fail(error)
 
 
 if __name__ == "__main__":

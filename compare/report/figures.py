@@ -203,7 +203,7 @@ def computed_rows(
         x = parts["live"] / 2
         axis.text(x, y, text, ha="center", va="center", color="white", fontsize=11)
         if (fraction := expected[name]) is not None:
-            # live and idle rows: the others are not the batch's doing
+            # theory expects a fraction of live and idle rows; others are not the batch's doing
             at = (100 - parts["padding"] - parts["rejected"]) * fraction
             axis.plot([at, at], [y - 0.42, y + 0.42], color="black", lw=2.5)
     axis.set_yticks(range(len(rows)), list(rows))

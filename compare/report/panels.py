@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from numbers import Number
 from typing import Any, NamedTuple
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from client.drawing import Style, new_figure, plain_log, styled, styles
+from client.results import Json
 from compare.analysis import Estimate
 
 COLUMNS = 3
@@ -48,7 +50,7 @@ def figure(panels: Sequence[Panel], own: Mapping[str, Style], caption: str) -> F
     size = 4.8 * columns, 4.2 * n_rows + 0.8
     drawn = new_figure(size, textwrap.fill(caption, 62 * columns))
     all_axes = drawn.subplots(n_rows, columns, squeeze=False).flat
-    legend: dict[str, Any] = {}
+    legend: dict[str, Artist] = {}
     for axes, panel in itertools.zip_longest(all_axes, panels):
         if panel is None:
             axes.set_axis_off()
@@ -78,7 +80,7 @@ def _draw(axes: Axes, panel: Panel, style_of: Mapping[str, Style]) -> None:
             line = [point._replace(x=places[point.x] + left) for point in line]
             _bars(axes, panel, line, width, color=style_of[name].colour, label=name)
         if star := [(point.x, point.y.mean) for point in line if point.starred]:
-            how: dict[str, Any] = {"color": "#c00000", "mec": "w", "ms": 20, "ls": "", "zorder": 9}
+            how: Json = {"color": "#c00000", "mec": "w", "ms": 20, "ls": "", "zorder": 9}
             axes.plot(*zip(*star), "*", label="the answer", **how)
     _x_axis(axes, every, is_numeric)
     axes.grid(alpha=0.25, axis="both" if is_numeric else "y")
@@ -99,7 +101,7 @@ def _spread(panel: Panel, line: Sequence[Point]) -> list[list[float]]:
 def _line(axes: Axes, panel: Panel, line: Sequence[Point], style: Style, label: str) -> None:
     line = sorted(line, key=lambda point: point.x)
     x, y = [point.x for point in line], [point.y.mean for point in line]
-    how: dict[str, Any] = {"color": style.colour, "marker": style.marker, "ls": style.line}
+    how: Json = {"color": style.colour, "marker": style.marker, "ls": style.line}
     axes.errorbar(x, y, _spread(panel, line), capsize=3, label=label, **how)
     theory = [(point.x, point.expected) for point in line if point.expected is not None]
     if theory:

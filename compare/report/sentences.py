@@ -297,7 +297,8 @@ def facts(run: Run) -> list[str]:
         common = {k: v for k, v in config.items() if k not in left_out and v is not None}
         lines.append(f"settings: {_settings(common)}")
         for name, settings in apart.items():
-            mode, own = settings.pop("mode"), _settings(settings)
+            mode = settings["mode"]
+            own = _settings({k: v for k, v in settings.items() if k != "mode"})
             if own or name != mode:
                 lines.append(f"{name}: {', '.join(filter(None, (mode, own)))}")
     for name, url in summary["also"].items():

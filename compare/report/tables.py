@@ -96,8 +96,10 @@ class Terminal:
         yield self._part(shown, self.caption)
 
     def _part(self, columns: Sequence[int], caption: str | None = None, padding: int = 1) -> Table:
-        shape: dict[str, Any] = {"box": box.SIMPLE_HEAD, "collapse_padding": True}
-        table = Table(**shape, pad_edge=False, caption=caption, padding=(0, padding))
+        table = Table(
+            box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption=caption,
+            padding=(0, padding),
+        )  # fmt: skip
         cells = [[self._cell(row, i) for i in columns] for row in self.rows[1:]]
         for place, i in enumerate(columns):
             heading, is_text = self.rows[0][i], i < self.left
@@ -324,7 +326,7 @@ def capacity_table(sweeps: Mapping[str, Sequence[Swept]], goodput: bool) -> str:
 
 
 def sweep_table(points: Mapping[str, Sequence[Sequence[Point]]]) -> Terminal:
-    """The state of a sweep, for the terminal. points: of each server, rates of each seed."""
+    """The state of a sweep, for the terminal. points: rates by server and seed."""
     rows = [["variant", "rates", *(heading.replace("requests", "req") for heading in SWEPT)]]
     for name, seeds in points.items():
         rates = str(sum(map(len, seeds)))

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from client.results import Json
 from scheduling import user_policies
 from scheduling.building import build_group, build_scheduler
 from scheduling.inference import Inference
@@ -184,7 +185,7 @@ class Served:
         return ()
 
 
-def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
+def served(variant: str, state: State, settings: Settings) -> Json:
     """Serve the trace by a variant; return what charts show, or the error in a sentence."""
     try:
         _, rules = rules_of(variant)
@@ -198,7 +199,7 @@ def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
     return {"answers": run.answers, "token_times": times, "rows": run.rows}
 
 
-def learn(code: str) -> dict[str, Any]:
+def learn(code: str) -> Json:
     """Take the reader's policies, orders and victims in place of those before; return their names,
     and the error in a sentence. A victim comes as the mode in which rows are preempted.
     """

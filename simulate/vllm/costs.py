@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from client.machine import stamp
+from client.results import Json
 from client.runs import RunError
 from config import Config
 from simulate.costs import Costs, Line
@@ -103,7 +103,7 @@ def costs_of(recording: Recording, seen: Sequence[Observed], config: Config) -> 
         errors["held_out"] = residuals(costs, held_out)
     kept = errors.get("held_out", errors["fitted"])
     served = ", ".join(filter(None, (head.model, head.hardware)))
-    source: dict[str, Any] = {
+    source: Json = {
         **stamp(),
         "hardware": {"cpu": head.hardware or "unknown hardware"},
         "recording": f"a recording of {head.engine} ({served}; of its parts "
