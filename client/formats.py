@@ -55,7 +55,7 @@ KNOWN = "docs/measuring.md lists the forms of traces"
 
 
 @dataclass(slots=True)
-class Row:
+class RecordedRow:
     """A request of a file, without its ids; times in microseconds.
 
     text: the prompt's, or None. own: its part that is new, if this is a later turn. tokens: of a
@@ -85,7 +85,7 @@ class Row:
 
 def rows(
     path: Path, lines: Sequence[str], of_prompts: bool, unit: str | None, count: CountTokens
-) -> Iterator[Row]:
+) -> Iterator[RecordedRow]:
     """Return the rows of a file, in its order. of_prompts: its lines may be prompts. unit: its
     times', whatever it says. count: counts a text's tokens. Raises WorkloadError, which
     names the line.
@@ -109,11 +109,11 @@ def rows(
         table = "a table begins with arrived_at,num_prefill_tokens,num_decode_tokens, say"
         why = f"it is no trace: {table}; add --lengths if each line is a prompt ({KNOWN})"
         raise WorkloadError(f"{path}, line {number}: {why}")
-    return (Row(text=utf8(line.strip())) for line in lines if line.strip())
+    return (RecordedRow(text=utf8(line.strip())) for line in lines if line.strip())
 
 
-def _ours(request: Request) -> Row:
-    return Row(
+def _ours(request: Request) -> RecordedRow:
+    return RecordedRow(
         text=request.prompt, tokens=len(request.prompt_ids or ()), num_tokens=request.num_tokens,
         id=request.id, after=request.after, request=request,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def _ours(request: Request) -> Row:
 
 def _recorded(
     path: Path, lines: Sequence[str], begins: int, header: Sequence[str], unit: str | None
-) -> Iterator[Row]:
+) -> Iterator[RecordedRow]:
     """Yield the rows of a table below its header, or of JSON lines. Raises WorkloadError."""
     for number, line in enumerate(lines, 1):
         if number <= begins or not line.strip():
@@ -140,7 +140,7 @@ def _recorded(
         yield row
 
 
-def _row(values: dict[str, Any], unit: str | None, of_form: str) -> Row:
+def _row(values: dict[str, Any], unit: str | None, of_form: str) -> RecordedRow:
     """Return a row of named values; of_form: the unit of times that name none. Raises ValueError,
     which names the value.
     """
@@ -159,7 +159,9 @@ def _row(values: dict[str, Any], unit: str | None, of_form: str) -> Row:
         except (ValueError, TypeError, LookupError, OverflowError, AttributeError):
             raise ValueError(f"{name}: {reprlib.repr(value)} is not {kind}") from None
     text, own = held.pop("said", (None, ""))
-    row = Row(**held, text=text, own=own, block=BAILIAN_BLOCK if BAILIAN in values else BLOCK)
+    row = RecordedRow(
+        **held, text=text, own=own, block=BAILIAN_BLOCK if BAILIAN in values else BLOCK
+    )
     row.adds = "input_length" in values and bool(row.session)
     most = -(-row.tokens // row.block)
     if row.blocks and not row.tokens // row.block <= len(row.blocks) <= most:
@@ -217,7 +219,7 @@ def about_tokens(text: str) -> int:
     return sum(max(1, len(piece) // 4) for piece in PIECES.findall(text))
 
 
-def _talks(path: Path, text: str, count: CountTokens) -> Iterator[Row]:
+def _talks(path: Path, text: str, count: CountTokens) -> Iterator[RecordedRow]:
     """Yield the turns of ShareGPT's conversations. Raises WorkloadError."""
     try:
         for k, talk in enumerate(parse(text), 1):
@@ -227,7 +229,7 @@ def _talks(path: Path, text: str, count: CountTokens) -> Iterator[Row]:
                     said.append(turn["value"])
                 elif said:  # it may begin with an answer
                     own, num_tokens = utf8("\n".join(said)), count(turn["value"])
-                    yield Row(text=own, own=own, num_tokens=num_tokens, session=k)
+                    yield RecordedRow(text=own, own=own, num_tokens=num_tokens, session=k)
                     said = []
     except (ValueError, TypeError, LookupError) as error:
         raise WorkloadError(f"{path}: it is not {TALKS}: {error}; {KNOWN}") from None

@@ -32,9 +32,10 @@ BINS = 400  # bins of rows over time
 ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 # /stats, rows over time, and config
 ServerReport = tuple[dict[str, Any], Json, Json]
-Row = tuple[float, float, int, int, int, int, int]  # an iteration's start, seconds, and kinds
+# an iteration's start, seconds, and rows of each kind
+IterationRow = tuple[float, float, int, int, int, int, int]
 READ: dict[str, Any] = dict.fromkeys((*ENGINE, *OF_STATS), (int | float, ...))
-READ |= {"iterations": (list[Row], ...), "next_iteration": (int | None, ...)}
+READ |= {"iterations": (list[IterationRow], ...), "next_iteration": (int | None, ...)}
 # what is read of /stats; the rest is kept as it is
 Statistics = create_model("Statistics", __config__=ConfigDict(strict=True), **READ)
 

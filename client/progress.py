@@ -112,9 +112,9 @@ class Progress:
         """Show a table above the lines from now on, or none, in a terminal."""
         self._table = table
 
-    def step(self, text: str) -> AbstractContextManager[Step]:
+    def step(self, text: str) -> AbstractContextManager[ProgressStep]:
         """Show what is done, and for how long, while the context lasts."""
-        return self._shown(Step(text))
+        return self._shown(ProgressStep(text))
 
     def replay(self, name: str, requests: Sequence[Request]) -> AbstractContextManager[Replayed]:
         """Watch one replay, and show it while the context lasts."""
@@ -130,7 +130,7 @@ class Progress:
 
 
 @dataclass(eq=False)
-class Step:
+class ProgressStep:
     """A step; with a total, what has ended of it, a bar, and the time left on this clock."""
 
     text: str
@@ -146,11 +146,11 @@ class Step:
         return f"{self.text} · {self.ended}/{self.total} · {left:.0f} s left"
 
     def __rich__(self) -> RenderableType:
-        return Line(str(self), self.ended, self.total) if self.total else Text(str(self))
+        return ProgressLine(str(self), self.ended, self.total) if self.total else Text(str(self))
 
 
 @dataclass(frozen=True)
-class Line:
+class ProgressLine:
     """A bar, where there is room for it, and a text."""
 
     text: str
@@ -200,5 +200,5 @@ class Replayed(Watch):
         failed = f" · {self._failed} failed" if self._failed else ""
         return f"{counts} · {rate:.1f}/s · {self._in_flight} in flight{failed} · {left}"
 
-    def __rich__(self) -> Line:
-        return Line(str(self), self._ended, self._total)
+    def __rich__(self) -> ProgressLine:
+        return ProgressLine(str(self), self._ended, self._total)

@@ -47,7 +47,7 @@ class RunError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SavedRun:
     """A saved comparison.
 
     summaries: each seed's, with its `variants` as results and its `sweep` as points. results: each
@@ -120,7 +120,7 @@ def is_run(folder: Path) -> bool:
     return any(folder.glob("seed-*/summary.json")) or (folder / "summary.json").exists()
 
 
-def load(folder: Path, requests: bool = True) -> Run:
+def load(folder: Path, requests: bool = True) -> SavedRun:
     """Read a run from its folder, or from the folders of its seeds. Raises RunError.
 
     An interrupted seed is left out if another one is complete: its few requests would weigh as much
@@ -138,7 +138,7 @@ def load(folder: Path, requests: bool = True) -> Run:
     results = [
         {name: result_of(path, name) for name in each} for path, each in names.items() if requests
     ]
-    return Run(folder, list(whole.values()), results, list(whole))
+    return SavedRun(folder, list(whole.values()), results, list(whole))
 
 
 @contextlib.contextmanager

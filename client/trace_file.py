@@ -19,7 +19,7 @@ import numpy as np
 
 from client import draws
 from client.draws import MOST, TokenIds, WorkloadError
-from client.formats import CountTokens, Row, about_tokens, rows
+from client.formats import CountTokens, RecordedRow, about_tokens, rows
 from client.results import Json
 from client.traces import Request, Trace, lines_of
 
@@ -78,7 +78,7 @@ class TraceFile:
     def _error(self, sentence: str) -> WorkloadError:
         return WorkloadError(f"{self.path}: {sentence}")
 
-    def _sized(self, recorded: Sequence[Row]) -> list[Row]:
+    def _sized(self, recorded: Sequence[RecordedRow]) -> list[RecordedRow]:
         """Return the rows by time with the lengths that are asked for. Raises WorkloadError."""
         if self.lengths:
             rng = np.random.default_rng([self.seed, 15])
@@ -98,7 +98,7 @@ class TraceFile:
                 row.num_tokens = math.ceil((row.num_tokens or 0) * self.scale)
         return sized
 
-    def _sent(self, trace: Trace, served: Sequence[Row]) -> Trace:
+    def _sent(self, trace: Trace, served: Sequence[RecordedRow]) -> Trace:
         """Return a trace with the arrivals that are asked for. Raises WorkloadError."""
         if self.arrival:
             return trace.sent_as(self.arrival, self.seed)
@@ -112,23 +112,23 @@ class TraceFile:
         return trace
 
 
-def _or_mend(without: Sequence[Row], of: Sequence[Row]) -> str:
+def _or_mend(without: Sequence[RecordedRow], of: Sequence[RecordedRow]) -> str:
     """Return another way on, where some rows alone lack a value."""
     return f", or mend line {without[0].line}" if len(without) < len(of) else ""
 
 
-def _conversations(recorded: Sequence[Row]) -> list[Row]:
+def _conversations(recorded: Sequence[RecordedRow]) -> list[RecordedRow]:
     """Number rows by time, with the turns of a session one after another.
 
     A turn waits for as long as after the answer before it, or if the end of that was not recorded,
     after the request before it.
     """
-    talks: dict[Any, list[Row]] = {}
+    talks: dict[Any, list[RecordedRow]] = {}
     for k, row in enumerate(recorded):
         talks.setdefault((row.session,) if row.session else k, []).append(row)
     for talk in talks.values():
         talk.sort(key=lambda row: (row.turn, math.inf if row.at is None else row.at))
-    ordered: list[Row] = []
+    ordered: list[RecordedRow] = []
     for talk in sorted(talks.values(), key=lambda talk: talk[0].at or 0.0):
         before, stream = talk[0], len(ordered)
         before_at = first_at = before.at
@@ -147,7 +147,7 @@ def _conversations(recorded: Sequence[Row]) -> list[Row]:
     return ordered
 
 
-def _fitting(served: Sequence[Row], context: Context) -> Iterator[Row]:
+def _fitting(served: Sequence[RecordedRow], context: Context) -> Iterator[RecordedRow]:
     """Yield the rows that fit into the context, without turns after one that does not."""
     totals: dict[int | None, int] = {None: 0}
     for row in served:
@@ -160,7 +160,7 @@ def _fitting(served: Sequence[Row], context: Context) -> Iterator[Row]:
                 yield row
 
 
-def _trace(served: Sequence[Row], scale: Fraction) -> Trace:
+def _trace(served: Sequence[RecordedRow], scale: Fraction) -> Trace:
     """Return the rows as requests, whose ids are made at each access."""
     start = min((row.at for row in served if row.at is not None), default=0.0)
     requests = []
@@ -175,7 +175,7 @@ def _trace(served: Sequence[Row], scale: Fraction) -> Trace:
 
 
 def _request(
-    requests: Sequence[Request], served: Sequence[Row], scale: Fraction, i: int
+    requests: Sequence[Request], served: Sequence[RecordedRow], scale: Fraction, i: int
 ) -> Request:
     row, request = served[i], requests[i]
     if row.request or row.text is not None:
@@ -183,7 +183,7 @@ def _request(
     return request.model_copy(update={"prompt_ids": _prompt(row, scale)})
 
 
-def _prompt(row: Row, scale: Fraction) -> list[int]:
+def _prompt(row: RecordedRow, scale: Fraction) -> list[int]:
     """Return as many ids as a row has tokens: those of its blocks, and then of its stream."""
     ids: list[int] = []
     size, k = row.block * scale, 0

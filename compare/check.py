@@ -28,7 +28,7 @@ from rich.console import Console
 
 from client import arguments
 from client.results import KEYS, Result
-from client.runs import Run
+from client.runs import SavedRun
 from client.saving import written
 from client.traces import Request, load_trace
 from compare.analysis import CONFIDENCE, half_width
@@ -226,7 +226,7 @@ class Check:
     words: the command line that makes its requests and servers again.
     """
 
-    saved: Run
+    saved: SavedRun
     limits: Mapping[str, float]
     junit: Path | None
     words: Sequence[str]
@@ -236,12 +236,12 @@ class Check:
         path = self.saved.folder / f"seed-{seed}" / "trace.jsonl"
         return load_trace(path) if path.exists() else None
 
-    def compared(self, run: Run) -> list[Change]:
+    def compared(self, run: SavedRun) -> list[Change]:
         """Return the changes from the saved run."""
         saved, now = ({s["seed"]: s["variants"] for s in r.summaries} for r in (self.saved, run))
         return changes([*saved.values()], [now.get(seed, {}) for seed in saved], self.limits)
 
-    def conclude(self, run: Run, console: Console) -> bool:
+    def conclude(self, run: SavedRun, console: Console) -> bool:
         """Print the answer and write --junit; return whether a measure is worse."""
         found = self.compared(run)
         console.print(table(found))

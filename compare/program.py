@@ -30,7 +30,7 @@ from compare.started import Started
 from config import ConfigError
 
 
-def compare(comparison: Comparison) -> tuple[runs.Run | None, BaseException | None]:
+def compare(comparison: Comparison) -> tuple[runs.SavedRun | None, BaseException | None]:
     """Run the comparison and write its folder, but for the report; return the run, if anything was
     measured, and what stopped it, if anything did.
 

@@ -77,7 +77,7 @@ def _known(argv: Sequence[str], *names: str) -> tuple[Any, list[str]]:
     return parser.parse_known_args(argv)
 
 
-def _saved(folder: Path, program: str) -> tuple[runs.Run, list[str]]:
+def _saved(folder: Path, program: str) -> tuple[runs.SavedRun, list[str]]:
     """Return a run and the words of its command, but for its folder. Raises RunError, and
     ConfigError if these words are not enough.
     """

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from client.results import Json, Result
-from client.runs import Run, RunError
+from client.runs import RunError, SavedRun
 from compare.report.sections import number_of_replicas
 from scheduling.latency import Stay, neighbours
 from stats import times_from
@@ -49,7 +49,7 @@ class Slow(NamedTuple):
     beside: Json
 
 
-def show(run: Run, n: int, console: Console) -> None:
+def show(run: SavedRun, n: int, console: Console) -> None:
     """Print the n slowest requests of each server. Raises RunError if the run has no parts."""
     of_servers = {name: slowest(run, name, n) for name in run.names}
     seen = {part for found in of_servers.values() for each in found for part in each.parts}
@@ -67,7 +67,7 @@ def show(run: Run, n: int, console: Console) -> None:
                     console.print(f"{INDENT}{part.replace(JOINT, ' ')}", highlight=False)
 
 
-def slowest(run: Run, name: str, n: int) -> list[Slow]:
+def slowest(run: SavedRun, name: str, n: int) -> list[Slow]:
     """Return a server's slowest answered requests, of all seeds. Raises RunError."""
     records = [
         (record["answered_at"] - record["sent_at"], i, record)
@@ -84,7 +84,7 @@ def _counted(result: Result) -> list[Json]:
     return [each for each in result.requests if not each.get("warm_up")]
 
 
-def _slow(run: Run, i: int, name: str, record: Json, latency_s: float) -> Slow:
+def _slow(run: SavedRun, i: int, name: str, record: Json, latency_s: float) -> Slow:
     result, timings = run.results[i][name], record["timings"]
     seed = f"seed {run.summaries[i]['seed']}, " if len(run.summaries) > 1 else ""
     if timings is None:

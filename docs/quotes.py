@@ -30,7 +30,7 @@ from typing import Any
 
 from client import saving
 from client.results import keys
-from client.runs import Run, RunError, load, read_json
+from client.runs import RunError, SavedRun, load, read_json
 from compare import sweep
 from compare.analysis import estimate
 from compare.report import sentences, tables
@@ -47,7 +47,7 @@ PAGES = (
 )
 
 
-def headlines(run: Run, *names: str) -> str:
+def headlines(run: SavedRun, *names: str) -> str:
     """Return the headline table, or its columns of these names."""
     if not names:
         return tables.headlines(run.variants)
@@ -55,12 +55,12 @@ def headlines(run: Run, *names: str) -> str:
     return tables.markdown(tables.rows_of(["variant"], keys(" ".join(names)), cases))
 
 
-def capacity(run: Run) -> str:
+def capacity(run: SavedRun) -> str:
     outcomes = {name: [sweep.outcome(s) for s in seeds] for name, seeds in run.points.items()}
     return tables.capacity_table(outcomes, bool(run.first["goodput"]))
 
 
-def made(run: Run) -> str:
+def made(run: SavedRun) -> str:
     """Return the machine, commit and date of a run."""
     hardware, date = run.first["hardware"], run.first["date"][:10]
     machine = f"{hardware['cores']} cores of an {hardware['cpu']} ({hardware['memory_gb']:.0f} GB)"

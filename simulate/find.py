@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from client.progress import Progress, Step
+from client.progress import Progress, ProgressStep
 from client.results import share
 from compare.analysis import Estimate, difference
 from compare.sweep import enough_requests
@@ -42,7 +42,7 @@ class Search:
     trial: Trial
     calls: Callable[..., Iterator[Any]]
     progress: Progress
-    step: Step
+    step: ProgressStep
     best: Candidate | None = None
     why_not: str = ""  # none is the best
     stopped: KeyboardInterrupt | None = None

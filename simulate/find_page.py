@@ -112,7 +112,7 @@ def figure(search: Search, caption: str) -> Figure:
             starred = search.is_best(one)
             by_line[line].append(panels.Point(one.values[x], y, starred=starred))
     ylabel = "requests within the limits, %" if is_share else key.heading
-    panel = panels.Panel(
+    panel = panels.FigurePanel(
         title=search.question.limits(), xlabel=x.replace("_", " "), ylabel=ylabel,
         lines={line: sorted(points) for line, points in by_line.items()},
         log=False,

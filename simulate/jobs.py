@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import RenderableType
 
 from client.load import Watch
-from client.progress import Progress, Replayed, Step
+from client.progress import Progress, ProgressStep, Replayed
 from client.traces import Request
 from scheduling.user_policies import SOURCES
 
@@ -103,8 +103,8 @@ class Reporting(Progress):
         """Show none: the other process has the points of all servers."""
 
     @contextmanager
-    def step(self, text: str) -> Iterator[Step]:
-        yield Step(text)
+    def step(self, text: str) -> Iterator[ProgressStep]:
+        yield ProgressStep(text)
 
     @contextmanager
     def replay(self, name: str, requests: Sequence[Request]) -> Iterator[Replayed]:

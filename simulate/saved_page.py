@@ -19,7 +19,7 @@ from typing import Any
 
 from client.calls import ServerError
 from client.draws import WorkloadError
-from client.runs import LIVE, Run, RunError, load, refuse_overwriting
+from client.runs import LIVE, RunError, SavedRun, load, refuse_overwriting
 from client.saving import write
 from client.stopping import fail
 from client.traces import Request, load_trace
@@ -110,7 +110,7 @@ def _recordings(path: Path, model: str, note: str) -> list[RunObserver]:
     return recordings
 
 
-def measured(run: Run, seed: str) -> dict[str, str]:
+def measured(run: SavedRun, seed: str) -> dict[str, str]:
     """Return the histories of servers that were started with --record. Raises RunError."""
     results = run.results[0]
     configs = {name: result.config for name, result in results.items() if result.config}
@@ -139,7 +139,7 @@ def measured(run: Run, seed: str) -> dict[str, str]:
     return texts
 
 
-def again(run: Run, seed: str) -> dict[str, str]:
+def again(run: SavedRun, seed: str) -> dict[str, str]:
     """Return a simulated run's histories by serving its trace again. Raises RunError."""
     first, trace = run.first, run.folders[0] / "trace.jsonl"
     if first["simulated"]["layout"]:

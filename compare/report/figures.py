@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from client.drawing import INK, legend_below, new_figure, patches, plain_log, styled, styles
 from client.results import Json, Point, Result, share
-from compare.report.sections import Group, Groups
+from compare.report.sections import Groups, RequestGroup
 from stats import LIMITED
 
 EMPTY = "#ececec"
@@ -275,7 +275,7 @@ def by_group(kinds: Iterable[Groups], caption: str) -> Figure:
     users and levels if there are several. All panels share one logarithmic scale: a mark further to
     the right is a longer wait in any of them.
     """
-    drawn: list[tuple[str, Sequence[Group]]] = []
+    drawn: list[tuple[str, Sequence[RequestGroup]]] = []
     for kind in kinds:
         by_length, groups = kind.kind == "by_length", kind.shown
         title = "length of the completion" if by_length else kind.title
@@ -307,7 +307,7 @@ def by_group(kinds: Iterable[Groups], caption: str) -> Figure:
     return whole
 
 
-def _seconds(group: Group) -> dict[str, list[float]]:
+def _seconds(group: RequestGroup) -> dict[str, list[float]]:
     """Return mean and p99 of latency of each variant; empty where it answered no request."""
     return {
         variant: [
@@ -319,7 +319,7 @@ def _seconds(group: Group) -> dict[str, list[float]]:
     }
 
 
-def _group(axis: Any, group: Group) -> None:
+def _group(axis: Any, group: RequestGroup) -> None:
     of_variant = styles(group.numbers)
     for y, (variant, seconds) in enumerate(_seconds(group).items()):
         colour, _, marker = of_variant[variant]

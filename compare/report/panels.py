@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class FigurePanel:
     """What a panel shows: lines where every x is a number, else bars."""
 
     title: str
@@ -43,7 +43,7 @@ class Panel:
 
 
 @styled
-def figure(panels: Sequence[Panel], own: Mapping[str, Style], caption: str) -> Figure:
+def figure(panels: Sequence[FigurePanel], own: Mapping[str, Style], caption: str) -> Figure:
     """Draw all panels, three a row, with one legend for all. own: styles of names that have one."""
     columns = min(COLUMNS, len(panels))
     n_rows = -(-len(panels) // columns)
@@ -65,7 +65,7 @@ def figure(panels: Sequence[Panel], own: Mapping[str, Style], caption: str) -> F
     return drawn
 
 
-def _draw(axes: Axes, panel: Panel, style_of: Mapping[str, Style]) -> None:
+def _draw(axes: Axes, panel: FigurePanel, style_of: Mapping[str, Style]) -> None:
     points = [point for line in panel.lines.values() for point in line]
     every = [point.x for point in points]
     is_numeric = all(isinstance(x, Number) for x in every)
@@ -91,14 +91,14 @@ def _draw(axes: Axes, panel: Panel, style_of: Mapping[str, Style]) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _spread(panel: Panel, line: Sequence[Point]) -> list[list[float]]:
+def _spread(panel: FigurePanel, line: Sequence[Point]) -> list[list[float]]:
     """Return lengths below and above the means; on a logarithmic axis none reaches zero."""
     above = [point.y.half or 0.0 for point in line]
     below = [min(half, 0.9 * point.y.mean) for half, point in zip(above, line)]
     return [below if panel.log else above, above]
 
 
-def _line(axes: Axes, panel: Panel, line: Sequence[Point], style: Style, label: str) -> None:
+def _line(axes: Axes, panel: FigurePanel, line: Sequence[Point], style: Style, label: str) -> None:
     line = sorted(line, key=lambda point: point.x)
     x, y = [point.x for point in line], [point.y.mean for point in line]
     how: Json = {"color": style.colour, "marker": style.marker, "ls": style.line}
@@ -108,7 +108,7 @@ def _line(axes: Axes, panel: Panel, line: Sequence[Point], style: Style, label: 
         axes.plot(*zip(*theory), "k:", label="expected")
 
 
-def _bars(axes: Axes, panel: Panel, bars: Sequence[Point], width: float, **how: Any) -> None:
+def _bars(axes: Axes, panel: FigurePanel, bars: Sequence[Point], width: float, **how: Any) -> None:
     at, heights = [bar.x for bar in bars], [bar.y.mean for bar in bars]
     axes.bar(at, heights, 0.92 * width, yerr=_spread(panel, bars), ecolor="#333333", **how)
     for x, _, expected, _ in bars:

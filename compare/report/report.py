@@ -23,7 +23,7 @@ from client import drawing
 from client.machine import processor, save_json
 from client.quoting import escape, unescape
 from client.results import Json
-from client.runs import FIGURES, LIVE, Run
+from client.runs import FIGURES, LIVE, SavedRun
 from client.saving import write as write_file
 from client.summary import latency_line, line_text
 from compare.analysis import Estimate
@@ -33,7 +33,7 @@ from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 Drawing = Callable[[], Figure]
 
 
-def contents(run: Run) -> str:
+def contents(run: SavedRun) -> str:
     """Return the text of report.md."""
     drawn, config, marked = drawings(run), run.first["config"], sentences.marked(run)
 
@@ -76,7 +76,7 @@ def document(parts: Iterable[str]) -> str:
 # ---- figures
 
 
-def drawings(run: Run) -> dict[str, Drawing]:
+def drawings(run: SavedRun) -> dict[str, Drawing]:
     """Return the figures that a run has: a name, and a function that draws it."""
     load = run.first["workload"]
     labels = tables.labels(run)
@@ -140,7 +140,7 @@ def latencies(start: Any, first: Any, last: Any, end: Any, tokens: Any) -> dict[
     return {measure.name: measure.of(times) for measure in LIMITED.values()}
 
 
-def _caption(run: Run, what: str) -> str:
+def _caption(run: SavedRun, what: str) -> str:
     config, simulated = run.first["config"], run.first.get("simulated")
     model = f"{config['model']}, {config['dtype']}, " if config else ""
     by = processor(run.first["hardware"], config)
@@ -154,7 +154,7 @@ def _caption(run: Run, what: str) -> str:
 # ---- files
 
 
-def write(run: Run, svg: bool = False) -> None:
+def write(run: SavedRun, svg: bool = False) -> None:
     """Write the report, its figures (svg: as SVG, too), the data, and seeds' summary.json."""
     write_files(run.folder, contents(run), drawings(run), svg)
     requests_csv.write(run)
@@ -162,7 +162,7 @@ def write(run: Run, svg: bool = False) -> None:
         save_json(run.folder / "summary.json", over_seeds(run))
 
 
-def over_seeds(run: Run) -> Json:
+def over_seeds(run: SavedRun) -> Json:
     """Return summary.json of several seeds: estimates, also in groups, and paired differences."""
     keys = dict.fromkeys([*tables.OF_RUN, *tables.PERCENTILES, *tables.COMPARED])
     return {
@@ -250,7 +250,7 @@ def _shortened(vector: bytes) -> bytes:
     )
 
 
-def show(run: Run, console: Console) -> None:
+def show(run: SavedRun, console: Console) -> None:
     """Print the tables and sentences that end a comparison."""
 
     def say(text: str) -> None:

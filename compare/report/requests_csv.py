@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from client.results import Json
-from client.runs import REQUESTS, Run
+from client.runs import REQUESTS, SavedRun
 from client.saving import written
 from stats import MEASURES, Times
 
@@ -28,7 +28,7 @@ FORMULA = {*"=+-@\t\r"}
 SHOWN = [m for m in MEASURES.values() if not m.pooled and (m.in_results or m.in_timings)]
 
 
-def write(run: Run) -> None:
+def write(run: SavedRun) -> None:
     """Write the requests of all seeds that the report counts."""
     with written(run.folder / REQUESTS) as file:
         writer = csv.writer(file)

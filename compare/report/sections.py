@@ -9,7 +9,7 @@ from statistics import mean
 from client.analysis import GROWTH
 from client.quoting import escape, unescape
 from client.results import Json, Result, keys
-from client.runs import Run
+from client.runs import SavedRun
 from compare import sweep
 from compare.analysis import ATTAINMENT
 from compare.deployments import OF_EACH
@@ -36,7 +36,7 @@ BY_SEED = " Each seed has quarters of its own; the borders shown are means over 
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RequestGroup:
     """Requests of one kind. size: tokens, or requests. numbers: measures by variant and seed."""
 
     name: str
@@ -51,7 +51,7 @@ class Groups:
 
     kind: str
     title: str
-    shown: Sequence[Group]
+    shown: Sequence[RequestGroup]
 
     def cases(self, results: Results, plain: bool = False) -> list[Case]:
         """A case for each variant and group. plain: for the terminal, without refusals."""
@@ -96,7 +96,7 @@ def _groups(results: Results, kind: str) -> Groups:
             of_few = all(n.least_tokens == n.most_tokens for s in by_seed for n in s.values())
             shown = "" if of_few else QUARTERS[int(name) - 1]
             size = _tokens([seed[name] for seed in by_seed if name in seed])
-        every.append(Group(shown, size, requests, numbers))
+        every.append(RequestGroup(shown, size, requests, numbers))
     if len(every) <= MOST:
         return Groups(kind, KINDS[kind], every)
     most = sorted(every, key=lambda group: -group.requests)[:MOST]
@@ -169,7 +169,7 @@ RATES_TEXT = (
 )
 
 
-def rates(run: Run, figure: Sequence[str]) -> list[str]:
+def rates(run: SavedRun, figure: Sequence[str]) -> list[str]:
     """Return the section on rates: capacities, and how they are determined; empty without one."""
     outcomes = {}
     for name, seeds in run.points.items():
@@ -182,7 +182,7 @@ def rates(run: Run, figure: Sequence[str]) -> list[str]:
     return ["## From light load to beyond capacity", text, table, *figure] if outcomes else []
 
 
-def limits_of(run: Run) -> str:
+def limits_of(run: SavedRun) -> str:
     limits = [f"{name} ≤ {limit:g} ms" for name, limit in run.first["goodput"].items()]
     limits += ["their own limits"] * bool(run.first["workload"].get("slo_mix"))
     return ", ".join(limits)
@@ -200,7 +200,7 @@ SUMS = (
 Changes = list[tuple[float, int, int]]  # seconds, replicas that take requests, other replicas
 
 
-def replicas_of(run: Run) -> dict[str, Json]:
+def replicas_of(run: SavedRun) -> dict[str, Json]:
     """Return the first seed's simulated replicas, of variants with more than one steady one."""
     return {
         name: replicas
@@ -215,7 +215,7 @@ def _changes(replicas: Json) -> Changes:
     return list({change[0]: tuple(change) for change in replicas["changes"]}.values())
 
 
-def changes(run: Run) -> dict[str, Changes]:
+def changes(run: SavedRun) -> dict[str, Changes]:
     """Return replicas of each variant over time; empty if no number ever changed."""
     by_variant = {name: _changes(each) for name, each in replicas_of(run).items()}
     return by_variant if any(len(replicas) > 1 for replicas in by_variant.values()) else {}
@@ -228,7 +228,7 @@ def number_of_replicas(result: Result) -> int:
     return len(server.get("by_replica", {})) or max(at_once, default=1)
 
 
-def simulated_replicas(run: Run, figure: Sequence[str]) -> list[str]:
+def simulated_replicas(run: SavedRun, figure: Sequence[str]) -> list[str]:
     """Return the section on simulated replicas; empty for a run with one all the time."""
     rows = [["variant", "replicas", "paid for, replica-seconds", "requests each, least to most"]]
     sentences, labels = [], tables.labels(run)
@@ -246,7 +246,7 @@ def simulated_replicas(run: Run, figure: Sequence[str]) -> list[str]:
     return ["## Replicas", markdown(rows), *sentences, *figure] if rows[1:] else []
 
 
-def measured_replicas(run: Run) -> list[str]:
+def measured_replicas(run: SavedRun) -> list[str]:
     """Return the section on real replicas; empty where servers were alone."""
     labels = tables.labels(run)
     rows = [["variant", "replica", *(key.heading for key in OF_EACH)]]
@@ -280,7 +280,7 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def foreseen(run: Run) -> list[str]:
+def foreseen(run: SavedRun) -> list[str]:
     """Return the section on what was recorded and simulated; empty for all other runs."""
     if not (recorded := (run.first.get("simulated") or {}).get("recorded")):
         return []

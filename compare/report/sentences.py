@@ -13,7 +13,7 @@ from client.groups import described
 from client.machine import processor
 from client.quoting import code, escape, unescape
 from client.results import KEYS, Json, Point, Result, share
-from client.runs import Run, differing
+from client.runs import SavedRun, differing
 from client.summary import CLIENT_LIMITED_MS, resent_in_words
 from client.wire import IN_WORDS
 from compare import calibrate
@@ -25,7 +25,7 @@ STATUS = re.compile(r"^(\d{3})(?= )")  # HTTP's status, at the beginning of an e
 FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
 
 
-def sentences(run: Run) -> list[str]:
+def sentences(run: SavedRun) -> list[str]:
     """Sentences that apply to a run, the gravest first: those in bold."""
     applying = [
         simulated(run), partial(run), cut(run), *failures(run), *overloads(run),
@@ -41,7 +41,7 @@ def plain(sentence: str) -> str:
     return unescape(re.sub(r"(?<!\\)\*\*([^*`]+)\*\*", r"\1", sentence))
 
 
-def partial(run: Run) -> str | None:
+def partial(run: SavedRun) -> str | None:
     """Missing parts of the measuring that was asked for, and why."""
     if not run.partial:
         return None
@@ -59,7 +59,7 @@ def partial(run: Run) -> str | None:
     return f"**Partial**: {'; '.join(parts)}."
 
 
-def cut(run: Run) -> str | None:
+def cut(run: SavedRun) -> str | None:
     """Return which replays ended at a bound, and what that does to their numbers."""
     each = [text for name, results in run.variants.items() if (text := cut_in_words(name, results))]
     if not each:
@@ -70,7 +70,7 @@ def cut(run: Run) -> str | None:
     )
 
 
-def failures(run: Run) -> list[str]:
+def failures(run: SavedRun) -> list[str]:
     """Reasons why requests failed, the three commonest of each server."""
     failed = []
     for name, results in run.variants.items():
@@ -81,14 +81,14 @@ def failures(run: Run) -> list[str]:
     return failed
 
 
-def overloads(run: Run) -> list[str]:
+def overloads(run: SavedRun) -> list[str]:
     """Return what each overloaded server's numbers mean, and of which that is not known."""
     found = {name: overload(results) for name, results in run.variants.items()}
     said = [f"**{name}** was {clause}." for name, clause in found.items() if clause]
     return [*said, *filter(None, [overload_unknown(run.variants)])]
 
 
-def other_lengths(run: Run) -> list[str]:
+def other_lengths(run: SavedRun) -> list[str]:
     """Return a warning for each server that computed more or fewer tokens than were requested."""
     warnings = []
     for name, results in run.variants.items():
@@ -103,7 +103,7 @@ def other_lengths(run: Run) -> list[str]:
     return warnings
 
 
-def client_limited(run: Run) -> str | None:
+def client_limited(run: SavedRun) -> str | None:
     """Servers whose requests were sent late, and their latency from the schedule."""
     late = []
     for name, results in run.variants.items():
@@ -132,7 +132,7 @@ def busy(summary: Json) -> str | None:
 ERRORS = {"capacity": "capacity", "p50": "median latency", "p99": "p99 of latency"}
 
 
-def simulated(run: Run) -> str | None:
+def simulated(run: SavedRun) -> str | None:
     """Return a remark that the run was simulated, and where its times come from."""
     if not (facts := run.first.get("simulated")):
         return None
@@ -155,7 +155,7 @@ def simulated(run: Run) -> str | None:
     )
 
 
-def sampled(run: Run) -> str | None:
+def sampled(run: SavedRun) -> str | None:
     """Return a remark on the numbers that come from a sample of the requests."""
     if not (n := sample(run)):
         return None
@@ -165,12 +165,12 @@ def sampled(run: Run) -> str | None:
     )
 
 
-def sample(run: Run) -> int:
+def sample(run: SavedRun) -> int:
     """Requests of each seed that are kept, where that is not all; else 0."""
     return max(r.sample or 0 for results in run.variants.values() for r in results)
 
 
-def identity(run: Run) -> str | None:
+def identity(run: SavedRun) -> str | None:
     """Share of requests with the same text in all variants: all, but with `varying_parts`. None
     where texts show nothing: the fake model's are no model's.
     """
@@ -193,7 +193,7 @@ def identity(run: Run) -> str | None:
     )
 
 
-def littles_law(run: Run) -> str | None:
+def littles_law(run: SavedRun) -> str | None:
     """Whether requests in flight, as the client counted them, fit the server's latencies."""
     judged = [
         (100 * (law["in_flight"] / law["rate_x_latency"] - 1), breaks_littles_law(result), name)
@@ -220,7 +220,7 @@ def littles_law(run: Run) -> str | None:
     )
 
 
-def seeds(run: Run) -> str:
+def seeds(run: SavedRun) -> str:
     n = len(run.summaries)
     if n == 1:
         return "One seed: no interval is claimed; `--repeats 5` gives one."
@@ -242,7 +242,7 @@ def deployed(summary: Json) -> str | None:
     return f"{n} replica{'s' * (n != 1)} {where}, router {deployment['router']}"
 
 
-def conditions(run: Run) -> str:
+def conditions(run: SavedRun) -> str:
     """Conditions of a run: kind of answers, and place of the servers."""
     summary = run.first
     text = "Latencies were measured on streamed answers."
@@ -268,14 +268,14 @@ def conditions(run: Run) -> str:
 SHOWN = "lengths prompt_lengths prompts prefixes sessions priorities slo_mix adapters scale_tokens"
 
 
-def marked(run: Run) -> str:
+def marked(run: SavedRun) -> str:
     """Return the remark that follows the names of a simulated run."""
     if not (facts := run.first.get("simulated")):
         return ""
     return " (simulated, estimated)" if facts.get("estimate") else " (simulated)"
 
 
-def facts(run: Run) -> list[str]:
+def facts(run: SavedRun) -> list[str]:
     """Return workload, settings, hardware, client, commit, date and command of a run."""
     summary, simulated = run.first, run.first.get("simulated")
     load, hardware, config = summary["workload"], summary["hardware"], summary["config"]

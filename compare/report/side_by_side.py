@@ -16,7 +16,7 @@ from rich.console import Console
 from client.analysis import BLOCKS
 from client.quoting import code, escape
 from client.results import Json, Key
-from client.runs import FIGURES, Run, RunError, clear, is_run, load
+from client.runs import FIGURES, RunError, SavedRun, clear, is_run, load
 from compare import calibrate, foreign
 from compare.analysis import difference
 from compare.foreign import Measured
@@ -76,18 +76,19 @@ def beside(paths: Sequence[Path], out: Path) -> str:
     """Write a report of runs, ours and other tools', side by side; return it. Raises RunError."""
     paths = [path.parent if path.name == "summary.json" else path for path in paths]
     runs = [load(path) if is_run(path) else foreign.read(path) for path in paths]
-    places = [run.folder if isinstance(run, Run) else run.path for run in runs]
+    places = [run.folder if isinstance(run, SavedRun) else run.path for run in runs]
     for i, place in enumerate(places):
         if place.resolve() in [other.resolve() for other in places[:i]]:
             raise RunError(f"{paths[i]} is given twice; leave one out")
         if place.resolve() == out.resolve():
             raise RunError(f"--out would replace {paths[i]}; name another folder")
     clear(out)
-    ours = [run for run in runs if isinstance(run, Run)]
+    ours = [run for run in runs if isinstance(run, SavedRun)]
     if len(ours) == len(runs):
         return compare_runs(ours, out)
     return compare_measured(
-        [each for run in runs for each in (_measured(run) if isinstance(run, Run) else [run])], out
+        [each for run in runs for each in (_measured(run) if isinstance(run, SavedRun) else [run])],
+        out,
     )
 
 
@@ -114,7 +115,7 @@ def _for_terminal(markdown: str) -> tables.Terminal:
     return tables.Terminal(texts, kinds.count("---"))
 
 
-def compare_runs(runs: Sequence[Run], out: Path) -> str:
+def compare_runs(runs: Sequence[SavedRun], out: Path) -> str:
     """Write a report of runs of ours: what differs, and each variant in each. Return its text."""
     names = [escape(run.folder.resolve().name) for run in runs]
     if len(set(names)) < len(names):
@@ -144,7 +145,7 @@ def compare_runs(runs: Sequence[Run], out: Path) -> str:
     return text
 
 
-def _traces(run: Run) -> list[Any]:
+def _traces(run: SavedRun) -> list[Any]:
     """The trace of each seed, or of one that was not saved what it is drawn from."""
     return [
         _text(folder / "trace.jsonl")
@@ -163,7 +164,7 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
+def _differing(runs: Mapping[str, SavedRun]) -> list[list[str]]:
     """A table of facts about the runs, and of the settings in which they differ."""
     first = [run.first for run in runs.values()]
     rows = [["", *runs], *([what, *map(of, first)] for what, of in ABOUT.items())]
@@ -175,7 +176,7 @@ def _differing(runs: Mapping[str, Run]) -> list[list[str]]:
     return rows
 
 
-def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
+def _foreign_costs(runs: Mapping[str, SavedRun]) -> list[str]:
     """Warn of each simulation whose costs are not of a measured run's processor."""
     cpus = {name: r.first["hardware"]["cpu"] for name, r in runs.items() if not marked(r)}
     warnings = []
@@ -191,7 +192,7 @@ def _foreign_costs(runs: Mapping[str, Run]) -> list[str]:
     return warnings
 
 
-def _remarks(run: Run) -> list[str]:
+def _remarks(run: SavedRun) -> list[str]:
     """Conditions of a run, after the reasons not to trust it."""
     remarks = [sentences.simulated(run), sentences.partial(run), *sentences.failures(run)]
     remarks += [sentences.client_limited(run), sentences.conditions(run)]
@@ -200,7 +201,7 @@ def _remarks(run: Run) -> list[str]:
     return [sentence for sentence in remarks if sentence]
 
 
-def _measured(run: Run) -> list[Measured]:
+def _measured(run: SavedRun) -> list[Measured]:
     """Return each server of a run of ours as those of other tools are."""
     summary = run.first
     ours, machine = summary["started_here"], ABOUT["hardware"](summary)

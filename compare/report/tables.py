@@ -18,7 +18,7 @@ from rich.text import Text
 
 from client.analysis import overloaded
 from client.results import KEYS, Json, Key, Point, Result, keys
-from client.runs import Run
+from client.runs import SavedRun
 from client.summary import line_text
 from compare import sweep
 from compare.analysis import Estimate, difference, estimate
@@ -175,7 +175,7 @@ def label(name: str, results: Sequence[Result]) -> str:
     return f"{name} ({', '.join(marks)})" if marks else name
 
 
-def labels(run: Run) -> dict[str, str]:
+def labels(run: SavedRun) -> dict[str, str]:
     """Each server's name, and as it is marked."""
     return {name: label(name, seeds) for name, seeds in run.variants.items()}
 

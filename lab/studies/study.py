@@ -216,13 +216,13 @@ def figure(study: Study, cases: Cases, caption: str) -> Figure | None:
     return panels.figure(drawn, study.styles, caption) if drawn else None
 
 
-def _drawn(study: Study, panel: Panel, cases: Cases) -> panels.Panel:
+def _drawn(study: Study, panel: Panel, cases: Cases) -> panels.FigurePanel:
     """Return what a panel shows of these cases."""
     lines: dict[str, list[panels.Point]] = {}
     for case in cases:
         line = lines.setdefault(str(key_of(case, panel.line)), [])
         line += _points(study, panel, cases, case)
-    return panels.Panel(
+    return panels.FigurePanel(
         title=panel.title,
         xlabel=panel.xlabel,
         ylabel=panel.ylabel,

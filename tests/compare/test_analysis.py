@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from client.results import Json, Result
-from client.runs import Run
+from client.runs import SavedRun
 from compare.analysis import difference, estimate, identical_outputs
 from compare.report import tables
 from compare.report.sentences import identity
@@ -79,7 +79,7 @@ def test_texts_are_compared_over_the_requests_that_every_mode_answered() -> None
         results = [{"a": Result(config=config), "b": Result(config=config | of_b)}]
         common: dict[str, Any] = {"variants": {"a": {}, "b": {}}, "also": {}, "config": config}
         seeds: list[Json] = [common | {"identical_outputs": each} for each in outputs]
-        return identity(Run(Path(), seeds, results, []))
+        return identity(SavedRun(Path(), seeds, results, []))
 
     found = identical_outputs({"a": result("x", "yes, it is", None), "b": result("x", "yes", "w")})
     assert found == {"requests": 2, "identical": 1, "parted_after": [0.3]}

@@ -21,7 +21,7 @@ from client.arguments import parse_goodput
 from client.calls import ServerError, get
 from client.progress import Progress
 from client.results import Distribution, Result
-from client.runs import Run, clear
+from client.runs import SavedRun, clear
 from compare.options import Options, parse
 from compare.report.sentences import client_limited, littles_law
 from compare.variants import Variant, parse_also
@@ -302,7 +302,7 @@ def test_an_earlier_run_makes_room_and_nothing_else_is_touched(tmp_path: Path) -
 def test_servers_whose_requests_were_late_are_named() -> None:
     late = Result(client_limited=True, e2el_from_schedule=Distribution(p99=1234.0))
     variants = {"a": late, "b": replace(late, client_limited=False)}
-    said = client_limited(Run(Path(), [{"variants": variants, "also": {}}], [], []))
+    said = client_limited(SavedRun(Path(), [{"variants": variants, "also": {}}], [], []))
     assert said and said.endswith("by p99 latency from the schedule: a (1.23 s).")
 
 
@@ -318,7 +318,7 @@ def test_littles_law_passes_or_fails(
     """Of 11% a report said nothing but the number."""
     law = {"in_flight": factor * 10 * mean_s, "rate_x_latency": 10 * mean_s}
     result = Result(littles_law=law, completed=completed, request_throughput=10.0)
-    run = Run(Path(), [{"variants": {"a-b": result}, "also": {}}], [], [])
+    run = SavedRun(Path(), [{"variants": {"a-b": result}, "also": {}}], [], [])
     assert re.match(said, str(littles_law(run)))
 
 

@@ -168,12 +168,12 @@ def test_replicas_that_were_measured_are_a_table() -> None:
     results = [{"static": Result(server=numbers), "vllm": Result()}] * 2
     summary = {"seed": 7, "variants": {"static": calm(), "vllm": calm()}}
     for n, seed in ((1, []), (2, ["By replica, seed 7:"])):
-        run = runs.Run(Path(), [summary] * n, results[:n], [])
+        run = runs.SavedRun(Path(), [summary] * n, results[:n], [])
         heading, _, *middle, table = measured_replicas(run)
         assert heading == "## Replicas" and middle == seed
         [row] = table.splitlines()[2:]
         assert row == r"| static | a\|b | 1 | 1 | 1 | 100 | 100 | 1 | 1 | 1.00 |"
-    assert measured_replicas(runs.Run(Path(), [summary], [{"vllm": Result()}], [])) == []
+    assert measured_replicas(runs.SavedRun(Path(), [summary], [{"vllm": Result()}], [])) == []
 
 
 def test_a_report_fetches_nothing_that_a_servers_errors_and_names_ask(tmp_path: Path) -> None:

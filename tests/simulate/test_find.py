@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from client import machine, runs
-from client.progress import Progress, Step
+from client.progress import Progress, ProgressStep
 from client.results import Result
 from client.traces import save_trace
 from client.workloads import Workload
@@ -318,7 +318,7 @@ def searched(
 
     space = space_of(made, made.find)
     trial = trial_of(made, space.default.config)
-    search = find.Search(space, trial, calls, Progress(Console(quiet=True)), Step(""))
+    search = find.Search(space, trial, calls, Progress(Console(quiet=True)), ProgressStep(""))
     search.run()
     return search, search.best.name.rpartition("=")[2] if search.best else ""
 
