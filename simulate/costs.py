@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from client.results import Json
 from config.reading import read_json
 from generate import fake
 from scheduling.inference import Iteration
@@ -107,7 +106,7 @@ class Costs:
     request_turn: int = 0  # between the arrivals of requests that are sent at once
     answer_turn: int = 0  # between their answers
     decode: Mapping[int, Line] = field(default_factory=dict)
-    source: Json = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
     load: int = 0  # for each adapter that is loaded before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
     least: int = 0  # an iteration's least, beside what it attends: to read the weights
@@ -276,7 +275,7 @@ def _estimated(name: str) -> Costs:
     return replace(around, name=name, line=line, source=values)
 
 
-def _line(terms: Json) -> Line:
+def _line(terms: Mapping[str, Any]) -> Line:
     return Line(**{term.name: _picoseconds(terms[term.name]) for term in fields(Line)})
 
 

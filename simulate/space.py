@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
+from client.results import Json
 from compare.servers import as_flag
 from compare.variants import Variant
 from config import Config, ConfigError, has_effect, meaningful
@@ -39,7 +40,7 @@ class Candidate(NamedTuple):
     """A server that is tried. values: what --find changed. variant: its settings as given."""
 
     name: str
-    values: Mapping[str, Any]
+    values: Json
     base: str  # name of the variant that is changed
     variant: Variant
     config: Config
@@ -73,7 +74,7 @@ def trial_of(options: Simulation, config: Config) -> Trial:
     return Trial("", config, *of_trials, options.question.seeds[0])
 
 
-def _named(base: str, values: Mapping[str, Any]) -> str:
+def _named(base: str, values: Json) -> str:
     return " ".join(filter(None, (base, *(f"{name}={value}" for name, value in values.items()))))
 
 
@@ -146,7 +147,7 @@ def _axis(word: str, config: Config) -> tuple[str, list[Any]]:
     return name, values
 
 
-def _candidate(options: Simulation, base: str, asked: Mapping[str, Any], shown: str) -> Candidate:
+def _candidate(options: Simulation, base: str, asked: Json, shown: str) -> Candidate:
     """Return a variant with other settings. Raises ConfigError if they do not go together."""
     variant = options.variants[base]
     mode = asked.get("mode", variant.mode)

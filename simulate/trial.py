@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from client.draws import Sessions
 from client.measure import burst_size, judged
 from client.outcomes import Outcomes
 from client.price import costs as cost_of
-from client.results import Result
+from client.results import Json, Result
 from client.summary import meet
 from client.trace_file import Context, TraceFile
 from client.traces import Trace
@@ -157,7 +157,7 @@ class Traffic(NamedTuple):
     first: seed, for which they come as they did.
     """
 
-    data: Mapping[str, Any]
+    data: Json
     arrival: str = ""
     trace: TraceFile | None = None
     context: Context | None = None

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from client.results import Json
 from scheduling import user_policies
 from scheduling.building import build_group, build_scheduler
 from scheduling.inference import Inference
@@ -185,7 +184,7 @@ class Served:
         return ()
 
 
-def served(variant: str, state: State, settings: Settings) -> Json:
+def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
     """Serve the trace by a variant; return what charts show, or the error in a sentence."""
     try:
         _, rules = rules_of(variant)
@@ -199,7 +198,7 @@ def served(variant: str, state: State, settings: Settings) -> Json:
     return {"answers": run.answers, "token_times": times, "rows": run.rows}
 
 
-def learn(code: str) -> Json:
+def learn(code: str) -> dict[str, Any]:
     """Take the reader's policies, orders and victims in place of those before; return their names,
     and the error in a sentence. A victim comes as the mode in which rows are preempted.
     """
