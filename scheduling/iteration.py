@@ -90,7 +90,10 @@ def rows_of(
 def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:
     """Return whether plans go on with rows that decode until one ends or a request joins."""
     says_so = "repeats" in vars(type(policy)) and policy.repeats
-    return says_so and not order.preemptive and speculation is None
+    # a batch that is answered as a whole is paused by no order; but some change by each iteration
+    changes = type(order).computed is not Order.computed or order.promote_after_s is not None
+    pauses = order.preemptive and (changes or not policy.request_level)
+    return says_so and not pauses and speculation is None
 
 
 def same_rows(view: View) -> list[Row]:
@@ -98,7 +101,7 @@ def same_rows(view: View) -> list[Row]:
     can join; else nothing. Equal to a plan where `plans_repeat`.
     """
     running, limits = view.running, view.limits
-    if view.request_level or (view.queues[0] and len(running) < limits.max_batch_size):
+    if view.request_level or (any(view.queues) and len(running) < limits.max_batch_size):
         return []
     if len(running) > limits.token_budget:  # the budget may count decode rows
         return []

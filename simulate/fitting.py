@@ -93,7 +93,8 @@ def observe(
         while waiting and waiting[0].admitted_at <= started_at:
             request = waiting.popleft()
             prompt, n = [0] * request.prompt_tokens, request.completion_tokens
-            again.enqueue(build_group(config, [prompt], n, streamed=request.streamed), started_at)
+            group = build_group(config, [prompt], n, keys=[()], streamed=request.streamed)
+            again.enqueue(group, started_at)
         iteration, _ = again.schedule(started_at)
         if len(iteration.rows) != live:
             raise ValueError(

@@ -262,8 +262,13 @@ class _Server:
 
 
 def _group(entries: Sequence[Entry]) -> list[Inference]:
-    """Return a recorded request, with prompts of the same lengths."""
+    """Return a recorded request, with prompts of the same lengths. Raises ReplayError."""
     first, leaders = entries[0], [entry for entry in entries if "leader" not in entry]
+    if not leaders or len(entries) % len(leaders):
+        raise ReplayError(
+            f"a request has {len(entries)} completions of {len(leaders)} prompts, and each prompt "
+            "has as many as the others; replay the file as the server wrote it."
+        )
     return build_group(
         None,
         [[0] * entry["prompt_tokens"] for entry in leaders],

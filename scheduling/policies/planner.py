@@ -55,7 +55,7 @@ class Planner:
         if not self.share.prompts:
             return
         free_rows = self.view.limits.max_batch_size - len(self.view.running)
-        if free_rows and len(self.view.queues[0]) and not self.preempted:
+        if free_rows and any(self.view.queues) and not self.preempted:
             for inference in self.view.waiting:
                 if not self.join(inference) or len(self.admit) == free_rows:
                     break

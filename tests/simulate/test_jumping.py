@@ -20,7 +20,7 @@ from scheduling.adapters import Adapters, Rule
 from scheduling.errors import EngineFailed
 from scheduling.history import Done, Memory
 from scheduling.inference import Inference, Iteration
-from scheduling.policies import MODES, Dynamic, Fcfs, Order, Policy, Static, View
+from scheduling.policies import MODES, Dynamic, Fcfs, Mlfq, Order, Policy, Srpt, Static, View
 from scheduling.queue import Queue
 from simulate import PS, Arrival, Loop, SimulatedReplica, drive, instant
 from simulate.costs import FAKE, SECOND, Costs, Line
@@ -129,6 +129,9 @@ COUNTS_ALL = Dynamic("whole", budget_counts="all", prefill="first")
 # of a budget of one prompt the third waited until one of the first two ended
 @example(Static(), Fcfs(), 3 * [Ask(0.0, 9, 20)], 3, 9, math.inf, ODD, None, None)
 @example(Dynamic(prefill="every:3"), Fcfs(), THREE, 2, 9, 1.0, EVEN, None, None)
+# an order that pauses rows pauses none of a batch, and may still change by each iteration
+@example(Static(), Srpt(), 2 * THREE, 2, 9, math.inf, ODD, None, None)
+@example(Static(), Mlfq(max_wait_s=0.3), 2 * THREE, 2, 9, math.inf, ODD, None, None)
 @given(any_policy(), any_order(), ASKS, st.integers(2, 4), st.sampled_from([2, 9]), FAILS_AT,
        COSTS, st.none() | SLOTS, st.none() | LAYOUTS)  # fmt: skip
 def test_jumping_comes_to_what_stepping_does(
@@ -137,7 +140,7 @@ def test_jumping_comes_to_what_stepping_does(
 ) -> None:  # fmt: skip
     limits: dict[str, Any] = {"max_batch_size": rows, "token_budget": budget, "n_blocks": 40}
     limits |= {"max_in_flight": 12, "order": order}
-    if order.preemptive and not isinstance(policy, Dynamic):
+    if order.preemptive and not (policy.request_level or isinstance(policy, Dynamic)):
         limits["order"] = Fcfs()
     if layout:
         asks = [replace(ask, content=None, n=1) for ask in asks]
@@ -194,6 +197,25 @@ def test_who_decodes_alone_is_computed_in_few_stretches(kind: type[Policy]) -> N
     served, few = serve(kind(), asks), kind is not Derived
     assert "repeats" in vars(kind) or kind is Derived, f"{kind} must say whether its plans repeat"
     assert len(served.iterations) >= 100 and (served.stretches <= 8) == few, served.stretches
+
+
+class TwoBins(Saying):
+    n_bins = 2
+
+
+def test_a_request_of_another_bin_joins_as_soon_as_a_row_is_free() -> None:
+    """One in the second bin waited until the row of the first one ended."""
+    asks = [Ask(at=0.0, prompt=3, tokens=50), Ask(at=1.0, prompt=3, tokens=90)]
+    scheduler = make_scheduler(TwoBins())
+    groups = [ask.group(4) for ask in asks]
+    drive(scheduler, [(ask.at, each) for ask, each in zip(asks, groups)], lambda _: 1.0)
+    assert [group[0].standing.bin for group in groups] == [0, 1]
+    assert groups[1][0].admitted_at == 1.0
+
+
+def test_an_order_that_pauses_rows_stops_no_jumps_over_a_batch() -> None:
+    asks = [Ask(at=0.0, prompt=3, tokens=100), Ask(at=5.0, prompt=3, tokens=50)]
+    assert serve(Static(), asks, order=Srpt()).stretches <= 8
 
 
 def test_a_trace_is_drawn_as_it_comes() -> None:

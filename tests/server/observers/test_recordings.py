@@ -160,6 +160,8 @@ def test_a_file_may_hold_several_recordings(lines: list[str]) -> None:
     (5, '{"n":5,"call":"sch', "line 6: this is no line of a recording"),
     (5, '{"n":5,"call":"sing"}', "line 6: .* no call is named sing"),
     (5, "[]", "line 6: this is no line of a recording"),
+    (1, '{"n":1,"call":"enqueue","group":[{"prompt_tokens":1},{"prompt_tokens":1},{"leader":0}]}',
+     "line 2: a request has 3 completions of 2 prompts"),
     (0, '{"recording":2,"settings":{}}', "line 1: .* of version 2, .* version 1"),
     (0, '{"recording":1,"settings":{"mode":"dynamic"}}', "line 1: .*n_blocks.? is unknown"),
     (0, '{"recording":1,"settings":{"mode":"best"}}', "line 1: .*best.? is unknown or missing"),
