@@ -13,7 +13,7 @@ from collections.abc import Callable
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from config import BOOT_ERROR, HANDOFF, MAX_BODY_BYTES, Config
+from config.config import BOOT_ERROR, HANDOFF, MAX_BODY_BYTES, Config
 from generate.kernels import KernelUnavailable
 from generate.loading import load_generator
 from generate.memory import OutOfMemory

@@ -18,7 +18,8 @@ from client.measure import Target, openai_model
 from client.quoting import named
 from client.trace_file import Context
 from client.wire import OTHERS, Asked, wire
-from config import ConfigError, read_key
+from config.reading import read_key
+from config.settings import ConfigError
 
 
 def server_url(given: str | None) -> str:

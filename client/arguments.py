@@ -20,8 +20,9 @@ from client.trace_file import TraceFile
 from client.users import Users
 from client.wire import OTHERS, Asked
 from client.workloads import PROMPTS
-from config import ConfigError, Flags, flag
+from config.flags import Flags
 from config.reading import parse
+from config.settings import ConfigError, flag
 from stats import LIMITED
 
 TINY = sys.float_info.min

@@ -44,7 +44,8 @@ from client.summary import latency_line, resent_in_words  # noqa: E402
 from client.traces import Request, save_trace  # noqa: E402
 from client.wire import APIS, IN_WORDS, OpenAI  # noqa: E402
 from client.workloads import Workload  # noqa: E402
-from config import ConfigError, Flags, Parser, add_flags, refuse_unknown  # noqa: E402
+from config.flags import Flags, Parser, add_flags, refuse_unknown  # noqa: E402
+from config.settings import ConfigError  # noqa: E402
 from stats import LIMITED, MEASURES  # noqa: E402
 
 SHOWN = ("mean", "p50", "p95", "p99", "max")

@@ -18,7 +18,7 @@ from PIL import Image
 
 from client.saving import write
 from client.summary import line_text
-from config import MODES
+from scheduling.policies import MODES
 
 # colours that colour-blind readers can distinguish; with two line styles, twelve variants
 PALETTE = ("#7f7f7f", "#d95f02", "#7570b3", "#1b9e77", "#1f3a70", "#e7298a")

@@ -23,7 +23,7 @@ from client.results import ENGINE, OF_STATS, Json, Result
 from client.summary import summarise
 from client.traces import Request, Trace
 from client.wire import Wire, utf8
-from config import Config
+from config.config import Config
 from scheduling.policies import MODES, chosen
 
 LEAST_BURST = 16

@@ -17,7 +17,8 @@ from client.results import OF_FILE, OF_SUMMARY, Json, Point, Result
 from client.saving import unwritten
 from client.traces import Request
 from client.users import NAME
-from config import ConfigError, has_effect, reading
+from config import reading
+from config.settings import ConfigError, has_effect
 from stats import DEFINITIONS
 
 FIGURES = {  # {file name without its ending: title}

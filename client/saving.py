@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from config import ConfigError
+from config.settings import ConfigError
 
 
 class Unwritten(ConfigError):

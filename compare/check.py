@@ -33,7 +33,7 @@ from client.saving import written
 from client.traces import Request, load_trace
 from compare.analysis import CONFIDENCE, half_width
 from compare.report.tables import NONE, Terminal
-from config import ConfigError
+from config.settings import ConfigError
 
 LIMIT = 0.05
 JUDGED = ("mean_e2el_ms", "p99_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")

@@ -15,7 +15,8 @@ from client.analysis import occupancy_over_time
 from client.calls import ServerError, get
 from client.measure import BINS, ServerReport, Target, stats_of
 from client.results import Json, Key, keys
-from config import ConfigError, add_flags, check_replicas
+from config.flags import add_flags, check_replicas
+from config.settings import ConfigError
 from scheduling.routers import ON_RAY
 from stats import ROW_KINDS
 

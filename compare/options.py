@@ -24,18 +24,9 @@ from compare.deployments import Deployment, add_deployment, deployment_of
 from compare.foreign import settings
 from compare.servers import ROOT
 from compare.variants import BASIC, Variant
-from config import (
-    Config,
-    ConfigError,
-    Flags,
-    Parser,
-    add_flags,
-    add_settings,
-    flag,
-    from_environment,
-    meaningful,
-    refuse_unknown,
-)
+from config.config import Config
+from config.flags import Flags, Parser, add_flags, add_settings, from_environment, refuse_unknown
+from config.settings import ConfigError, flag, meaningful
 from generate.auto import build
 
 LOAD = 0.85  # a part of dynamic's capacity: beyond what static can deliver, within what dynamic can

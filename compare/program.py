@@ -27,7 +27,7 @@ from compare.options import parse, parse_runs, parse_slowest
 from compare.report import sentences
 from compare.resume import begin
 from compare.started import Started
-from config import ConfigError
+from config.settings import ConfigError
 
 
 def compare(comparison: Comparison) -> tuple[runs.SavedRun | None, BaseException | None]:

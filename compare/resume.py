@@ -13,7 +13,8 @@ from client.results import Json
 from client.traces import Request, load_trace
 from compare.check import Check, junit, limits_of
 from compare.options import HOW, OF_RUN, Options
-from config import ConfigError, Parser, add_flags, flag
+from config.flags import Parser, add_flags
+from config.settings import ConfigError, flag
 
 SECRET = "…"  # in a saved command, in place of a key
 OF_CHECK = ("--limit", "--junit", "--out", "--overwrite")

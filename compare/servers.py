@@ -16,7 +16,8 @@ from typing import IO, Any, NamedTuple
 import psutil
 
 from client.calls import ServerError, get
-from config import flag, free_port, meaningful
+from config.config import free_port
+from config.settings import flag, meaningful
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP_S = 600

@@ -10,16 +10,10 @@ from typing import Any
 
 from client.addresses import base_url
 from client.users import NAME, missing
-from config import (
-    MODES,
-    Config,
-    ConfigError,
-    Parser,
-    add_settings,
-    flag,
-    meaningful,
-    refuse_unknown,
-)
+from config.config import Config
+from config.flags import Parser, add_settings, refuse_unknown
+from config.settings import ConfigError, flag, meaningful
+from scheduling.policies import MODES
 
 BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
 

@@ -41,8 +41,8 @@ MOST_USED = (
     *("--max-batch-size", "--token-budget", "--order", "--kv-cache", "--prefix-caching"),
     *("--max-model-len", "--model", "--weights", "--device", "--speculate", "--port", "--api-key"),
 )
-Flags = dict[str, dict[str, Any]]  # a row each, with the options of argparse's `add_argument`
-SEVERAL = "several servers"  # a group of flags that are no settings, and that --help shows, too
+Flags = dict[str, dict[str, Any]]  # by flag, the options of argparse's `add_argument`
+SEVERAL = "several servers"  # title of the flags that are no settings; the short --help has them
 REPLICAS: Flags = {
     "--replicas": {"type": int, "metavar": "N", "help": "serve as N replicas on Ray Serve"},
     "--router": {"choices": ON_RAY, "default": ON_RAY[0], "help":

@@ -39,7 +39,7 @@ ONLY_OVER_HTTP = (
 )
 NOT_SIMULATED = {*ONLY_OVER_HTTP} - {"request_timeout_s"}  # in virtual time
 VOCABULARIES = {"r50k_base": 50257, "bytes": 257}  # ids of each tokenizer
-PARTS = ("attention", "linear")  # the engine's parts; each flag goes before --kernels
+PARTS = ("attention", "linear")  # engine parts; their flags override --kernels
 
 
 class ConfigError(Exception):

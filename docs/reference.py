@@ -12,9 +12,9 @@ from typing import Any
 from client.results import KEYS
 from client.traces import Request
 from compare.report.tables import markdown
-from config import flag
 from config.checks import ENGINES, EXCLUDED, FEATURES
 from config.flags import GROUPS, meaning
+from config.settings import flag
 from scheduling.errors import Cancelled, ServingError
 from server.api import answers, bodies
 from server.api.openapi import PROBLEMS

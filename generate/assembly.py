@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from config import Config
+from config.config import Config
 from generate.attention import Attention, KernelAttention, PlainAttention, TritonAttention
 from generate.buffers import SampledIds
 from generate.cached import CachedGenerator
@@ -18,7 +18,7 @@ from generate.draft_model import DraftModel
 from generate.forward import KernelForward, in_one_call
 from generate.graphs import Capture
 from generate.linear import pack, pad_head
-from generate.lora import AdaptedGenerator, Adapters, random_adapter, read_adapter
+from generate.lora import AdaptedGenerator, AdapterStore, random_adapter, read_adapter
 from generate.memory import OutOfMemory, memory_for
 from generate.naive import NaiveGenerator
 from generate.ngram import Ngram
@@ -71,10 +71,10 @@ def _load(config: Config, path: Path | None) -> GPT2:
     return model
 
 
-def _adapters(config: Config, model: GPT2) -> Adapters:
+def _adapters(config: Config, model: GPT2) -> AdapterStore:
     """Return the adapters of the settings. Raises AdapterError."""
     slots, triton = config.lora_slots, config.attention == "triton"
-    adapters = Adapters(model, slots, config.max_tokens, triton)
+    adapters = AdapterStore(model, slots, config.max_tokens, triton)
     for name, (folder, rank, seed) in config.adapters.items():
         if folder:
             adapters.add(read_adapter(name, folder, model.shape))
@@ -96,7 +96,7 @@ def _cached(
     model: GPT2,
     n_vocab: int,
     n_blocks: int,
-    adapters: Adapters | None = None,
+    adapters: AdapterStore | None = None,
 ) -> CachedGenerator:
     """Return the engine on a pool of n_blocks, captured where it can be, and warm."""
     dtype = getattr(torch, config.kept_as)

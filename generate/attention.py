@@ -211,7 +211,7 @@ class TritonAttention:
         most, n, n_rows = self._kernel.QUERIES, len(tokens.positions), len(tokens.counts)
         table = self._tables.begins(tokens.blocks)  # [rows]
         position = np.frombuffer(tokens.positions, np.int64)
-        # of each tile its first token, its tokens, and those of its row before it
+        # each tile's first token, its number of tokens, and that of its row's tokens before it
         first, size, before = np.arange(n), np.ones(1, int), np.zeros(1, int)
         if n > n_rows:
             counts = np.array(tokens.counts)

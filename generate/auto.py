@@ -1,6 +1,6 @@
 """What `auto` means on this machine: settings that depend on it and on each other.
 
-`config.build` and `config.parse` are handed `resolve`.
+`config.flags.build` and `config.flags.parse` are handed `resolve`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-import config
-from config import Config, flag
 from config.checks import AHEAD_WITHOUT
-from config.settings import PARTS, VOCABULARIES, meaningful
+from config.config import Config
+from config.flags import build as build_config
+from config.settings import PARTS, VOCABULARIES, flag, meaningful
 from config.shapes import LARGEST_HEAD, SHAPES, shape_of
 from generate import kernels
 
@@ -28,7 +28,7 @@ DECODER_BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # on a GPU, as far as 
 
 def build(mode: str, flags: Mapping[str, Any], values: Mapping[str, str]) -> Config:
     """Return a mode's Config on this machine. Raises ConfigError."""
-    return config.build(mode, flags, values, resolve)
+    return build_config(mode, flags, values, resolve)
 
 
 def warnings(of: Config) -> list[str]:

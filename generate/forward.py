@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config import Config
+from config.config import Config
 from generate import kernels
 from generate.attention import KernelAttention
 from generate.buffers import SampledIds
@@ -45,7 +45,7 @@ class KernelForward:
             _block(block, *addresses) for block, addresses in zip(model.h, attention.addresses)
         ]
         self._kernel = kernels.load().forward
-        self._struct = kernels.Model(
+        self._struct = kernels.ModelStruct(
             linear=_address(head.kernel),
             add_norm=_address(ln_f.kernel),
             attention=_address(attention.kernels[wte.dtype]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config import Config
+from config.config import Config
 from generate.fake import FakeGenerator
 from generate.forced import ForcedAcceptance
 from generate.ngram import Ngram

@@ -153,7 +153,7 @@ class AdaptedLinear(Module):
         return y
 
 
-class Adapters:
+class AdapterStore:
     """The adapters of a model, whose layers it changes: all that are known, in host memory, and
     slots with those that rows can have.
 
@@ -263,7 +263,7 @@ class Adapters:
 class AdaptedGenerator(CachedGenerator):
     """The engine with adapters, which an iteration's `loads` put into slots."""
 
-    def __init__(self, adapters: Adapters, *parts: Any):
+    def __init__(self, adapters: AdapterStore, *parts: Any):
         super().__init__(*parts)
         self.adapters = adapters
 

@@ -24,7 +24,7 @@ from generate.sampling import Sample
 from generate.scoring import ids_after
 from model import GPT2, Attend
 from scheduling.inference import Generator, Inference, Iteration, Row
-from scheduling.iteration import rectangles
+from scheduling.padding import rectangles
 from scheduling.sampling import Sampling
 
 ROOM = 64  # columns for the tokens to come, in a new rectangle
@@ -32,7 +32,7 @@ COMPACT = 0.5
 
 
 @dataclass(slots=True)
-class Line:
+class Placement:
     """An inference's place in a rectangle: column of its first token, and how many it has."""
 
     number: int
@@ -54,7 +54,7 @@ class Rectangle:
         # finite, since attention multiplies what is masked by zero
         self.kv = weight.new_zeros(shape.n_layer, *size)
         self.live = weight.new_zeros(len(kept), self.end + room, dtype=torch.bool)
-        self.lines: dict[Inference, Line] = {}
+        self.lines: dict[Inference, Placement] = {}
         self.embed(kept)
 
     @property
@@ -69,7 +69,7 @@ class Rectangle:
     def embed(self, kept: Mapping[Inference, Tensor]) -> None:
         """Copy keys and values to free lines, so that they end in the last column."""
         for number, (inference, kv) in zip(self.free, kept.items()):
-            line = self.lines[inference] = Line(number, self.end - kv.shape[-2], kv.shape[-2])
+            line = self.lines[inference] = Placement(number, self.end - kv.shape[-2], kv.shape[-2])
             self.kv[:, number, :, :, line.first : self.end] = kv
             self.live[number] = False
             self.live[number, line.first : self.end] = True
@@ -144,7 +144,7 @@ def flat(
 
 
 class PaddedGenerator(Generator):
-    """The model with keys and values in rectangles. padded: see scheduling.iteration. compact: of
+    """The model with keys and values in rectangles. padded: see scheduling.padding. compact: of
     keys and values, the share that a copy to a tight rectangle must save.
     """
 

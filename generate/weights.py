@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from config.shapes import GPT2_REPOSITORIES, Shape
 
 if TYPE_CHECKING:
-    from config import Config
+    from config.config import Config
 
 FETCH_TIMEOUT_S = 5
 LARGEST_WEIGHT = 1e4  # beyond it sums overflow, and every text is token 0

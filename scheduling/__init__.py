@@ -9,6 +9,8 @@ errors        errors that a request can end with
 policies      which inferences run, which may join, and which go first
 scheduler     carries a policy's plans out
 iteration     from a plan to rows, or an error that names the rule it breaks
+repetition    rows without a plan, where a policy goes on with what runs
+padding       tokens that an engine computes for no request
 queue         waiting requests
 memory        KV blocks; prefix_cache finds them by their content
 extensions    features attached to the scheduler, called when something happens:

@@ -12,7 +12,7 @@ from scheduling.inference import Inference, Row
 KEPT = 0.98  # weight of a sample when the next one comes: about fifty count
 
 
-class Line:
+class LeastSquares:
     """Least squares y = intercept + slope · x, slope ≥ 0, in which later samples count more."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class History(Memory):
 
     def __init__(self) -> None:
         self.without_prompts = 0  # iterations since the last one that computed a prompt
-        self._of_decodes, self._of_prompts = Line(), Line()
+        self._of_decodes, self._of_prompts = LeastSquares(), LeastSquares()
         self._ended_at = 0.0
 
     def add(self, done: Done) -> None:

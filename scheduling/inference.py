@@ -57,8 +57,8 @@ class Drafts:
 
     ids: list[int] = field(default_factory=list)  # proposed for its next tokens
     blocks: int = 0  # KV blocks that it would have without those that are verified now
-    verified: int = 0  # draft tokens so far
-    accepted: int = 0  # accepted ones of these
+    verified: int = 0  # number of draft tokens verified so far
+    accepted: int = 0  # number of draft tokens accepted so far
 
 
 class Slo(NamedTuple):
@@ -222,7 +222,7 @@ class Iteration(NamedTuple):
     waiting: int
     blocks_used: int
     reason: str = ""
-    padding: int = 0  # tokens computed for no request, each like a row (`iteration.padding`)
+    padding: int = 0  # tokens computed for no request, each like a row (`padding.padding`)
     preempted: int = 0  # inferences that gave their KV blocks up before it
     loads: Sequence[tuple[int, str]] = ()  # adapters to load first: slot and name
 
@@ -240,7 +240,7 @@ class Generator(Protocol):
 
     n_blocks: int | None = None  # KV blocks of the engine; None: those of the settings
     drafter: Drafter | None = None
-    adapters: Any = None  # generate/lora.py's Adapters, if it serves any
+    adapters: Any = None  # generate/lora.py's AdapterStore, if it serves any
 
     def generate(self, iteration: Iteration) -> list[int]:
         """Compute the iteration; return the ids of rows with `samples`, in row order."""

@@ -1,14 +1,12 @@
-"""The rows of a plan, or the rule that it breaks; rows without a plan, where a policy goes on with
-what runs; and tokens that an engine computes for no request.
-"""
+"""The rows of a plan, or the rule that it breaks."""
 
 from __future__ import annotations
 
-from collections.abc import Container, KeysView, Sequence
+from collections.abc import Container, KeysView
 
 from scheduling.inference import Row
-from scheduling.policies import Limits, Order, Plan, Policy, View
-from scheduling.speculation import Reservations, Speculation
+from scheduling.policies import Plan, Policy, View
+from scheduling.speculation import Reservations
 
 
 def rows_of(
@@ -85,51 +83,3 @@ def rows_of(
     if view.speculation is not None:
         view.speculation.add(rows, reserved, account, limits.token_budget - charged)
     return rows, reserved
-
-
-def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:
-    """Return whether plans go on with rows that decode until one ends or a request joins."""
-    says_so = "repeats" in vars(type(policy)) and policy.repeats
-    # a batch that is answered as a whole is paused by no order; but some change by each iteration
-    changes = type(order).computed is not Order.computed or order.promote_after_s is not None
-    pauses = order.preemptive and (changes or not policy.request_level)
-    return says_so and not pauses and speculation is None
-
-
-def same_rows(view: View) -> list[Row]:
-    """Return a row for each running inference if all decode, the budget allows them and no request
-    can join; else nothing. Equal to a plan where `plans_repeat`.
-    """
-    running, limits = view.running, view.limits
-    if view.request_level or (any(view.queues) and len(running) < limits.max_batch_size):
-        return []
-    if len(running) > limits.token_budget:  # the budget may count decode rows
-        return []
-    row = tuple.__new__  # as above
-    rows = [
-        row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in running if i.decodes
-    ]
-    return rows if len(rows) == len(running) else []
-
-
-def padding(rows: Sequence[Row], limits: Limits) -> int:
-    """Return how many tokens fill up the rectangles of an iteration, or its decode rows a size."""
-    n, sizes = len(rows), limits.decoder_batch_sizes
-    if limits.padded:
-        return sum(
-            max(rows[i].n_tokens for i in rectangle) - rows[i].n_tokens
-            for rectangle in rectangles(rows, limits.padded)
-            for i in rectangle
-        )
-    if n and sizes and all(row.decodes for row in rows):
-        return next((size for size in sizes if size >= n), n) - n
-    return 0
-
-
-def rectangles(rows: Sequence[Row], padded: str) -> list[list[int]]:
-    """Return the rows of each rectangle: all (`together`), or decode rows and prompts (`apart`)."""
-    every = range(len(rows))
-    if padded == "together":
-        return [[*every]]
-    kinds = [[i for i in every if rows[i].decodes is decodes] for decodes in (True, False)]
-    return [indices for indices in kinds if indices]

@@ -14,15 +14,17 @@ from scheduling.admission import never_fitting, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
 from scheduling.extensions import Extension, Extensions
 from scheduling.inference import Inference, Iteration, State
-from scheduling.iteration import padding, plans_repeat, rows_of, same_rows
+from scheduling.iteration import rows_of
 from scheduling.latency import Shortage
 from scheduling.ledger import Ledger
+from scheduling.padding import padding
 from scheduling.pauses import PausedRows, PromotedRows
 from scheduling.policies import Limits, Order, Plan, Policy, Rule, Victim, View
 from scheduling.policies.victims import NEWEST
 from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
+from scheduling.repetition import plans_repeat, same_rows
 from scheduling.speculation import Reservations, Speculation, kept
 from scheduling.user_policies import check_plan
 

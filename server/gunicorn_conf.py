@@ -10,7 +10,7 @@ import resource
 from math import ceil
 from typing import Any
 
-from config import BOOT_ERROR, END_S, HANDOFF, Config
+from config.config import BOOT_ERROR, END_S, HANDOFF, Config
 
 resolved = Config.model_validate_json(os.environ[HANDOFF])
 

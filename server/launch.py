@@ -15,8 +15,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, ConfigError, check_port, parse
+from config.config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, check_port
+from config.flags import parse
 from config.open_files import allow_open_files
+from config.settings import ConfigError
 from generate.auto import resolve, warnings
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate

@@ -13,7 +13,7 @@ from scheduling.inference import Inference
 from scheduling.sampling import Sampling
 
 if TYPE_CHECKING:
-    from config import Config
+    from config.config import Config
 
 GREEDY = Sampling()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batching import LONGEST_WAIT_S, BatchingManager
-from config import Config
+from config.config import Config
 from generate.loading import load_generator
 from generate.tokenizer import load_tokenizer
 from generate.weights import locate

@@ -10,15 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from client.results import Json
-from config import Config, ConfigError, flag, meaningful
+from config.config import Config
+from config.settings import ConfigError, flag, meaningful
 from scheduling.admission import UserLimits
 from scheduling.errors import ServingError
+from scheduling.extensions import Group
 from scheduling.inference import Inference
 from scheduling.scheduler import Scheduler
 from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import Costs
 from simulate.fleet import Change, EndedAt, Fleet, Layout
-from simulate.loop import ARRIVE, Arrival, Group, Loop, instant, seconds
+from simulate.loop import ARRIVE, Arrival, Loop, instant, seconds
 
 # settings that are not simulated with it, and their values without effect
 WITHOUT = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from client.results import Json
-from config import Config
+from config.config import Config
 from scheduling.building import build_group, build_scheduler
 from scheduling.inference import Iteration
 from simulate import PS, any_ids

@@ -12,11 +12,12 @@ from client.price import replica_seconds
 from client.results import Json
 from scheduling import routers
 from scheduling.errors import EngineFailed
+from scheduling.extensions import Group
 from scheduling.inference import Inference
 from scheduling.routers import Gateway, RoutedRequest
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
-from simulate.loop import ARRIVE, Arrival, Group, Loop, instant, seconds
+from simulate.loop import ARRIVE, Arrival, Loop, instant, seconds
 from simulate.replica import SimulatedReplica, Stretch, ignore
 
 # called as `Ended` is, after the number of the replica

@@ -57,12 +57,13 @@ def apply_repeated(
     inferences to answer. `ids`: of the first one.
     """
     *before, now = times
-    if before:
-        ids, n = list(islice(ids, len(iteration.rows))), len(before)  # each row samples
-        for row, token in zip(iteration.rows, ids):
-            if not row.idle and row.inference.state is State.RUNNING:
-                row.inference.computed += n
-                row.inference.tokens += [token] * n
-                row.inference.token_times += before
-                scheduler.completion_tokens += n
-    return scheduler.apply(iteration, ids, now)
+    if not before:
+        return scheduler.apply(iteration, ids, now)
+    sampled, n = list(islice(ids, len(iteration.rows))), len(before)  # each row samples
+    for row, token in zip(iteration.rows, sampled):
+        if not row.idle and row.inference.state is State.RUNNING:
+            row.inference.computed += n
+            row.inference.tokens += [token] * n
+            row.inference.token_times += before
+            scheduler.completion_tokens += n
+    return scheduler.apply(iteration, sampled, now)

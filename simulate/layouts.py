@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from config import ConfigError, Flags, flag
+from config.flags import Flags
+from config.settings import ConfigError, flag
 from scheduling.routers import ROUTERS
 from simulate.fleet import Failure, Layout
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from scheduling.extensions import Group
 from scheduling.inference import Inference
 
 PS = 10**12  # a second
-Group = Sequence[Inference]  # inferences of one request
 Arrival = tuple[float, Group]  # at so many seconds
 # called with each inference that has ended and the time of its answer; returns the arrivals that
 # follow from it

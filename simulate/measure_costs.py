@@ -38,16 +38,9 @@ from client.stopping import end_as_on_ctrl_c
 from client.traces import Request
 from client.wire import Plain, wire
 from compare.servers import server
-from config import (
-    ONLY_IN,
-    ONLY_OVER_HTTP,
-    Config,
-    ConfigError,
-    Parser,
-    add_settings,
-    from_environment,
-    refuse_unknown,
-)
+from config.config import Config
+from config.flags import Parser, add_settings, from_environment, refuse_unknown
+from config.settings import ONLY_IN, ONLY_OVER_HTTP, ConfigError
 from generate.auto import build
 from simulate import PS
 from simulate.costs import FOLDER, HTTP, STATED, Costs, save
@@ -84,7 +77,7 @@ class _Senders(Watch):
         self.at.append(time.perf_counter())
 
 
-class Traffic:
+class RandomRequests:
     """Requests with prompts of random ids, which no two share."""
 
     def __init__(self, config: Config, seed: int, tokens: int = LEAST_TOKENS):
@@ -169,7 +162,7 @@ def measure(server: TrafficServer, seconds: float) -> Iterator[list[Segment]]:
     rows = server.config.max_batch_size
     few = sorted({1, math.isqrt(rows), rows})
     rng = random.Random(0)
-    fitted, other = (Traffic(server.config, seed, server.tokens) for seed in (0, 1))
+    fitted, other = (RandomRequests(server.config, seed, server.tokens) for seed in (0, 1))
     for load in itertools.cycle(LOADS):
         kinds: list[Any] = [("burst", fitted.together(n)) for n in at_once(server.config)]
         kinds += [("loop", fitted.loop(users)) for users in few]

@@ -32,7 +32,8 @@ from compare.measuring import one_by_one
 from compare.options import check, chosen, parser_of, read
 from compare.program import run_and_exit
 from compare.resume import begin
-from config import NOT_SIMULATED, ConfigError, Flags, add_flags, add_settings, flag
+from config.flags import Flags, add_flags, add_settings
+from config.settings import NOT_SIMULATED, ConfigError, flag
 from generate.auto import physical_cores
 from generate.tokenizer import TokenizerUnavailable
 from simulate.comparing import Simulated, in_processes

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from config import Config, in_todays_names
-from config.left import used
+from config.config import Config
+from config.left import in_todays_names, used
 from config.reading import parse
 from scheduling import user_policies
 from scheduling.building import build_group
@@ -46,8 +46,8 @@ class Replayed:
     recordings: int = 0
     unfinished: int = 0  # recordings that end before their servers did
     calls: int = 0
-    iterations: int = 0  # calls of `schedule` that came to rows
-    equal: int = 0  # equal ones of these
+    iterations: int = 0  # number of `schedule` calls that returned rows
+    equal: int = 0  # number of iterations equal to the recorded ones
     first_difference: str | None = None  # its place, and what it is
 
     def add_difference(self, line: int, entry: Entry, difference: str) -> None:

@@ -9,12 +9,13 @@ from itertools import repeat
 from typing import NamedTuple
 
 from scheduling.errors import ServingError
+from scheduling.extensions import Group
 from scheduling.inference import Drafter, Inference, Iteration, Row
 from scheduling.planning import next_iteration, nothing_planned, rows_to_draft
 from scheduling.scheduler import Scheduler
 from simulate.costs import Costs
 from simulate.jump import apply_repeated, cannot_join, repeats
-from simulate.loop import ARRIVE, END, PLAN, PS, Ended, Event, Group, Loop, not_before, seconds
+from simulate.loop import ARRIVE, END, PLAN, PS, Ended, Event, Loop, not_before, seconds
 
 
 class Stretch(NamedTuple):

@@ -24,8 +24,10 @@ from client.saving import write
 from client.stopping import fail
 from client.traces import Request, load_trace
 from compare.report import report
-from config import Config, ConfigError, Parser, refuse_unknown
+from config.config import Config
+from config.flags import Parser, refuse_unknown
 from config.left import in_todays_names, used
+from config.settings import ConfigError
 from scheduling import user_policies
 from scheduling.scheduler import Scheduler
 from server.live import page

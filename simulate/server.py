@@ -21,11 +21,12 @@ from client.measure import ServerReport
 from client.outcomes import Answer, Outcome, Outcomes
 from client.results import Json
 from client.traces import Request, Trace
-from config import Config
+from config.config import Config
 from generate.forced import ForcedAcceptance
 from generate.tokenizer import load_tokenizer
 from scheduling.building import build_group, build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
+from scheduling.extensions import Group
 from scheduling.inference import Inference, Iteration, Slo
 from scheduling.policies import MODES, ORDERS, VICTIMS
 from scheduling.records import IterationRecord, Observer
@@ -37,7 +38,7 @@ from server.observers.server_stats import ServerStats
 from simulate.costs import Costs
 from simulate.disaggregated import LIMITS, fleet_of
 from simulate.fleet import Layout
-from simulate.loop import OBSERVE, PS, Arrival, Group, Loop, instant, seconds
+from simulate.loop import OBSERVE, PS, Arrival, Loop, instant, seconds
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
 from stats import times_of, timings_of

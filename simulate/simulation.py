@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from client.results import Json
 from compare.options import Options
-from config import (
-    NOT_SIMULATED,
-    Config,
-    ConfigError,
-    build,
-    flag,
-    from_environment,
-    in_todays_names,
-)
+from config.config import Config
+from config.flags import build, from_environment
+from config.left import in_todays_names
+from config.settings import NOT_SIMULATED, ConfigError, flag
 from generate.auto import resolve
 from simulate.costs import FAKE, Costs
 from simulate.fleet import Layout

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from client.results import Json
 from compare.servers import as_flag
 from compare.variants import Variant
-from config import Config, ConfigError, has_effect, meaningful
+from config.config import Config
+from config.settings import ConfigError, has_effect, meaningful
 from scheduling.policies import MODES, ORDERS
 from scheduling.routers import ON_RAY
 from simulate.simulation import Simulation

@@ -24,7 +24,8 @@ from client.trace_file import Context, TraceFile
 from client.traces import Trace
 from client.users import Users
 from client.workloads import Workload
-from config import Config, ConfigError, flag
+from config.config import Config
+from config.settings import ConfigError, flag
 from simulate.costs import Costs
 from simulate.fleet import Layout
 from simulate.jobs import Stoppable

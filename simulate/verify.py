@@ -18,7 +18,8 @@ from compare.options import Options
 from compare.program import compare
 from compare.started import Started
 from compare.variants import Variant
-from config import ConfigError, check_replicas
+from config.flags import check_replicas
+from config.settings import ConfigError
 from simulate.find import Search
 from simulate.find_page import key_of
 from simulate.simulation import Simulation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from config import MODES
+from scheduling.policies import MODES
 
 ALL = "ALL_TESTS" in os.environ  # set by tests/plugin.py for `./test.sh --all`
 

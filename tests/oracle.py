@@ -22,7 +22,7 @@ from generate.cached import CachedGenerator
 from generate.checkpoint import load_model
 from generate.forward import KernelForward
 from generate.linear import pack
-from generate.lora import AdaptedGenerator, Adapter, Adapters
+from generate.lora import AdaptedGenerator, Adapter, AdapterStore
 from generate.naive import NaiveGenerator
 from generate.norms import KernelAddNorm, fuse_norms
 from generate.sampling import ALL, Sample, _largest, _nucleus, sample, sample_on_cpu, uniforms
@@ -91,7 +91,9 @@ def engine(
     attention = attend(cache)
     generator = CachedGenerator(model, N_VOCAB, attention, sampler, MAX_TOKENS, sampled)
     if adapters:
-        store = Adapters(model, slots, MAX_TOKENS, triton=isinstance(attention, TritonAttention))
+        store = AdapterStore(
+            model, slots, MAX_TOKENS, triton=isinstance(attention, TritonAttention)
+        )
         for adapter in adapters:
             store.add(adapter)
         generator = AdaptedGenerator(store, model, N_VOCAB, attention, sampler, MAX_TOKENS)

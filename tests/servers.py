@@ -24,7 +24,7 @@ from client.outcomes import Outcome
 from client.traces import Request
 from compare.servers import server as server
 from compare.servers import wait_until_ready
-from config import free_port as free_port
+from config.config import free_port as free_port
 from scheduling.inference import Generator, Iteration
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,9 +17,9 @@ from compare.options import MEANINGLESS
 from compare.options import parse as parse_comparison
 from compare.resume import options_of
 from compare.servers import wait_until_ready
-from config import NOT_SIMULATED, flag
-from config import parse as parse_server
 from config.config import Config
+from config.flags import parse as parse_server
+from config.settings import NOT_SIMULATED, flag
 from generate.auto import resolve
 from server import launch
 from server.replicas import serve

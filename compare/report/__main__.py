@@ -10,7 +10,7 @@ from client.progress import Output
 from client.runs import RunError, load
 from client.stopping import fail
 from compare.report.report import show, write
-from config import add_flags
+from config.flags import add_flags
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ from client.wire import IN_WORDS
 from compare import calibrate
 from compare.report.tables import cell_of
 from compare.sweep import in_words
-from config import MODES, NOT_SIMULATED, varying_parts
+from config.settings import NOT_SIMULATED, varying_parts
+from scheduling.policies import MODES
 
 STATUS = re.compile(r"^(\d{3})(?= )")  # HTTP's status, at the beginning of an error
 FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run

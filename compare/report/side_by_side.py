@@ -23,7 +23,7 @@ from compare.foreign import Measured
 from compare.report import figures, sentences, tables
 from compare.report.report import distributions, document, latencies, write_files
 from compare.report.sentences import marked
-from config import in_todays_names
+from config.left import in_todays_names
 from stats import LIMITED
 
 LINES = ("-", "--", ":", "-.")  # lines of runs, in figures

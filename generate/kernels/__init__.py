@@ -81,7 +81,7 @@ class Block(ctypes.Structure):
     ]
 
 
-class Model(ctypes.Structure):
+class ModelStruct(ctypes.Structure):
     """A GPT-2 as forward.cpp takes it, with the kernels of its types."""
 
     _fields_ = [

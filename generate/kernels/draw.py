@@ -170,7 +170,7 @@ def draw_kernel(
             weight = tl.where(x >= bound, tl.exp2((x - best) * scale), 0.0).to(tl.float64)
             total = tl.sum(weight, 0)
             wanted = total * top_p
-            if top_k >= N:  # of the whole row's
+            if top_k >= N:  # the sum over the whole row
                 wanted = tl.sum(held(row, best, scale, least, N, END, CHUNK, WIDTH), 0) * top_p
             if total >= wanted:
                 if top_p < 1:
@@ -211,7 +211,7 @@ def constants(logits: Tensor, n_vocab: int) -> dict[str, int]:
         "WIDTH": TILE // CHUNKS.value,
         "SPAN": triton.next_power_of_2(chunk),
         "num_warps": WARPS,
-        "maxnreg": 128,  # of a thread, so that two programs share a multiprocessor
+        "maxnreg": 128,  # registers of a thread, so that two programs share a multiprocessor
     }
 
 

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from compare.variants import BASIC
-from config import Config, ConfigError
+from config.config import Config
+from config.settings import ConfigError
 from generate import kernels
 from generate.cached import CachedGenerator
 from generate.naive import NaiveGenerator

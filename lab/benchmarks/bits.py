@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from config import Config
+from config.config import Config
 from config.shapes import Shape
 from generate.attention import Attention, KernelAttention, TritonAttention
 from generate.checkpoint import load_model

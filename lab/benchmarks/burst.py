@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from config import Config, ConfigError
+from config.config import Config
+from config.settings import ConfigError
 from lab.benchmarks.harness import NO_HTTP, Benchmark, run
 from lab.benchmarks.offline import burst, inference
 from lab.benchmarks.workload import DRAWN, LARGEST, Prompted

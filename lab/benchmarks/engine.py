@@ -34,7 +34,8 @@ from torch import Tensor
 from client.drawing import new_figure, plain_log, save, styled
 from client.machine import processor
 from compare.report.tables import NONE, markdown
-from config import ONLY_IN, Config, ConfigError
+from config.config import Config
+from config.settings import ONLY_IN, ConfigError
 from generate import kernels
 from generate.auto import native_bfloat16
 from generate.cached import CachedGenerator

@@ -21,7 +21,9 @@ from typing import NoReturn
 from flask import Flask
 
 import app
-from config import Config, ConfigError, Parser
+from config.config import Config
+from config.flags import Parser
+from config.settings import ConfigError
 from generate.loading import load_generator
 from generate.memory import OutOfMemory
 from scheduling.inference import Generator, Iteration

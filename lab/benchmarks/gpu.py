@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 from client.machine import ROOT, command_line, processor
 from compare.report.tables import NONE, markdown
 from compare.servers import as_flag
-from config import NOT_SIMULATED, ONLY_OVER_HTTP, Config, ConfigError
-from config.settings import VOCABULARIES
+from config.config import Config
+from config.settings import NOT_SIMULATED, ONLY_OVER_HTTP, VOCABULARIES, ConfigError
 from lab.benchmarks import agreement, burst, engine
 from lab.benchmarks.harness import Benchmark, chosen_settings, run
 from lab.benchmarks.workload import LARGEST

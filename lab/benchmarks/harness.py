@@ -20,17 +20,9 @@ from client.calls import ServerError
 from client.machine import command_line, stamp
 from client.saving import write
 from client.stopping import end_as_on_ctrl_c
-from config import (
-    ONLY_OVER_HTTP,
-    Config,
-    ConfigError,
-    Parser,
-    add_settings,
-    from_environment,
-    has_effect,
-    meaningful,
-    refuse_unknown,
-)
+from config.config import Config
+from config.flags import Parser, add_settings, from_environment, refuse_unknown
+from config.settings import ONLY_OVER_HTTP, ConfigError, has_effect, meaningful
 from generate.auto import build
 from generate.kernels import KernelUnavailable
 from generate.memory import OutOfMemory

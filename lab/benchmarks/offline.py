@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from config import Config, ConfigError
+from config.config import Config
+from config.settings import ConfigError
 from generate.loading import load_generator
 from generate.weights import locate
 from lab.benchmarks.workload import LARGEST, Prompted, draw

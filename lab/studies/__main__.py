@@ -21,7 +21,8 @@ from client.arguments import folder
 from client.calls import ServerError
 from client.runs import read_json
 from client.stopping import end_as_on_ctrl_c
-from config import ConfigError, Parser
+from config.flags import Parser
+from config.settings import ConfigError
 from lab.studies import runner
 from lab.studies.study import Cases, Study
 from simulate.costs import CostsError

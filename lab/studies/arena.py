@@ -17,7 +17,7 @@ from client.summary import meet
 from client.traces import Request
 from client.workloads import Workload
 from compare.variants import parse_variants
-from config import flag, meaningful
+from config.settings import flag, meaningful
 from lab.studies import claims, league, virtual
 from lab.studies.study import Case, Cases, Study, grid
 from lab.studies.virtual import CAPACITY_SEED, Settings, while_waiting

@@ -22,7 +22,7 @@ from client.wire import Plain
 from client.workloads import Workload
 from compare.report.tables import markdown
 from compare.servers import server
-from config import Config
+from config.config import Config
 from lab.studies import virtual
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Cases, Panel, Study, Table, load_of, mean, only

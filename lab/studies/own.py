@@ -31,7 +31,7 @@ from client.saving import write
 from client.traces import Request, Trace
 from client.wire import wire
 from compare.servers import start, stop
-from config import free_port
+from config.config import free_port
 from generate.auto import build
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Cases, Study, Table, only, values

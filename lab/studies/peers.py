@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from client.calls import ServerError
-from config import ConfigError
+from config.settings import ConfigError
 from generate.auto import native_bfloat16
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Study, Table, grid

@@ -16,8 +16,8 @@ from typing import Any
 
 from client import drawing, saving
 from client.machine import ROOT, command_line, stamp
-from config import ConfigError
 from config.reading import parse, read_lines
+from config.settings import ConfigError
 from lab.studies.study import Case, Cases, Study, tables
 from lab.studies.study import figure as draw
 from simulate.jobs import as_worker

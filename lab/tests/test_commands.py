@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from config import ConfigError
+from config.settings import ConfigError
 from tests.programs import ran
 from tests.test_readme import COMMANDS
 

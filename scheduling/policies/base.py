@@ -31,7 +31,7 @@ class Limits:
     max_in_flight: int = 10**9  # requests, waiting ones too
     # decode rows alone are filled up with padding rows to the smallest of these that holds them
     decoder_batch_sizes: Sequence[int] = ()  # ascending
-    padded: str = ""  # rectangles of rows that are filled up: see `iteration.rectangles`
+    padded: str = ""  # rectangles of rows that are filled up: see `padding.rectangles`
 
     def blocks(self, tokens: int) -> int:
         """Return how many KV blocks hold so many tokens."""

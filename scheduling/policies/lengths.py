@@ -18,8 +18,8 @@ from statistics import NormalDist
 from scheduling.extensions import Extension, Group
 from scheduling.inference import Inference
 
-LONGEST = 1024  # GPT-2's context: the constant that no answer exceeds
-MOST_SIGMA = 10.0  # a log-normal error's: beyond any use, and without overflow
+LONGEST = 1024  # GPT-2's context, which no answer exceeds: the length that `constant` predicts
+MOST_SIGMA = 10.0  # largest sigma of a log-normal error: beyond any use, and without overflow
 REMEMBERED = 1024  # latest predictions, from which the edges of bins follow
 
 

@@ -23,7 +23,7 @@ from server.serving import Server
 from stats import DEFINITIONS
 
 if TYPE_CHECKING:
-    from config import Config
+    from config.config import Config
 
 NUMBER = re.compile("[0-9]{1,18}")
 

@@ -22,7 +22,7 @@ from server.api.refusals import Refused, unauthorized
 from server.api.routes import DESCRIPTION, OPEN, PAGE, PROBES, Call, Route, offered
 
 if TYPE_CHECKING:
-    from config import Config
+    from config.config import Config
 
 NAME = "{name}"  # the end of some paths
 

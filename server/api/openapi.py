@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from config import MAX_BODY_BYTES
+from config.config import MAX_BODY_BYTES
 from server.api import answers
 from server.api.messages import JSON, STREAM
 from server.api.routes import OPEN, READY, Route, offered

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from config import MAX_BODY_BYTES
+from config.config import MAX_BODY_BYTES
 from generate.tokenizer import LONGEST_TOKEN
 from scheduling.errors import ContextTooLong, InvalidRequest
 from scheduling.sampling import Sampling
@@ -25,7 +25,7 @@ from server.request import Models, Request
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-    from config import Config
+    from config.config import Config
 
 Body = TypeVar("Body", bound=BaseModel)
 Completing = TypeVar("Completing", InferenceRequest, CompletionRequest, ChatRequest)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from config import MAX_BODY_BYTES
+from config.config import MAX_BODY_BYTES
 from config.left import ROUTES as LEFT
 from scheduling import errors
 from scheduling.errors import InvalidRequest, Overloaded, ServingError

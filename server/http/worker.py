@@ -46,7 +46,7 @@ from gunicorn.http.message import Request
 from gunicorn.workers import base
 from werkzeug.datastructures import Headers
 
-from config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
+from config.config import END_S, HANDOFF, MAX_BODY_BYTES, SPARE_FILES, Config
 from scheduling.errors import Draining, ServingError
 from server.api.messages import REQUEST_ID, request_id
 from server.api.refusals import Refused, too_slow

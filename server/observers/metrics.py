@@ -29,7 +29,7 @@ from stats import DEFINITIONS, MEASURES, ROW_KINDS, times_of
 
 if TYPE_CHECKING:
     from batching import BatchingManager
-    from config import Config
+    from config.config import Config
 
 # finer below 10 ms than vLLM's: an iteration of a small model takes so little
 SECONDS = (

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
-from config import MAX_BODY_BYTES, Config
+from config.config import MAX_BODY_BYTES, Config
 from generate.tokenizer import load_tokenizer
 from scheduling import routers
 from scheduling.errors import Draining, InvalidRequest, ServingError

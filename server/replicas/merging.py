@@ -10,7 +10,7 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from config import Config
+from config.config import Config
 from server.observers.run import Run, added
 from server.replicas.replica import Report
 

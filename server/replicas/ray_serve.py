@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from config import END_S, Config
+from config.config import END_S, Config
 from server.replicas import replica
 from server.replicas.handles import Handles
 from server.replicas.ingress import create_app

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
-from config import Config
+from config.config import Config
 from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
 from scheduling.inference import Inference, TokenEvent
 from scheduling.records import IterationRecord

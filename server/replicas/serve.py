@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from config import Config, ConfigError, Parser, check_port, flag, parse
 from config.checks import beyond_memory
-from config.flags import REPLICAS, SEVERAL, add_flags, check_replicas
+from config.config import Config, check_port
+from config.flags import REPLICAS, SEVERAL, Parser, add_flags, check_replicas, parse
+from config.settings import ConfigError, flag
 from generate import auto
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate

@@ -21,7 +21,7 @@ from typing import Any
 import sortedcontainers
 
 from client.saving import write
-from config import ConfigError
+from config.settings import ConfigError
 from server.live import page
 from simulate.costs import FOLDER, Costs
 from simulate.playground import worker

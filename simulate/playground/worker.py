@@ -51,13 +51,13 @@ def answer(words: Sequence[Any], settings: Settings) -> Any:
         case "served", variant, state:
             return served(variant, state, settings)
         case "history", variant, state:
-            return Served(variant, state, settings, GRID).observer.json(variant)
+            return ServedVariant(variant, state, settings, GRID).observer.json(variant)
         case "trace", state:
             return jsonl(state)
     raise ValueError(f"{words!r} is no question")
 
 
-class Request(NamedTuple):
+class DrawnRequest(NamedTuple):
     """A request, by the fields of a line of trace.jsonl."""
 
     id: int
@@ -67,7 +67,7 @@ class Request(NamedTuple):
     seed: int
 
 
-def trace(state: State) -> list[Request]:
+def trace(state: State) -> list[DrawnRequest]:
     """Draw the requests: Poisson arrivals, and log-normal lengths with a mean and a spread
     (standard deviation / mean). A slider scales its own part of the draws.
     """
@@ -77,7 +77,7 @@ def trace(state: State) -> list[Request]:
         at += gaps.expovariate(1.0) / state["rate"]
         prompt = _length(prompts, state["prompt"], state["spread"])
         num_tokens = _length(answers, state["tokens"], state["spread"])
-        requests.append(Request(i, round(at, 9), [0] * prompt, num_tokens, i))
+        requests.append(DrawnRequest(i, round(at, 9), [0] * prompt, num_tokens, i))
     return requests
 
 
@@ -130,7 +130,7 @@ def settings_of(variant: str, state: State, settings: Settings) -> SimpleNamespa
     return SimpleNamespace(**values, max_in_flight=state["rows"] + values["max_waiting"])
 
 
-class Served:
+class ServedVariant:
     """A variant that has served the trace. Raises what a policy of the reader's does.
 
     shown: iterations of its history.
@@ -152,7 +152,7 @@ class Served:
         )
         loop.serve(self._arrivals(trace(state)), replica)
 
-    def _arrivals(self, requests: Iterable[Request]) -> Iterator[Arrival]:
+    def _arrivals(self, requests: Iterable[DrawnRequest]) -> Iterator[Arrival]:
         for request in requests:
             how, n = [Sampling(seed=request.seed)], request.num_tokens
             group = build_group(self._its, [request.prompt_ids], n, how, streamed=self._stream)
@@ -191,7 +191,7 @@ def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
     except KeyError as missing:
         return {"error": f"there is no {missing.args[0]}"}
     try:
-        run = Served(variant, state, settings)
+        run = ServedVariant(variant, state, settings)
     except Exception as error:
         return {"error": reason(error, *rules) or str(error)}
     times = base64.b64encode(run.token_times.tobytes()).decode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from config import Config
+from config.config import Config
 from scheduling.building import build_group, build_scheduler
 from scheduling.errors import Cancelled
 from scheduling.inference import Inference, Iteration

@@ -11,7 +11,7 @@ import numpy as np
 from client.machine import stamp
 from client.results import Json
 from client.runs import RunError
-from config import Config
+from config.config import Config
 from simulate.costs import Costs, Line
 from simulate.fitting import OUTLIER, Observed, fit, residuals
 from simulate.loop import PS

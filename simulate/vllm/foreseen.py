@@ -19,7 +19,7 @@ from client.results import Json, Result
 from client.runs import RunError, is_run, load
 from client.summary import distribution_of
 from compare import foreign
-from config import Config
+from config.config import Config
 from generate.auto import build
 from simulate.costs import Costs
 from simulate.loop import PS

@@ -12,7 +12,7 @@ from client.arguments import OF_WORKLOAD
 from client.runs import RunError, refuse_overwriting
 from compare.options import chosen
 from compare.variants import Variant
-from config import ConfigError
+from config.settings import ConfigError
 from simulate.vllm.foreseen import own_server
 from simulate.vllm.recording import Head
 

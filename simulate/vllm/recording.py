@@ -84,7 +84,7 @@ class Head(BaseModel):
     in_flight: list[Asked] = []
 
 
-class Step(BaseModel):
+class RecordedIteration(BaseModel):
     """An iteration; see docs/your_vllm.md."""
 
     model_config = ConfigDict(frozen=True)
@@ -107,7 +107,7 @@ class Ran(NamedTuple):
     the last one was over. answered: number of requests that it answers.
     """
 
-    step: Step
+    step: RecordedIteration
     begin: float
     iteration: Iteration
     answered: int
@@ -129,11 +129,11 @@ class Recording:
     preemptions: int | None = None  # where lines say so
     cached_tokens: int = 0  # tokens of prompts, found when their requests were admitted
     most_rows: int = 0  # rows of the largest iteration
-    busy_s: float = 0.0  # seconds of all iterations
-    row_s: float = 0.0  # the same times their rows
+    busy_s: float = 0.0  # total duration of the iterations
+    row_s: float = 0.0  # total of each iteration's duration × its rows
     is_cut: bool = False  # its last line is not whole
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[RecordedIteration]:
         """Read the iterations. Raises RunError, with the line."""
         wrong = None
         with opened(self.path) as file:
@@ -142,7 +142,7 @@ class Recording:
                 if wrong:
                     raise RunError(wrong)
                 try:
-                    yield Step.model_validate_json(line)
+                    yield RecordedIteration.model_validate_json(line)
                 except ValidationError as error:
                     what = _wrong(error)
                     wrong = f"{self.path}: line {number} is no iteration ({what}); remove it"
@@ -277,7 +277,7 @@ def read(path: Path) -> Recording:
         first, second = file.readline(), file.readline()
     try:
         head = Head.model_validate(_of_format_1(reading.parse(first)))
-    except ValueError as error:  # pydantic's too
+    except ValueError as error:  # pydantic's ValidationError is one
         raise RunError(
             f"{path}: its first line has another form ({_wrong(error)}), and this code reads "
             f"formats 1 and 2; {MAKE}"

@@ -17,7 +17,7 @@ from client.outcomes import Answer, Outcome
 from client.traces import Request, load_trace
 from client.wire import wire
 from compare.variants import parse_also
-from config import ConfigError
+from config.settings import ConfigError
 from tests.programs import output, ran
 from tests.servers import ROOT, Serve, server
 

@@ -23,7 +23,7 @@ from compare.check import CANNOT_TELL, NOT_WORSE, WORSE, Change, changes
 from compare.measuring import GivenTraces
 from compare.options import Options, parse
 from compare.resume import begin, options_of
-from config import ConfigError
+from config.settings import ConfigError
 from simulate import program
 from tests.plugin import undraw
 from tests.programs import output, ran

@@ -25,7 +25,7 @@ from client.runs import SavedRun, clear
 from compare.options import Options, parse
 from compare.report.sentences import client_limited, littles_law
 from compare.variants import Variant, parse_also
-from config import ConfigError
+from config.settings import ConfigError
 from tests.counts import nightly_but
 from tests.programs import output, ran
 from tests.servers import launched, server, wait_until

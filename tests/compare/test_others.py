@@ -21,7 +21,7 @@ from client.arguments import asked_of
 from client.calls import ServerError
 from client.machine import command_line
 from compare.options import parse, parse_runs
-from config import ConfigError
+from config.settings import ConfigError
 from tests.programs import output, ran
 from tests.servers import ROOT
 from tests.stub import Handler, Stub, stub

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from config import Config, ConfigError, parse
+from config.config import Config
+from config.flags import parse
+from config.settings import ConfigError
 from generate import auto
 
 

@@ -14,19 +14,11 @@ import pytest
 import torch
 
 from compare.options import parse as parse_comparison
-from config import (
-    HANDOFF,
-    Config,
-    ConfigError,
-    environment,
-    flag,
-    from_environment,
-    has_effect,
-    in_todays_names,
-    open_files,
-)
-from config.left import LEFT, used
-from config.settings import PARTS, varying_parts
+from config import environment, open_files
+from config.config import HANDOFF, Config
+from config.flags import from_environment
+from config.left import LEFT, in_todays_names, used
+from config.settings import PARTS, ConfigError, flag, has_effect, varying_parts
 from generate import auto, kernels
 from scheduling.building import build_scheduler
 from scheduling.extensions import ResponseOrder

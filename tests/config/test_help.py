@@ -10,8 +10,9 @@ import pytest
 
 from client import client
 from compare import options
-from config import Config, ConfigError
+from config.config import Config
 from config.flags import GROUPS
+from config.settings import ConfigError
 from server import launch
 from simulate import program
 from tests.config import serve

@@ -7,8 +7,9 @@ from itertools import combinations
 
 import pytest
 
-from config import Config, checks
+from config import checks
 from config.checks import EXCLUDED, FEATURES, Feature
+from config.config import Config
 from config.shapes import Shape
 from generate import auto
 from tests.config import parsed, refused

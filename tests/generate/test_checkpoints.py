@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from config import Config, ConfigError
+from config.config import Config
+from config.settings import ConfigError
 from config.shapes import SHAPES, shape_of
 from generate import weights
 from generate.attention import KernelAttention

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from config import ConfigError
+from config.settings import ConfigError
 from generate.auto import build
 from generate.checkpoint import load_model
 from generate.draft_model import DraftModel

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from batching import BatchingManager
-from config import Config
+from config.config import Config
 from config.shapes import Shape
 from generate import assembly, auto
 from generate.assembly import fitting_blocks

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from config import ConfigError
-from config.settings import PARTS
+from config.settings import PARTS, ConfigError
 from generate import kernels
 from generate.auto import build, warnings
 from tests.servers import ROOT

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import app
 from batching import FAILURES, BatchingManager
 from client.calls import ServerError, post
-from config import BOOT_ERROR
+from config.config import BOOT_ERROR
 from generate.auto import build
 from generate.fake import FakeGenerator
 from scheduling import user_policies

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduling.adapters import Adapters, Rule
-from scheduling.history import Line
+from scheduling.history import LeastSquares
 from scheduling.inference import Iteration
 from scheduling.policies import (
     Dynamic,
@@ -245,7 +245,7 @@ def test_adaptive_keeps_the_time_between_two_tokens_within_its_limit(counts: str
 
 
 def test_a_fit_follows_an_engine_that_grows_slow() -> None:
-    line = Line()
+    line = LeastSquares()
     for k in range(400):
         line.add(k % 8, (1 + k % 8) * (1 if k < 200 else 2))
     assert line.at(4) == pytest.approx(10, rel=0.03)

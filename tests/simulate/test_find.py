@@ -20,7 +20,7 @@ from client.progress import Progress, ProgressStep
 from client.results import Result
 from client.traces import save_trace
 from client.workloads import Workload
-from config import ConfigError
+from config.settings import ConfigError
 from generate.auto import build
 from simulate import find, program, verify
 from simulate.costs import FAKE, save

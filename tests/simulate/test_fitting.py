@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from client.traces import Request
-from config import Config
+from config.config import Config
 from generate.auto import build
 from scheduling.building import build_scheduler
 from scheduling.inference import Inference
 from simulate import PS, Loop, SimulatedReplica
 from simulate.costs import Costs, Line, load, work
 from simulate.fitting import Observed, Served, fit, observe, residuals
-from simulate.measure_costs import Segment, Traffic, at_once, turns
+from simulate.measure_costs import RandomRequests, Segment, at_once, turns
 from simulate.replica import Stretch
 from tests.programs import output, ran
 
@@ -59,7 +59,7 @@ def observed(
     config: Config, costs: Costs, slow: Callable[[], float] = lambda: 1.0
 ) -> tuple[list[Observed], list[list[Observed]]]:
     """A round of the benchmark's own traffic, and its runs in which plain requests come and go."""
-    traffic = Traffic(config, seed=1)
+    traffic = RandomRequests(config, seed=1)
     together = [(traffic.together(n), False) for n in at_once(config) for _ in range(3)]
     coming = [(traffic.other(30, rate), rate > 30) for rate in (5.0, 20.0, 40.0)]
     runs = [
@@ -89,7 +89,7 @@ def test_iterations_are_known_from_the_instants_of_admission() -> None:
 
 def test_what_does_not_go_together_is_refused() -> None:
     config = config_of()
-    traffic = Traffic(config, seed=1).together(3)
+    traffic = RandomRequests(config, seed=1).together(3)
     served, iterations = reported(config, Costs("straight", STRAIGHT), traffic)
     iterations[2][2] += 1
     with pytest.raises(ValueError, match=r"iteration 2 had .* rows .*run it again"):

@@ -20,7 +20,8 @@ from client.outcomes import Outcome
 from client.progress import Replayed
 from client.traces import Request
 from compare.report import report, side_by_side
-from config import NOT_SIMULATED, Config, ConfigError
+from config.config import Config
+from config.settings import NOT_SIMULATED, ConfigError
 from generate.auto import build
 from scheduling.policies import MODES, ORDERS
 from simulate import jobs

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.report.tables import markdown
-from config import ConfigError
+from config.settings import ConfigError
 from lab.benchmarks.faults import connections, processes
 from lab.benchmarks.faults.tools import Fault
 from lab.benchmarks.harness import Benchmark, run

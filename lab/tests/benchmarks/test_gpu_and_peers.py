@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from client.calls import ServerError
-from config import ConfigError
+from config.settings import ConfigError
 from lab.benchmarks import gpu
 from lab.studies import peers
 from tests.programs import ran

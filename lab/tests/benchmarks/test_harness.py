@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from config import ConfigError
+from config.settings import ConfigError
 from lab.benchmarks import harness
 from lab.benchmarks.faults import __main__ as faults
 from lab.benchmarks.faults.tools import Fault, Finding

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from config import ConfigError
 from config.reading import parse
+from config.settings import ConfigError
 from lab.studies.__main__ import load, result_of
 from lab.studies.runner import FinishedRuns
 from tests.config import test_reading as product

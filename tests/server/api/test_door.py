@@ -18,7 +18,8 @@ from client import client as client_py
 from client.calls import ServerError, get
 from client.machine import command_line
 from compare.options import parse as compared
-from config import HANDOFF, Config, ConfigError
+from config.config import HANDOFF, Config
+from config.settings import ConfigError
 from generate.auto import build
 from server.api.routes import ROUTES
 from tests.programs import ran

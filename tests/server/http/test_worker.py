@@ -28,7 +28,8 @@ from client.addresses import server_url
 from client.calls import get
 from client.load import replay
 from compare.servers import wait_until_ready
-from config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, ConfigError, check_port
+from config.config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, check_port
+from config.settings import ConfigError
 from generate.auto import build
 from tests.servers import (
     PATIENCE_S,

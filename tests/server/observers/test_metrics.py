@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from client.calls import get, post
 from client.load import replay
 from client.workloads import Workload
-from config import MODES
 from scheduling.inference import Inference
+from scheduling.policies import MODES
 from stats import IN_RESULTS
 from tests.counts import SOME_MODES, nightly_but
 from tests.servers import ROOT, ClientOf, scrape, server, wait_until

@@ -21,7 +21,7 @@ from werkzeug.serving import make_server
 
 from client.calls import get_text, post
 from compare.servers import wait_until_ready
-from config import from_environment
+from config.flags import from_environment
 from generate.auto import build
 from server.api.door import check_host
 from server.api.routes import ROUTES

@@ -21,8 +21,8 @@ from client.wire import Plain
 from compare import deployments, options
 from compare.deployments import Deployed, added_over_time
 from compare.report import sentences
-from config import ConfigError
-from config import parse as build_from
+from config.flags import parse as build_from
+from config.settings import ConfigError
 from generate import auto
 from generate.auto import build
 from server.api.messages import Answer

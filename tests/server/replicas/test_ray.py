@@ -24,7 +24,7 @@ import pytest
 from client.calls import ServerError, get, post
 from compare import servers
 from compare.servers import Launched
-from config import ConfigError
+from config.settings import ConfigError
 from scheduling import routers
 from scheduling.routers import ON_RAY, PrefixAffinity
 from server.replicas import serve
