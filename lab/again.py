@@ -43,7 +43,8 @@ def made(name: str) -> Made:
     """
     path = ROOT / name.removesuffix(".gz")
     if path.is_dir() and not (path := path / "summary.json").exists():  # that of a run
-        inside = {each.name.partition(".")[0] for each in path.parent.glob("*.json*")}
+        files = [*path.parent.glob("*.json*")] or path.parent.glob("*.md")
+        inside = {each.name.partition(".")[0] for each in files}
         if len(inside) != 1:
             raise LookupError(f"{name} has {len(inside)} results; name one of {sorted(inside)}")
         path = path.with_stem(inside.pop())

@@ -48,6 +48,10 @@ def test_a_folder_of_several_results_names_them() -> None:
         made("results/memory")
 
 
+def test_a_folder_without_numbers_is_known_by_its_page() -> None:
+    assert made("results/demo-model") == made("results/demo-model/evaluation")
+
+
 def test_numbers_stand_beside_each_other_those_of_seeds_as_means(tmp_path: Path) -> None:
     for name, seeds in (("old", (1.0, 3.0)), ("new", (2.0, 4.0))):
         result = {"n": 7, "date": name, "cases": [{"seeds": [{"s": s} for s in seeds]}]}
