@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import json
 import math
 import os
@@ -36,6 +37,7 @@ from scheduling.inference import Inference, Iteration, Row
 from scheduling.policies import Dynamic, NoBatching, Static
 from scheduling.sampling import Sampling
 from server.asynchronous import AsynchronousManager
+from tests.counts import nightly_but
 from tests.oracle import N_VOCAB, Guesses, Oracle, enliven, row, serve
 from tests.scheduling.test_asynchronous import served
 from tests.servers import ROOT
@@ -46,8 +48,10 @@ from triton.runtime.interpreter import interpreter_builder
 from generate.kernels import paged_attention
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("head_size", [16, 24])
+@pytest.mark.parametrize(("head_size", "dtype"), nightly_but(
+    [(16, torch.bfloat16), (24, torch.float32)],
+    itertools.product((16, 24), (torch.float32, torch.bfloat16)),
+), ids=str)  # fmt: skip
 def test_the_kernel_attends_and_stores_as_pytorch_does(dtype: torch.dtype, head_size: int) -> None:
     shape = Shape(n_layer=1, n_head=2, n_embd=2 * head_size, vocab_size=300)
     rng = torch.Generator().manual_seed(0)
@@ -259,8 +263,13 @@ class Replaying:
         return replay
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["sampler after it", "sampler in it"])
-@pytest.mark.parametrize("kind", [AsynchronousManager, BatchingManager])
+@pytest.mark.parametrize(
+    ("kind", "ours"),  # ours: the sampler is in the pass, not after it
+    nightly_but(
+        [(AsynchronousManager, True), (BatchingManager, False)],
+        itertools.product((AsynchronousManager, BatchingManager), (False, True)),
+    ),
+)
 def test_a_captured_pass_takes_sampled_ids(
     kind: type[BatchingManager], ours: bool, tiny: GPT2, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,8 @@ CASES: list[tuple[Policy, Order]] = [
     *((policy, Srpt()) for policy in DEMAND), (Dynamic(), Mlfq(mlfq_quantum=2)),
     (DEMAND[0], Mlfq(0.5, 2)),
 ]  # fmt: skip
+# each policy, and each order and victim once
+OFTEN = [*CASES[:6], (DEMAND[1], Srpt()), (Dynamic(), Prefix()), (DEMAND[0], Mlfq(0.5, 2))]
 
 
 def conversations(block_size: int = 4) -> list[Inference]:
@@ -82,7 +84,7 @@ def near(model: GPT2) -> Drafter:
 @pytest.mark.parametrize(
     "path", nightly_but(["kernels"], ["plain", "kernels", "kernels and onednn"])
 )
-@pytest.mark.parametrize(("policy", "order"), CASES, ids=str)
+@pytest.mark.parametrize(("policy", "order"), nightly_but(OFTEN, CASES), ids=str)
 def test_tokens_are_those_of_each_request_alone(
     model: GPT2, expected: list[list[int]], near: Drafter, policy: Policy, order: Order, path: str
 ) -> None:
@@ -128,8 +130,13 @@ def by_all_bits(logits: Tensor, draws: Draws, n_vocab: int) -> Tensor:
     return torch.tensor(each)
 
 
-@pytest.mark.parametrize("linear", ["kernel", "int8"])
-@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize(
+    ("processor", "linear"),
+    nightly_but(
+        [("AMX", "int8"), ("AVX512-BF16", "kernel"), ("AVX2", "kernel")],
+        itertools.product(PROCESSORS, ("kernel", "int8")),
+    ),
+)
 def test_texts_of_auto_are_the_same_in_every_mode_on_every_processor(
     model: GPT2, processor: str, linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
