@@ -23,13 +23,12 @@ from xdist.scheduler import LoadFileScheduling
 
 from app import create_app
 from batching import BatchingManager
-from client import drawing
 from client.calls import post
 from generate import kernels
 from generate.auto import build
 from generate.loading import load_generator
 from server.serving import Server
-from tests.programs import output
+from tests.programs import empty_figures
 from tests.servers import ClientOf, Serve, server, wait_until_free
 
 # on a busy machine drawing an example may take long, which says nothing of what is tested
@@ -138,15 +137,10 @@ def client_of() -> Iterator[ClientOf]:
         assert rest.waiting == rest.running == rest.blocks_used == 0, "requests or blocks are lost"
 
 
-def undraw(patch: pytest.MonkeyPatch) -> None:
-    """Reports have empty figures, whose drawing takes longer than all else."""
-    patch.setattr(drawing, "save", lambda figure, *paths: [path.touch() for path in paths])
-    patch.setattr("client.client.report", lambda run: output("compare.report", str(run.resolve())))
-
-
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    undraw(monkeypatch)
+def undrawn() -> Iterator[None]:
+    with empty_figures():
+        yield
 
 
 @pytest.fixture(scope="session")

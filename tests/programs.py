@@ -1,17 +1,27 @@
-"""The project's programs in the tests' own process, whose imports would take a new one seconds."""
+"""The project's programs in the tests' own process, whose imports would take a new one seconds.
+
+python -m tests.programs MODULE …     a program in a process of its own, whose figures are empty
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import io
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from unittest import mock
 
+from matplotlib.figure import Figure
+
+from client import drawing
+from compare.report import report
 from tests.servers import ROOT
 
 
@@ -43,3 +53,32 @@ def output(module: str, words: str, *more: str) -> str:
     done = ran(module, *shlex.split(words), *more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@contextlib.contextmanager
+def empty_figures() -> Iterator[None]:
+    """Reports have empty figures, whose making and drawing takes longer than all else."""
+    write_files = report.write_files
+
+    def write(folder: Path, text: str, drawn: Collection[str], svg: bool = False) -> None:
+        write_files(folder, text, dict.fromkeys(drawn, Figure), svg)
+
+    def save(figure: Figure, *paths: Path) -> None:
+        for path in paths:
+            path.touch()
+
+    def of_client(run: Path) -> str:
+        return output("compare.report", str(run.resolve()))
+
+    with (
+        mock.patch.object(report, "write_files", write),
+        mock.patch.object(drawing, "save", save),
+        mock.patch("client.client.report", of_client),
+    ):
+        yield
+
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    with empty_figures():
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

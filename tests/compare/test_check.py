@@ -25,8 +25,7 @@ from compare.options import Options, parse
 from compare.resume import begin, options_of
 from config.settings import ConfigError
 from simulate import program
-from tests.plugin import undraw
-from tests.programs import output, ran
+from tests.programs import empty_figures, output, ran
 from tests.servers import ROOT
 
 LATENCY, THROUGHPUT = "mean_e2el_ms", "output_throughput"
@@ -180,8 +179,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that measured its rate."""
     out = tmp_path_factory.mktemp("check") / "saved"
     words = f"--modes static,dynamic --numsamples 40 --repeats 3 --jobs 1 --out {out}"
-    with pytest.MonkeyPatch.context() as patch:
-        undraw(patch)
+    with empty_figures():
         output("simulate", f"{words} --goodput e2el:900")
     return out
 

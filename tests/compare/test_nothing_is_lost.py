@@ -27,7 +27,7 @@ from client.progress import Progress
 from client.results import OF_POINT, Point, Result
 from compare import calibrate
 from compare.measuring import Measured, Measuring
-from tests.compare.test_compare import FAKE, completed_by_a_server_of
+from tests.compare.test_compare import FAKE, are_gone, completed_by_a_server_of
 from tests.counts import nightly_but
 from tests.programs import output, ran
 from tests.servers import ROOT, launched, wait_until
@@ -60,18 +60,9 @@ def in_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         process.wait()
 
 
-def are_gone(processes: list[psutil.Process]) -> bool:
-    """None runs; a zombie waits for who started the one that was killed."""
-    for each in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if each.status() != psutil.STATUS_ZOMBIE:
-                return False
-    return True
-
-
 def test_a_closed_terminal_loses_nothing(tmp_path: Path) -> None:
     """The comparison was lost, and gunicorn kept its port and its memory."""
-    words = f"-m compare {FAKE} --modes dynamic --arrival burst --lengths fixed:400"
+    words = f"-m tests.programs compare {FAKE} --modes dynamic --arrival burst --lengths fixed:400"
     words += f" --numsamples 200 --out {tmp_path}"
     with in_a_terminal(*words.split()) as (process, terminal):
         wait_until(lambda: completed_by_a_server_of(process.pid) > 10, every_s=0.2)
@@ -85,10 +76,11 @@ def test_a_closed_terminal_loses_nothing(tmp_path: Path) -> None:
     assert "**Partial**" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_measured_before_sigkill_is_kept_and_no_server_stays(tmp_path: Path) -> None:
     """All variants of the seed were lost, and gunicorn stayed."""
-    words = f"-m compare {FAKE} --modes nobatch,dynamic --arrival burst --lengths fixed:200"
-    words += f" --numsamples 9 --max-batch-size 1 --out {tmp_path}"
+    words = f"-m tests.programs compare {FAKE} --modes nobatch,dynamic --arrival burst"
+    words += f" --lengths fixed:200 --numsamples 9 --max-batch-size 1 --out {tmp_path}"
     with launched(sys.executable, *words.split()) as process:
         wait_until((tmp_path / "summary.json").exists, every_s=0.05)
         wait_until(lambda: completed_by_a_server_of(process.pid), every_s=0.1)
@@ -315,7 +307,7 @@ def test_a_full_disk_of_what_is_printed_stops_nothing(tmp_path: Path) -> None:
     words = f"{WORDS} --modes dynamic --out {tmp_path}"
     with open("/dev/full", "w") as printed:
         done = subprocess.run(
-            [sys.executable, "-m", "simulate", *words.split()],
+            [sys.executable, "-m", "tests.programs", "simulate", *words.split()],
             cwd=ROOT, stdout=printed, stderr=subprocess.PIPE, encoding="utf-8",
         )  # fmt: skip
     assert done.stderr == "error: nothing more is printed: No space left on device\n"

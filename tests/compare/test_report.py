@@ -26,8 +26,7 @@ from compare.report import figures, report, sections, side_by_side, tables
 from stats import ROW_KINDS
 from tests.compare.test_pages import Page
 from tests.counts import examples
-from tests.plugin import undraw
-from tests.programs import output, ran
+from tests.programs import empty_figures, output, ran
 
 MODES = ["static", "dynamic"]
 DRAWN = [name for name in runs.FIGURES if name != "replicas"]  # of a run that has one all the time
@@ -40,8 +39,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "swept"
     words = f"--model fake --modes {','.join(MODES)} --sweep --seconds 0.5 --repeats 2 --out {out} "
     words += "--lengths choice:30,50 --max-batch-size 2 --numsamples 40 --arrival poisson:50"
-    with pytest.MonkeyPatch.context() as patch:
-        undraw(patch)
+    with empty_figures():
         shown = output("simulate", words)
     line = r"static at +[\d.]+ requests/s: .*; sustained"
     assert re.search(line, shown), "plain lines, for this is no terminal"

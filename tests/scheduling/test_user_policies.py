@@ -59,7 +59,9 @@ def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
 
 
 def test_it_is_compared_and_the_report_names_the_files_hash(mine: Path) -> None:
-    words = "-m simulate --variant bunches=mine.py:Bunches --numsamples 30 --out out "
+    words = (
+        "-m tests.programs simulate --variant bunches=mine.py:Bunches --numsamples 30 --out out "
+    )
     words += "--variant short='dynamic --order mine.py:ShortPromptsFirst --patience 0' "
     words += "--variant spared='dynamic --kv-reservation demand --victim mine.py:Spared'"
     done = python(words, mine.parent)
@@ -207,7 +209,7 @@ def test_one_that_leaves_ends_no_comparison_in_silence(
     """It ended with exit code 0, without a word and without what another variant had done."""
     (tmp_path / "leaving.py").write_text(LEAVING)
     words = f"--modes static,leaving.py:{name} --numsamples 9 --arrival burst --jobs {jobs}"
-    done = python(f"-m simulate {words} --out out", tmp_path)
+    done = python(f"-m tests.programs simulate {words} --out out", tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"error: {sentence}" in done.stderr
     kept = (tmp_path / "out" / "static.json").exists()

@@ -15,8 +15,7 @@ import pytest
 from client.runs import RunError
 from simulate.saved_page import beside
 from simulate.vllm.history import history as history_of
-from tests.plugin import undraw
-from tests.programs import output, ran
+from tests.programs import empty_figures, output, ran
 from tests.server.live.shown import computed, counted, iterations, rows_of
 from tests.servers import ROOT
 
@@ -25,8 +24,7 @@ SMALL = "--modes static,dynamic --numsamples 30 --arrival poisson:60"
 
 @pytest.fixture(scope="module", autouse=True)
 def undrawn_figures() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        undraw(patch)
+    with empty_figures():
         yield
 
 

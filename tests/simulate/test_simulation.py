@@ -29,8 +29,7 @@ from simulate.costs import FAKE, Costs, load, save
 from simulate.program import parse
 from simulate.server import SimulatedServer
 from simulate.simulation import ENGINE
-from tests.plugin import undraw
-from tests.programs import output, ran
+from tests.programs import empty_figures, output, ran
 
 SMALL = "--numsamples 40 --lengths uniform:1:40 --modes static,dynamic"
 ONE = Request(id=0, at=0.0, prompt_ids=[1] * 10, num_tokens=10)
@@ -85,8 +84,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def simulated(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Path:
     """A run by these costs, with a sweep, as ./simulate.sh leaves it."""
     out = tmp_path_factory.mktemp("runs") / "simulated"
-    with pytest.MonkeyPatch.context() as patch:
-        undraw(patch)
+    with empty_figures():
         words = f"{SMALL} --max-batch-size 4 --arrival poisson:50 --sweep --seconds 0.5"
         shown = output("simulate", f"{words} --costs {elsewhere} --out {out}")
     assert "variant" in shown and "(simulated)" in shown and "Little's law: " in shown
