@@ -10,6 +10,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -56,9 +57,13 @@ def file_of(name: str) -> Path | None:
     return MODULES.get(name)
 
 
-ARROWS = {
-    file: {other for name in imported(file) if (other := file_of(name))} - {file} for file in FILES
-}
+@cache
+def arrows() -> dict[Path, set[Path]]:
+    """Return what each file imports. Every worker loads this module, and one needs them."""
+    return {
+        file: {other for name in imported(file) if (other := file_of(name))} - {file}
+        for file in FILES
+    }
 
 
 def room_of(file: Path) -> str:
@@ -69,7 +74,7 @@ def test_every_file_is_in_a_room_and_imports_rooms_below_its_own_alone() -> None
     assert {room_of(file) for file in FILES} == set(FLOORS)
     assert [
         f"{file} imports {other}"
-        for file, others in ARROWS.items()
+        for file, others in arrows().items()
         for other in others
         if FLOORS.index(room_of(other)) > FLOORS.index(room_of(file))
     ] == []
@@ -84,9 +89,9 @@ def test_no_test_of_the_product_imports_the_laboratory() -> None:
 
 def test_no_files_and_no_folders_import_each_other() -> None:
     """A folder and one inside it are one."""
-    [*TopologicalSorter(ARROWS).static_order()]  # raises CycleError
+    [*TopologicalSorter(arrows()).static_order()]  # raises CycleError
     folders: dict[Path, set[Path]] = {}
-    for file, others in ARROWS.items():
+    for file, others in arrows().items():
         for a, b in ((file.parent, other.parent) for other in others):
             if Path() not in (a, b) and not a.is_relative_to(b) and not b.is_relative_to(a):
                 folders.setdefault(a, set()).add(b)

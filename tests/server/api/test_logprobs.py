@@ -23,6 +23,7 @@ from scheduling.policies import Dynamic, NoBatching, Policy
 from scheduling.sampling import Sampling, Score, Scores
 from server.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from server.api.logprobs import Logprobs
+from tests.counts import nightly_but
 from tests.oracle import N_VOCAB, POLICIES, SHAPE, Guesses, engine, enliven, serve, workload
 from tests.servers import ClientOf, events
 
@@ -67,7 +68,9 @@ def check(model: GPT2, inferences: list[Inference]) -> None:
             assert [row[id_].item() for id_, _ in score.top] == pytest.approx(values, abs=1e-3)
 
 
-@pytest.mark.parametrize("path", ["plain", "kernels in one call"])
+@pytest.mark.parametrize(
+    "path", nightly_but(["kernels in one call"], ["plain", "kernels in one call"])
+)
 def test_scores_are_log_softmaxes(model: GPT2, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate.scoring, "PASS", 7)  # smaller than prompts and than their chunks
     expected = serve(NoBatching(), NaiveGenerator(model, N_VOCAB), workload(12, SAMPLED))

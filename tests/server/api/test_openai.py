@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 from flask.testing import FlaskClient
-from openai import OpenAI
 
 from server.api.answers import Completion, CompletionChunk
 from tests.servers import ClientOf, Serve, Spelling, events
@@ -158,11 +156,13 @@ PROMPT = "If the file"
 
 
 def test_the_official_client_completes_streams_chats_and_sees_errors(shared_server: Serve) -> None:
+    import openai  # takes each worker a second, and one needs it
+
     ask: dict[str, Any] = {"model": "fake", "prompt": PROMPT, "max_tokens": 20, "seed": 1}
     messages: list[Any] = [{"role": "user", "content": PROMPT}]
     with (
         shared_server("dynamic", {"model": "fake"}) as url,
-        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         assert [model.id for model in client.models.list()] == ["fake"]
         assert client.models.retrieve("fake").id == "fake"
