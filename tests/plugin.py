@@ -138,9 +138,11 @@ def client_of() -> Iterator[ClientOf]:
 
 
 @pytest.fixture
-def undrawn() -> Iterator[None]:
-    with empty_figures():
-        yield
+def undrawn() -> Iterator[contextlib.ExitStack]:
+    """Figures are empty, until it is closed."""
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(empty_figures())
+        yield patches
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -64,8 +65,8 @@ def fewest(out: Path, words: str, traffic: str = f"{ASKED} --numsamples {ENOUGH}
 # ---- the fewest replicas
 
 
-def test_the_fewest_that_keep_up_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # a figure is drawn
+def test_the_fewest_that_keep_up_are_found(tmp_path: Path, undrawn: contextlib.ExitStack) -> None:
+    undrawn.close()  # a figure is drawn
     n, tried, _ = fewest(tmp_path, "--slo e2el:1000 --attainment 0.95 --repeats 4")
     assert n in (2, 3) and not tried[n]["misses"] and tried[n - 1]["misses"]
     page = (tmp_path / "find.md").read_text()
