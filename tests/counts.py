@@ -28,15 +28,17 @@ def examples(n: int) -> Callable[[Any], Any]:
     return decorate
 
 
+def nightly(*parameters: Any) -> Any:
+    """Return a case of a test, which --all alone tries."""
+    return pytest.param(*parameters, marks=pytest.mark.nightly)
+
+
 def nightly_but(kept: Collection[Any], every: Iterable[Any]) -> list[Any]:
     """Parameters of a test, of which `./test.sh` tries those that are kept, and --all every one."""
-
-    def nightly(each: Any) -> Any:
-        return pytest.param(
-            *(each if isinstance(each, tuple) else [each]), marks=pytest.mark.nightly
-        )
-
-    return [each if each in kept else nightly(each) for each in every]
+    return [
+        each if each in kept else nightly(*(each if isinstance(each, tuple) else [each]))
+        for each in every
+    ]
 
 
 SOME_MODES = nightly_but(("static", "dynamic"), MODES)

@@ -16,6 +16,7 @@ from scheduling import user_policies
 from scheduling.policies import Dynamic
 from server.observers.recording import VERSION
 from simulate.replay import ReplayError, replay
+from tests.counts import nightly
 from tests.programs import output, ran
 from tests.scheduling.test_failing_policies import FAULTS
 from tests.servers import ROOT, started
@@ -119,7 +120,7 @@ def test_it_is_held_to_the_contract(mine: Path) -> None:
 
 @pytest.mark.parametrize(("name", "sentence"), [
     ("Impossible", "is impossible: no inference has two rows\n"),
-    ("Leaves", "faults.py:Leaves failed: SystemExit: 0 (faults.py, line"),
+    nightly("Leaves", "faults.py:Leaves failed: SystemExit: 0 (faults.py, line"),
 ])  # fmt: skip
 def test_the_contract_says_what_is_violated_with_the_smallest_schedule(
     name: str, sentence: str, tmp_path: Path
@@ -132,7 +133,7 @@ def test_the_contract_says_what_is_violated_with_the_smallest_schedule(
 
 
 @pytest.mark.parametrize(("choice", "sentence"), [
-    ("None", "chose None; it returns one of the rows"),
+    nightly("None", "chose None; it returns one of the rows"),
     ("rows[next(turns) % 2 - 1]", "asked twice about the same rows, it chooses two of them"),
 ])  # fmt: skip
 def test_a_victim_is_one_of_the_rows_and_always_the_same(
@@ -199,8 +200,9 @@ class Remembers(Dynamic):
 
 @pytest.mark.parametrize(("name", "jobs", "sentence"), [
     ("Leaves", 1, "leaving.py:Leaves failed: SystemExit: 0 (leaving.py, line 7)"),
-    ("Remembers", 2, "leaving.py:Remembers failed: SystemExit: 0 (leaving.py, line 16)"),
-    ("Interrupts", 2, "leaving.py:Interrupts failed: KeyboardInterrupt (leaving.py, line 10)"),
+    nightly("Remembers", 2, "leaving.py:Remembers failed: SystemExit: 0 (leaving.py, line 16)"),
+    nightly("Interrupts", 2,
+            "leaving.py:Interrupts failed: KeyboardInterrupt (leaving.py, line 10)"),
     ("Vanishes", 2, "a process of --jobs ended at once, by os._exit in leaving.py:Vanishes or for"),
 ])  # fmt: skip
 def test_one_that_leaves_ends_no_comparison_in_silence(
