@@ -77,6 +77,10 @@ class Shape:
         read = self.parameters - self.n_ctx * self.n_embd
         return read * DTYPE_BYTES[weights] + rows * context * self.kv_bytes_per_token(kv_dtype)
 
+    def head_bytes(self, weights: str) -> int:
+        """Return the bytes of the LM head's weights."""
+        return self.vocab_size * self.n_embd * DTYPE_BYTES[weights]
+
     def step_flops(self, rows: int, context: int) -> int:
         """Return its floating-point operations: two a weight and row, two an element of the KV."""
         head = self.vocab_size * self.n_embd

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 from config import environment  # noqa: F401 - where a package is missing
 from scheduling.inference import Drafter, Iteration
 from scheduling.scheduler import Scheduler
-from simulate.costs import CostFunction, Line
+from simulate.costs import CostFunction
 from simulate.loop import PS, Arrival, Loop, instant, seconds
 from simulate.replica import SimulatedReplica, any_ids, ignore
 
@@ -53,6 +53,6 @@ def drive(
     their stamps and tokens afterwards, and those of a refused group the refusal as `error`. Raises
     RuntimeError if work is left that no event continues.
     """
-    loop, costs = Loop(), CostFunction("given", Line(0), cost_s=cost_s)
+    loop, costs = Loop(), CostFunction("given", {}, cost_s=cost_s)
     replica = SimulatedReplica(loop, scheduler, costs, generate, drafter, planned)
     return loop.serve(arrivals, replica)

@@ -4,19 +4,23 @@ its engine computes one, as `server.asynchronous.AsynchronousManager` does.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 from scheduling.asynchronous import without_ended
 from scheduling.errors import ServingError
+from scheduling.extensions import Group
 from scheduling.inference import Inference, Iteration
+from simulate.jump import apply_repeated, cannot_join, repeats
 from simulate.loop import END, PS, not_before
 from simulate.replica import SimulatedReplica, Stretch
 
 
 class AsynchronousReplica(SimulatedReplica):
     """A replica of which an iteration takes the longer of two times and not their sum: that of the
-    engine, and that of the thread which answers, plans and launches. It computes one iteration at a
-    time, without jumps.
+    engine, and that of the thread which answers, plans and launches. It jumps where the host takes
+    no time: all iterations of a stretch but the last one are applied when that one begins, and what
+    arrives before is in the plan after it.
 
     An iteration is applied when the one before has ended, with the time at which it will end. Stop
     strings, which a replayed trace has, are then known at once: no row is wasted as on a server.
@@ -25,7 +29,10 @@ class AsynchronousReplica(SimulatedReplica):
     def __init__(self, *args: Any, **settings: Any):
         self._answered: list[Inference] = []  # with the iteration that is computed now
         self._following: Stretch | None = None  # launched beside it
-        super().__init__(*args, **settings | {"jump": False})
+        super().__init__(*args, **settings)
+        costs = self.costs
+        if costs.gap or costs.gap_row or costs.gap_stream or costs.gap_stream_row:
+            self._jump = False
 
     @property
     def has_work(self) -> bool:
@@ -56,22 +63,93 @@ class AsynchronousReplica(SimulatedReplica):
         if computes and self._following is None and self._planned_at != self._loop.now:
             self._land_next()  # nothing can be launched before
 
+    @property
+    def remaining_tokens(self) -> int:
+        stretch, rest = self._stretch, super().remaining_tokens
+        if stretch is not None and stretch.n > 1:  # what is computed now is applied, without jumps
+            ended = stretch.ended_by(self._loop.now)
+            rest -= stretch.tokens(ended + 1) - stretch.tokens(ended)
+        return rest
+
+    def _enqueue(self, group: Group) -> None:
+        stretch = self._stretch
+        if stretch is not None and stretch.n > 1:
+            k = stretch.ended_by(self._loop.now)
+            if k and stretch.begins(k) == self._loop.now:  # what ends now has ended before it
+                self._stretch = stretch._replace(n=k + 1)
+                if self._next is not None:
+                    self._next.cancel()
+                self._leap()
+        super()._enqueue(group)
+        if self._following is not None and not cannot_join(self.scheduler):
+            self._following = self._following._replace(n=1)
+
     def _begin(self, iteration: Iteration) -> None:
         now, before = self._loop.now, self._stretch
         begun = now if before is None else max(now, before.end(0))
-        launched = Stretch(iteration, begun, self.costs.of(iteration), 0, 0, 0, 1)
+        n = repeats(self.scheduler, iteration) if self._jump else 1
+        more = self.costs.following(iteration) if n > 1 else (0, 0)
+        launched = Stretch(iteration, begun, self.costs.of(iteration), *more, 0, n)
         if before is None:
             self._compute(launched)
-            self._plan_at(now + self.costs.between(iteration, 0))
+            self._plan_next(now + self.costs.between(iteration, 0))
         else:
             self._following = launched
             self._land_next()
 
     def _compute(self, stretch: Stretch) -> None:
+        """Begin to compute. A single iteration is applied at once, with the time of its end."""
         iteration = without_ended(stretch.iteration)
-        self._stretch = stretch._replace(iteration=iteration)
+        if stretch.n > 1 and iteration == stretch.iteration:
+            self._stretch, self._answered = stretch, []
+            deadline = self.scheduler.next_deadline()
+            self._cut(stretch.end(stretch.n) if deadline is None else not_before(deadline))
+            return
+        self._stretch = stretch = stretch._replace(iteration=iteration, n=1)
         ids, end = self._generate(iteration), stretch.end(0) / PS
         self._answered = self.scheduler.apply(iteration, ids, end)
+
+    def _plan_next(self, at: int) -> None:
+        """Plan what follows on the iteration that is computed now, unless it is one of many."""
+        if self._stretch is not None and self._stretch.n > 1:
+            return
+        if self.scheduler.has_work:
+            self._plan_at(at)
+        elif self._stretch is not None:
+            self._land_next()
+
+    def _cut(self, instant: int) -> None:
+        """Compute of the stretch those iterations that begin before an instant, and the one that is
+        planned by then.
+        """
+        stretch = self._stretch
+        assert stretch is not None
+        last = max(instant, self._loop.now) - 1  # those that begin later are left out
+        begun = bisect_right(range(stretch.n), last, key=stretch.begins)
+        n = min(stretch.n, begun + 1)
+        self._stretch = stretch._replace(n=n)
+        if self._next is not None:
+            self._next.cancel()
+        at = max(self._loop.now, stretch.begins(n - 1))
+        self._next = self._loop.at(at, END, self._leap)
+
+    def _leap(self) -> None:
+        """Apply all iterations of the stretch but the last, which begins now."""
+        stretch = self._stretch
+        assert stretch is not None
+        self._next = None
+        done = stretch._replace(n=stretch.n - 1)
+        if done.n:
+            times = [end / PS for end in done.ends()]
+            ids = self._generate(stretch.iteration)
+            apply_repeated(self.scheduler, stretch.iteration, ids, times)
+            self._computed(done)
+            self._free_at = self._loop.now
+            self._stretch = None
+            self._expire()
+        last = stretch.iteration._replace(rows=stretch.rows(stretch.n - 1))
+        self._compute(Stretch(last, self._loop.now, self.costs.of(last), 0, 0, 0, 1))
+        self._plan_next(self._loop.now)
 
     def _land_next(self) -> None:
         """End the iteration that is computed now as soon as it has ended."""
@@ -92,7 +170,4 @@ class AsynchronousReplica(SimulatedReplica):
         self._expire()
         if following is not None:
             self._compute(following)
-        if self.scheduler.has_work:
-            self._plan_at(self._loop.now)
-        elif self._stretch is not None:
-            self._land_next()
+        self._plan_next(self._loop.now)

@@ -1,18 +1,19 @@
-"""Costs of an iteration: a straight line in what it computes, and the time that is lost around it.
+"""Costs of an iteration: the products of its tokens, its rows with what they attend, its chunks of
+prompts; and the time that is lost around it.
 
 Times are whole picoseconds: sums are exact, so that iterations take as long together as one by one.
-`python -m simulate.measure_costs` fits a line to the machine at hand; the form is Vidur's
-(Agrawal et al., MLSys 2024, section 4) with the whole forward pass as one operator. Knows neither
-torch nor numpy.
+The form is Vidur's (Agrawal et al., MLSys 2024, section 4) with three operators. `simulate.kernels`
+makes the costs of GPUs that are not here. `python -m simulate.measure_costs` fits those of rows and
+prompts to the machine at hand, with their products in them. Knows neither torch nor numpy.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from scheduling.inference import Iteration
 from simulate import roofline
 from simulate.loop import PS
 
+KERNELS = "kernels:"  # before a GPU and a model, whose costs `simulate.kernels` makes
 MOST_S = 10**9  # beyond it, a simulation never ends
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
 
@@ -31,10 +33,10 @@ class CostsError(Exception):
 
 
 class Work(NamedTuple):
-    """Amounts that an iteration computes, one for each term of a `Line`."""
+    """Amounts that an iteration computes."""
 
-    iteration: int
-    row: int  # rows of all kinds, padding too; a draft token counts as a row
+    rows: int  # of all kinds, padding too; a draft token counts as a row
+    tokens: int  # of all rows
     context: int  # positions that decode rows, their draft tokens and idle rows attend
     prefill: int  # tokens of chunks of prompts
     chunk_context: int  # positions that these attend: n tokens from s on, n·s + n(n + 1)/2
@@ -42,7 +44,7 @@ class Work(NamedTuple):
 
 def work(iteration: Iteration) -> Work:
     """Count what an iteration computes."""
-    context = prefill = chunk_context = n_drafts = 0
+    context = prefill = chunks = chunk_context = n_drafts = 0
     for inference, start, n, _, samples, idle, _, drafts in iteration.rows:
         if idle or (samples and n == 1 and start >= len(inference.prompt_ids)):  # `row.decodes`
             context += start + 1
@@ -52,10 +54,11 @@ def work(iteration: Iteration) -> Work:
             n_drafts += n - 1
             context += attended
         else:
+            chunks += 1
             prefill += n
             chunk_context += attended
     rows = len(iteration.rows) + iteration.padding + n_drafts
-    return Work(1, rows, context, prefill, chunk_context)
+    return Work(rows, rows - chunks + prefill, context, prefill, chunk_context)
 
 
 def streams(iteration: Iteration) -> int:
@@ -65,36 +68,57 @@ def streams(iteration: Iteration) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Picoseconds of each unit of `Work`, none below 0."""
+    """Picoseconds of an iteration and of each unit of its `Work`, none below 0."""
 
-    iteration: int
-    row: int = 0
+    iteration: int = 0
     context: int = 0
     prefill: int = 0
     chunk_context: int = 0
 
     def of(self, work: Work) -> int:
         attended = self.context * work.context + self.chunk_context * work.chunk_context
-        return self.iteration + self.row * work.row + self.prefill * work.prefill + attended
+        return self.iteration + self.prefill * work.prefill + attended
 
     def slower(self, factor: float) -> Line:
         return Line(*(round(factor * value) for value in astuple(self)))
+
+
+class Table(dict[int, Line]):
+    """The line of each number. Between two given numbers lies their interpolation, and outside them
+    the straight line through the nearest two; one given number holds for all.
+    """
+
+    def __init__(self, given: Mapping[int, Line]):
+        super().__init__(given)
+        self._numbers = sorted(given)
+
+    def __missing__(self, n: int) -> Line:
+        numbers = self._numbers
+        k = min(max(1, bisect_left(numbers, n)), len(numbers) - 1)
+        few, many = numbers[k - 1], numbers[k]
+        if few == many:
+            return self[few]
+        terms = zip(astuple(self[few]), astuple(self[many]))
+        line = Line(*(max(0, a + (b - a) * (n - few) // (many - few)) for a, b in terms))
+        self[n] = line
+        return line
 
 
 @dataclass(frozen=True)
 class Costs:
     """Costs of serving on one machine with one engine, in picoseconds.
 
-    decode: lines of iterations of decode rows alone, by the number of rows and padding. They do not
-    lie on one line: a CPU's kernels work in tiles, a GPU has a graph for each decoder batch size.
-    Between two numbers of rows lies their interpolation, and outside them holds `line`. prompts:
-    the time that chunks of prompts add to that of their iteration's rows, all taken as decode rows;
-    None: `line` holds for iterations with prompts. source: hardware, commit, date, the engine's
-    config and residuals, of costs that were fitted; `estimate` of those that were not, in words.
+    decode: the line of an iteration's rows, by their number: their attention, and all else that is
+    not in `products`. Lines of several numbers do not lie on one line: a CPU's kernels work in
+    tiles, a GPU has a graph for each decoder batch size. prompts: the time that chunks of prompts
+    add to that of their iteration's rows, all taken as decode rows. products: times of the products
+    of weights and tokens, by the number of tokens; empty where decode and prompts hold them.
+    source: hardware, commit, date, the engine's config and residuals, of costs that were fitted;
+    `estimate` of those that were not, in words.
     """
 
     name: str
-    line: Line
+    decode: Mapping[int, Line]
     gap: int = 0  # from an iteration's end to the beginning of the next one, while there is work
     gap_row: int = 0  # for each of its rows
     gap_answer: int = 0  # for each request that it answers: turns of its HTTP thread
@@ -105,12 +129,27 @@ class Costs:
     answer: int = 0  # from the answer at the server to its arrival at the client
     request_turn: int = 0  # between the arrivals of requests that are sent at once
     answer_turn: int = 0  # between their answers
-    decode: Mapping[int, Line] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     load: int = 0  # for each adapter that is loaded before an iteration
     adapter_token: int = 0  # for each token of a row with an adapter
-    least: int = 0  # an iteration's least, beside what it attends: to read the weights
-    prompts: Line | None = None
+    prompts: Line = Line()
+    products: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def straight(
+        cls,
+        name: str,
+        iteration: int,
+        row: int = 0,
+        context: int = 0,
+        prefill: int = 0,
+        chunk_context: int = 0,
+        **others: Any,
+    ) -> Costs:
+        """Return costs that rise with each unit of `Work` by the same time."""
+        decode = {n: Line(iteration + n * row, context) for n in (0, 1)}
+        prompts = Line(0, 0, prefill, chunk_context)
+        return cls(name, decode, prompts=prompts, **others)
 
     def of(self, iteration: Iteration) -> int:
         """Return the time that an iteration takes."""
@@ -128,23 +167,23 @@ class Costs:
         An idle row computes its last position again and again.
         """
         rows, n = iteration.rows, len(iteration.rows) + iteration.padding
-        line = self._by_rows.get(n, self.line)
+        line = self._lines[n]
         context = live = 0
         if line.context:
             context = sum([start + (1 if idle else n + 1) for _, start, n, _, _, idle, *_ in rows])
             live = [row.idle for row in rows].count(False)
-        time = self.of_work(Work(1, n, context, 0, 0))
+        time = self.of_work(Work(n, n, context, 0, 0))
         if self.adapter_token:
             time += self.adapter_token * sum([bool(row.inference.adapter) for row in rows])
         return time, live * line.context
 
     def slower(self, factor: float) -> Costs:
         """Return the costs of an engine that takes so many times as long."""
-        decode = {size: line.slower(factor) for size, line in self.decode.items()}
-        others = ("load", "adapter_token", "least")
-        times = {name: round(factor * getattr(self, name)) for name in others}
-        line, prompts = self.line.slower(factor), self.prompts and self.prompts.slower(factor)
-        return replace(self, line=line, decode=decode, prompts=prompts, **times)
+        decode = {rows: line.slower(factor) for rows, line in self.decode.items()}
+        products = {tokens: round(factor * time) for tokens, time in self.products.items()}
+        times = {name: round(factor * getattr(self, name)) for name in ("load", "adapter_token")}
+        prompts = self.prompts.slower(factor)
+        return replace(self, decode=decode, products=products, prompts=prompts, **times)
 
     def scaled(self, factor: float) -> Costs:
         """Return the costs of a server so many times as slow, with the same HTTP outside it."""
@@ -177,23 +216,20 @@ class Costs:
 
     def of_work(self, amounts: Work) -> int:
         """Return the time of these amounts, without adapters and launches."""
-        if amounts.prefill and self.prompts:
-            rows = amounts._replace(prefill=0, chunk_context=0)
-            return self.of_work(rows) + self.prompts.of(amounts)
-        line = self.line if amounts.prefill else self._by_rows.get(amounts.row, self.line)
-        time = line.of(amounts)
-        if self.least:
-            time += max(0, self.least - line.of(amounts._replace(context=0, chunk_context=0)))
+        time = self._lines[amounts.rows].of(amounts)
+        if amounts.prefill:
+            time += self.prompts.of(amounts)
+        if self.products:
+            time += self._products[amounts.tokens].iteration
         return time
 
     @functools.cached_property
-    def _by_rows(self) -> Mapping[int, Line]:
-        lines = dict(self.decode)
-        for (few, least), (many, most) in pairwise(sorted(self.decode.items())):
-            for n in range(few + 1, many):
-                terms = zip(astuple(least), astuple(most))
-                lines[n] = Line(*(a + (b - a) * (n - few) // (many - few) for a, b in terms))
-        return lines
+    def _lines(self) -> Table:
+        return Table(self.decode)
+
+    @functools.cached_property
+    def _products(self) -> Table:
+        return Table({tokens: Line(time) for tokens, time in self.products.items()})
 
 
 @dataclass(frozen=True)
@@ -207,8 +243,8 @@ class CostFunction(Costs):
 
 
 _OF_FAKE = {"iteration": fake.ITERATION_S, "row": fake.ROW_S, "prefill": fake.PREFILL_TOKEN_S}
-FAKE = Costs("fake", Line(**{term: round(s * PS) for term, s in _OF_FAKE.items()}))
-SECOND = Costs("second", Line(iteration=PS))  # an iteration per second, as in worked examples
+FAKE = Costs.straight("fake", **{term: round(s * PS) for term, s in _OF_FAKE.items()})
+SECOND = Costs.straight("second", PS)  # an iteration per second, as in worked examples
 STATED = {costs.name: costs for costs in (FAKE, SECOND)}
 _TIMES = [term.name for term in fields(Costs) if term.type == "int"]
 HTTP = ("request", "answer", "request_turn", "answer_turn")  # between client and server
@@ -220,10 +256,10 @@ def save(costs: Costs, path: Path) -> None:
 
     values: dict[str, Any] = {
         "unit": "picoseconds",
-        "line": asdict(costs.line),
-        "decode": {str(size): asdict(line) for size, line in costs.decode.items()},
-        "prompts": asdict(costs.prompts) if costs.prompts else None,
-        **{name: getattr(costs, name) for name in _TIMES},
+        "products": {str(tokens): time for tokens, time in costs.products.items()},
+        "decode": {str(rows): _terms(line) for rows, line in costs.decode.items()},
+        "prompts": _terms(costs.prompts),
+        **{name: time for name in _TIMES if (time := getattr(costs, name))},
     }
     save_json(path, values | dict(costs.source))
 
@@ -236,18 +272,17 @@ def load(name: str | Path) -> Costs:
         return STATED[str(name)]
     if str(name).startswith(roofline.PREFIX):
         return _estimated(str(name))
+    if str(name).startswith(KERNELS):
+        from simulate import kernels  # it loads numpy
+
+        try:
+            return _read(str(name), kernels.values(str(name)))
+        except ValueError as error:
+            raise CostsError(str(error)) from None
     path = Path(name) if str(name).endswith(".json") else FOLDER / f"{name}.json"
     try:
         values = read_json(path)
-        values.pop("unit")
-        prompts = values.pop("prompts", None)
-        for left in ("noise", "beyond_few"):  # older files have them
-            values.pop(left, None)
-        line = _line(values.pop("line"))
-        decode = {int(size): _line(of) for size, of in values.pop("decode").items()}
-        times = {time: _picoseconds(values.pop(time, 0)) for time in _TIMES}
-        prompts = prompts and _line(prompts)
-        return Costs(path.stem, line, decode=decode, **times, prompts=prompts, source=values)
+        return _read(path.stem, values)
     except OSError:
         names = ", ".join([*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))])
         raise CostsError(
@@ -269,14 +304,26 @@ def _estimated(name: str) -> Costs:
         values = roofline.values(name)
     except ValueError as error:
         raise CostsError(str(error)) from None
-    around, line = load("fake-server"), _line(values.pop("line"))
-    least, name = values.pop("least"), roofline.marked(name)
-    around = replace(around, decode={}, prompts=None, least=least)
-    return replace(around, name=name, line=line, source=values)
+    around = {time: getattr(load("fake-server"), time) for time in _TIMES}
+    return _read(roofline.marked(name), values | around)
+
+
+def _read(name: str, values: dict[str, Any]) -> Costs:
+    """Return costs by what their file says. Raises what a file that is none makes it raise."""
+    values.pop("unit", None)
+    products = {int(n): _picoseconds(time) for n, time in values.pop("products").items()}
+    decode = {int(rows): _line(terms) for rows, terms in values.pop("decode").items()}
+    prompts = _line(values.pop("prompts"))
+    times = {time: _picoseconds(values.pop(time, 0)) for time in _TIMES}
+    return Costs(name, decode, prompts=prompts, products=products, **times, source=values)
+
+
+def _terms(line: Line) -> dict[str, int]:
+    return {term: value for term, value in asdict(line).items() if value}
 
 
 def _line(terms: Mapping[str, Any]) -> Line:
-    return Line(**{term.name: _picoseconds(terms[term.name]) for term in fields(Line)})
+    return Line(**{term: _picoseconds(value) for term, value in terms.items()})
 
 
 def _picoseconds(value: Any) -> int:

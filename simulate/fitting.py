@@ -23,14 +23,12 @@ from scheduling.building import build_group, build_scheduler
 from scheduling.inference import Iteration
 from simulate import PS, any_ids
 from simulate.costs import Costs, Line, streams, work
+from simulate.least_squares import OUTLIER, nonnegative, relative
 
-# An iteration that took more than twice as long as the fit, or less than half, was the machine's
-# doing; and a gap of more than STALL_S was not made by any of the server's threads.
-OUTLIER, STALL_S = 2.0, 5e-3
+STALL_S = 5e-3  # a longer gap was not made by any of the server's threads
 # A request's thread computes about so long when the request comes, and when it is answered; one
 # thread after the other, since they share an interpreter
 TURN_S = 1e-3
-FITS = 8  # each without the outliers of the one before
 LEAST = 10  # iterations of decode rows alone that give their number of rows a line of its own
 
 
@@ -141,16 +139,16 @@ def fit(
         [each for each in some if not (decode and each.decodes)] for some in (calm, observed)
     )
     others = others or noisy
-    terms = np.array([work(each.iteration) for each in others], float)
+    amounts = [work(each.iteration) for each in others]
+    terms = np.array([(1, each.rows, *each[2:]) for each in amounts], float)
     seconds = np.array([each.seconds for each in others])
-    line = Line(*_picoseconds(relative(terms, seconds)))
-    costs = Costs(name, line, decode=decode)
+    costs = Costs.straight(name, *_picoseconds(relative(terms, seconds)))
     if decode:
-        alone = [work(each.iteration)._replace(prefill=0, chunk_context=0) for each in others]
-        known = np.array([costs.of_work(each) for each in alone]) / PS
+        costs = replace(costs, decode=decode, prompts=Line())
+        known = np.array([costs.of_work(each) for each in amounts]) / PS
         added = np.column_stack([terms[:, 0], terms[:, 3:]])
         iteration, *chunks = _picoseconds(relative(added, seconds, known))
-        costs = replace(costs, prompts=Line(iteration, 0, 0, *chunks))
+        costs = replace(costs, prompts=Line(iteration, 0, *chunks))
 
     gaps = [each for each in calm if each.gap and each.gap < STALL_S and not each.answered]
     terms = _straight([each.rows for each in gaps])
@@ -216,35 +214,6 @@ def _by_rows(observed: Sequence[Observed], sizes: Sequence[int]) -> dict[int, Li
 
 def _picoseconds(seconds: np.ndarray) -> list[int]:
     return [round(each * PS) for each in seconds.tolist()]
-
-
-def relative(terms: np.ndarray, seconds: np.ndarray, known: float | np.ndarray = 0) -> np.ndarray:
-    """Coefficients, none below 0, by least squares of errors relative to what is predicted.
-
-    known: seconds of each that other costs predict. Errors relative to what was measured would
-    favour short times. Outliers are left out.
-    """
-    weights = 1 / seconds
-    for _ in range(FITS):
-        coefficients = nonnegative(terms, seconds - known, weights)
-        predicted = np.maximum(terms @ coefficients + known, 1e-9)
-        apart = seconds / predicted
-        inside = (apart < OUTLIER) & (apart > 1 / OUTLIER)
-        weights = np.where(inside, 1 / predicted, 0.0)
-    return coefficients
-
-
-def nonnegative(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted least squares, no coefficient below 0 (Lawson and Hanson); of nothing all are 0."""
-    from scipy.optimize import nnls  # it takes 0.3 s, and most simulations fit nothing
-
-    if not len(values):
-        return np.zeros(terms.shape[1])
-    weighted = terms * weights[:, None]
-    norms = np.linalg.norm(weighted, axis=0)
-    norms[norms == 0] = 1.0
-    coefficients: np.ndarray = nnls(weighted / norms, values * weights)[0]
-    return coefficients / norms
 
 
 def residuals(costs: Costs, runs: Sequence[Sequence[Observed]]) -> Json:

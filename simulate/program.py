@@ -12,6 +12,7 @@ measured.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
@@ -37,12 +38,13 @@ from config.settings import NOT_SIMULATED, ConfigError, flag
 from generate.auto import physical_cores
 from generate.tokenizer import TokenizerUnavailable
 from simulate.comparing import Simulated, in_processes
-from simulate.costs import FAKE, CostsError, load, save
+from simulate.costs import FAKE, KERNELS, Costs, CostsError, load, save
 from simulate.disaggregated import refuse
 from simulate.find import Search
 from simulate.jobs import Jobs, lost
 from simulate.layouts import REPLICAS, layout_of
 from simulate.replay import ReplayError, replay_file
+from simulate.served_model import UTILIZATION
 from simulate.simulation import ENGINE, Simulation
 from simulate.space import USUAL, command, space_of, trial_of
 from simulate.trial import ATTAINMENT, MEASURES, SEEDS, question_of
@@ -66,6 +68,11 @@ FLAGS: Flags = {
         "how long iterations take: a file of results/costs, a path that ends in .json, second (one "
         "second each), fake (as the fake engine), or an estimate for a machine that is not here, "
         "such as roofline:h100,gpt2-medium,bfloat16 (default: fake)"},
+    "--gpu-memory-utilization": {"type": float, "metavar": "SHARE", "help":
+        "with costs of a model on a GPU: the share of its memory that vLLM uses (default: "
+        f"{UTILIZATION:g})"},
+    "--tensor-parallel-size": {"type": int, "metavar": "N", "help":
+        "with costs of a model on a GPU: those of N GPUs (default: 1)"},
     "--jobs": {"type": int, "metavar": "N", "help":
         "processes that share variants, seeds and --find's traces; results are the same with any "
         "number (default: as many as this machine has cores)"},
@@ -112,11 +119,10 @@ def parse(argv: Sequence[str]) -> Simulation:
             f"measure with ./compare.sh, and show both with ./compare.sh --runs"
         )
     known = read(parser, argv)
-    try:
-        costs = load(known.costs)
-    except CostsError as error:
-        raise ConfigError(f"--costs: {error}") from None
+    costs = _costs(known)
     layout, own = layout_of(known), dict[str, Any](recording=known.replay)
+    if known.gpu_memory_utilization:
+        own["memory_utilization"] = known.gpu_memory_utilization
     if known.find is not None:
         own |= {"find": known.find or USUAL, "verify": known.verify}
         if not (known.modes or known.variant or known.vllm):
@@ -126,7 +132,7 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs = costs if "--costs" in given else of_own["own"].costs
         own |= of_own
     else:
-        compared = chosen(known)
+        compared = chosen(known, *["dynamic"] * ("served" in costs.source))
     if known.find is not None:
         usual = OWN_SEEDS if known.vllm else SEEDS
         seeds = known.repeats if "--repeats" in given else usual
@@ -157,6 +163,28 @@ def parse(argv: Sequence[str]) -> Simulation:
                 f"--router prefix needs prefix caches, and {name} has none; add --prefix-caching"
             )
     return options
+
+
+def _costs(known: argparse.Namespace) -> Costs:
+    """Return the costs that are asked for. Raises ConfigError."""
+    name, gpus = known.costs, known.tensor_parallel_size
+    try:
+        if gpus and gpus > 1:
+            name += f",tp{gpus}" if name.startswith(KERNELS) else f"-tp{gpus}"
+        costs = load(name)
+    except CostsError as error:
+        raise ConfigError(f"--costs: {error}") from None
+    share = known.gpu_memory_utilization
+    if "served" not in costs.source and (gpus or share):
+        raise ConfigError(
+            "--tensor-parallel-size and --gpu-memory-utilization belong to costs of a model on a "
+            "GPU; name one, such as --costs h100-llama-3.1-8b"
+        )
+    if gpus is not None and gpus < 1:
+        raise ConfigError("--tensor-parallel-size must be at least 1")
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError("--gpu-memory-utilization is a share above 0 and up to 1, such as 0.9")
+    return costs
 
 
 def find(options: Simulation) -> bool:

@@ -4,7 +4,8 @@ An operation takes as long as reading its bytes or as doing its arithmetic, whic
 (Williams, Waterman and Patterson, CACM 52(4), 2009). Operations follow one another, so an iteration
 takes
 
-    max(weights ÷ bandwidth, products ÷ peak)     weights are read once, for rows and prompts alike
+    max(weights ÷ bandwidth, products ÷ peak)     of the layers, for the tokens of rows and prompts
+    + max(weights ÷ bandwidth, products ÷ peak)   of the LM head, for rows alone
     + context · max(KV ÷ bandwidth, products ÷ peak)
     + products of the prompts' attention ÷ peak
     + launches · time of a launch                 of our products, norms and attention
@@ -61,14 +62,19 @@ def values(name: str) -> dict[str, Any]:
     launches = (of_layer * shape.n_layer + around) * on_gpu
     row, head = shape.step_flops(1, 0), 2 * shape.vocab_size * shape.n_embd
     attended = shape.step_flops(1, 1) - row  # by a token, of one position
+    read, head_read = shape.step_bytes(0, 0, dtype, dtype), shape.head_bytes(dtype)
     launched = launches * LAUNCH_S
-    seconds = {
-        "iteration": launched,
-        "row": row / peak,
-        "context": max(shape.kv_bytes_per_token(dtype) / bandwidth, attended / peak),
-        "prefill": (row - head) / peak,
-        "chunk_context": attended / peak,
-    }
+
+    def products(n_bytes: int, flops: int, around: float = 0.0) -> dict[int, float]:
+        """Seconds by the number of tokens: level up to where arithmetic takes as long as bytes."""
+        level = n_bytes / bandwidth
+        knee = max(1, math.floor(level * peak / flops))
+        counts = {1, knee, knee + 1, 2 * knee + 2}
+        return {n: around + max(level, n * flops / peak) for n in counts}
+
+    context = max(shape.kv_bytes_per_token(dtype) / bandwidth, attended / peak)
+    rows = products(head_read, head, launched)
+    of_layers = products(read - head_read, row - head)
     config: dict[str, Any] = {"model": model, "dtype": dtype, "weights": "random"}
     config |= {"tokenizer": "bytes", "device": "cpu", "kv_cache": "4GB"}
     if on_gpu:
@@ -77,13 +83,20 @@ def values(name: str) -> dict[str, Any]:
         config |= {"max_batch_size": 256, "token_budget": 2048}
     range_percent = [100 * (REACHED / share - 1) for share in (MOST, REACHED, FEWEST)]
     return {
-        "line": {term: round(value * PS) for term, value in seconds.items()},
-        "least": round((launched + shape.step_bytes(0, 0, dtype, dtype) / bandwidth) * PS),
+        "products": {str(n): _ps(time) for n, time in of_layers.items()},
+        "decode": {
+            str(n): {"iteration": _ps(time), "context": _ps(context)} for n, time in rows.items()
+        },
+        "prompts": {"chunk_context": _ps(attended / peak)},
         "estimate": f"{REACHED:.0%} (from {FEWEST:.0%} to {MOST:.0%}) of {device.gb_per_s:,g} GB/s "
         f"and {tflops:,g} TFLOP/s" + f", {launches} launches of {1e6 * LAUNCH_S:g} µs" * on_gpu,
         "residuals": {"held_out": {"of_runs_percent": range_percent}},  # as uncertain for --find
         "config": config,
     }
+
+
+def _ps(seconds: float) -> int:
+    return round(seconds * PS)
 
 
 def marked(name: str) -> str:

@@ -17,6 +17,7 @@ from config.settings import NOT_SIMULATED, ConfigError, flag
 from generate.auto import resolve
 from simulate.costs import FAKE, Costs
 from simulate.fleet import Layout
+from simulate.served_model import UTILIZATION, ServedModel
 from simulate.trial import Question
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ class Simulation(Options):
     replays: bool = False  # the requests that it served
     costs_file: Path | None = None  # given by --save-costs
     recording: str | None = None  # given by --replay
+    memory_utilization: float = UTILIZATION  # share of a GPU's memory
+
+    @property
+    def served(self) -> ServedModel | None:
+        """The model on GPUs that costs of kernels are of."""
+        served = self.costs.source.get("served")
+        return ServedModel(**served) if served else None
 
     @property
     def model(self) -> str:
@@ -75,6 +83,8 @@ class Simulation(Options):
             whole = {k: v for k, v in in_todays_names(measured).items() if k != "mode"}
             if self.own:
                 whole |= {k: v for k, v in self.own.settings.items() if k not in engine}
+            if self.served:
+                whole |= self.served.fill_in(whole | own, self.memory_utilization)
             return whole | own if costs.source else resolve(whole | own)
 
         mode = self.variants[name].mode
@@ -89,4 +99,7 @@ class Simulation(Options):
                 f"--draft {config.draft} looks at texts, and virtual time has none; say how many "
                 "draft tokens are accepted, as --draft acceptance:0.7 does"
             )
+        if self.served and "ahead" not in flags:
+            # in virtual time any policy can be planned ahead, so that variants differ in it alone
+            config = config.model_copy(update={"ahead": True})
         return config

@@ -13,7 +13,8 @@ from client.results import Json
 from client.runs import RunError
 from config.config import Config
 from simulate.costs import Costs, Line
-from simulate.fitting import OUTLIER, Observed, fit, residuals
+from simulate.fitting import Observed, fit, residuals
+from simulate.least_squares import OUTLIER
 from simulate.loop import PS
 from simulate.vllm.recording import LEAST_S, Recording
 

@@ -24,7 +24,7 @@ from scheduling.sampling import Sampling, Scores
 from server.asynchronous import AsynchronousManager
 from simulate import PS, Loop
 from simulate.asynchronous import AsynchronousReplica
-from simulate.costs import Costs, Line
+from simulate.costs import Costs
 from simulate.loop import END
 from simulate.replica import Stretch
 from tests.oracle import MAX_TOKENS, N_VOCAB, engine, workload
@@ -408,7 +408,7 @@ def test_requests_end_in_the_middle_of_an_iteration() -> None:
 @pytest.mark.parametrize(("engine_ms", "host_ms"), [(10, 3), (3, 10)])
 def test_virtual_time_has_the_same_iterations(engine_ms: int, host_ms: int) -> None:
     ms = PS // 1000
-    costs = Costs("stated", Line(iteration=engine_ms * ms), gap=host_ms * ms)
+    costs = Costs.straight("stated", engine_ms * ms, gap=host_ms * ms)
     iterations, ends = list[list[Any]](), list[int]()
 
     def computed(stretch: Stretch) -> None:
@@ -429,7 +429,7 @@ def test_virtual_time_has_the_same_iterations(engine_ms: int, host_ms: int) -> N
 @pytest.mark.parametrize("policy", [Static(), Dynamic()], ids=lambda p: type(p).__name__)
 def test_in_virtual_time_no_request_ends_with_a_token_that_is_still_to_come(policy: Policy) -> None:
     """One expires with the iteration that is computed, and a replica fails in the middle of one."""
-    costs, ms = Costs("stated", Line(iteration=PS // 100), gap=PS // 1000), PS // 1000
+    costs, ms = Costs.straight("stated", PS // 100, gap=PS // 1000), PS // 1000
     loop, ended = Loop(), list[tuple[float, int, bool]]()
 
     def end(now: float, inference: Inference) -> tuple[()]:

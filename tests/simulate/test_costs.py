@@ -21,8 +21,12 @@ from simulate.loop import PS
 from simulate.roofline import DEVICES, REACHED, Device
 
 UNITS = ("bytes", "flops")
-LINE = Line(iteration=500, row=70, context=3, prefill=11, chunk_context=2)
-GRAPHS = Costs("graphs", LINE, decode={1: Line(100, context=5), 4: Line(400, context=1)})
+STRAIGHT = Costs.straight("x", iteration=500, row=70, context=3, prefill=11, chunk_context=2)
+GRAPHS = Costs(
+    "graphs",
+    {1: Line(100, context=5), 4: Line(400, context=1)},
+    prompts=Line(20, prefill=11, chunk_context=2),
+)
 
 
 def decode_row(context: int, idle: bool = False) -> Row:
@@ -48,11 +52,11 @@ DECODE = st.builds(decode_row, st.integers(2, 1024), st.booleans())
 PREFILL = st.builds(chunk, st.integers(0, 900), st.integers(1, 256))
 
 
-def test_a_line_counts_what_an_iteration_computes() -> None:
+def test_costs_count_what_an_iteration_computes() -> None:
     """Rows attend 10 and 20 positions, a chunk of 3 tokens 5, 6 and 7; one row is padding."""
     mixed = iteration([decode_row(10), decode_row(20, idle=True), chunk(4, 3)], padding=1)
-    assert work(mixed) == (1, 4, 30, 3, 18)
-    assert LINE.of(work(mixed)) == 500 + 4 * 70 + 30 * 3 + 3 * 11 + 18 * 2
+    assert work(mixed) == (4, 6, 30, 3, 18)
+    assert STRAIGHT.of(mixed) == 500 + 4 * 70 + 30 * 3 + 3 * 11 + 18 * 2
     one_token = Row(Inference([0], 5), 0, 1, [], samples=True, idle=False)
     assert work(iteration([one_token])) == (1, 1, 0, 1, 1), "a prompt, too"
 
@@ -66,21 +70,31 @@ def test_fakes_costs_are_its_generators(some: Iteration) -> None:
     assert slept == [pytest.approx(50 * FAKE.of(some) / PS)]
 
 
-def test_decode_rows_alone_have_lines_of_their_own() -> None:
-    """Between one row and four lie two thirds of the way, and above four nothing."""
+def test_rows_have_lines_by_their_number() -> None:
+    """Between one row and four lie two thirds of the way, and above four the same straight line."""
     three, five = [decode_row(10)] * 3, [decode_row(10)] * 5
     assert GRAPHS.of(iteration(three, padding=1)) == 400 + 30
     assert GRAPHS.of(iteration(three)) == 300 + 30 * 2
-    assert GRAPHS.of(iteration(five)) == LINE.of(work(iteration(five)))
+    assert GRAPHS.of(iteration(five)) == 500, "and no slope below 0"
     with_prompt = iteration([*three, chunk(0, 1)])
-    assert GRAPHS.of(with_prompt) == 500 + 4 * 70 + 30 * 3 + 11 + 2
-    beside = replace(GRAPHS, prompts=Line(20, prefill=11, chunk_context=2))
-    assert beside.of(with_prompt) == 400 + 30 + 20 + 11 + 2
-    assert beside.slower(2).of(with_prompt) == 2 * beside.of(with_prompt)
+    assert GRAPHS.of(with_prompt) == 400 + 30 + 20 + 11 + 2
+    assert GRAPHS.slower(2).of(with_prompt) == 2 * GRAPHS.of(with_prompt)
+
+
+def test_products_are_those_of_all_tokens() -> None:
+    """A chunk of 6 tokens beside three rows is 9 tokens: an eighth of the way from 8 to 16."""
+    costs = replace(GRAPHS, products={1: 1000, 8: 1000, 16: 1800})
+    three = [decode_row(10)] * 3
+    assert costs.of(iteration(three)) == GRAPHS.of(iteration(three)) + 1000
+    mixed = iteration([*three, chunk(0, 6)])
+    assert costs.of(mixed) == GRAPHS.of(mixed) + 1100
+    assert costs.slower(2).of(mixed) == 2 * costs.of(mixed)
+    assert costs.following(iteration(three)) == (costs.of(iteration([decode_row(11)] * 3)), 6)
 
 
 def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> None:
-    costs = Costs("x", LINE, 1000, 10, 200, 30, gap_stream=50, gap_stream_row=3)
+    costs = replace(STRAIGHT, gap=1000, gap_row=10, gap_answer=200, gap_answer_row=30)
+    costs = replace(costs, gap_stream=50, gap_stream_row=3)
     rows = [decode_row(10), decode_row(10), decode_row(10, idle=True), chunk(0, 5)]
     assert costs.between(iteration(rows, padding=1), 2) == 1000 + 50 + 2 * (200 - 5 * 30)
     assert costs.between(iteration(rows, padding=6), 2) == 1000 + 100, "a thread gives nothing back"
@@ -91,10 +105,9 @@ def test_what_lies_between_iterations_depends_on_rows_answers_and_streams() -> N
 
 def test_a_slower_server_is_slow_between_iterations_too() -> None:
     def times(k: int) -> Costs:
-        gaps: list[Any] = [gap * k for gap in (1000, 10, 200, 8, 50, 3)]
-        rest: list[Any] = [7, 9, 5, 6, {4: Line(400 * k)}]  # of HTTP, and of graphs
-        costs = Costs("x", Line(100 * k, 10 * k), *gaps, *rest)
-        return replace(costs, load=3 * k, least=150 * k)
+        gaps: list[Any] = [gap * k for gap in (1000, 10, 200, 8, 50, 3)] + [7, 9, 5, 6]
+        costs = Costs("x", {4: Line(400 * k)}, *gaps)  # the last four are those of HTTP
+        return replace(costs, load=3 * k, prompts=Line(10 * k), products={1: 150 * k})
 
     costs = times(1)
     assert costs.scaled(2.0) == times(2)
@@ -102,15 +115,15 @@ def test_a_slower_server_is_slow_between_iterations_too() -> None:
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    rest: list[Any] = [{4: LINE}, {"config": {"model": "demo"}}, 11, 12, 13, LINE]
-    costs = Costs("mine", LINE, *range(1, 11), *rest)
+    rest: list[Any] = [{"config": {"model": "demo"}}, 11, 12, Line(1, 2, 3, 4), {1: 5, 8: 6}]
+    costs = Costs("mine", {4: Line(1, 2)}, *range(1, 11), *rest)
     save(costs, path := tmp_path / "new" / "mine.json")
     assert load(path) == costs == load(str(path))
 
 
 def test_unknown_costs_are_said_with_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "FOLDER", tmp_path)
-    save(Costs("", LINE), tmp_path / "demo.json")
+    save(STRAIGHT, tmp_path / "demo.json")
     assert load("demo").name == "demo"
     with pytest.raises(CostsError, match=r"no costs 'dmeo'; name one of fake, second, demo, "):
         load("dmeo")
@@ -119,7 +132,8 @@ def test_unknown_costs_are_said_with_known(tmp_path: Path, monkeypatch: pytest.M
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({"line": {"iteration": 1}}, "row"),
+    ({"prompts": {"row": 1}}, "row"),
+    ({"products": {"1": -1}}, "-1 is no number of picoseconds"),
     ({"gap": -1}, "-1 is no number of picoseconds"),
     ({"gap": 1.5}, "1.5 is no number of picoseconds"),
     ({"answer": True}, "True is no number"),
@@ -130,7 +144,7 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("change", "reason"), WRONG)
 def test_a_wrong_file_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
-    save(Costs("", LINE), path := tmp_path / "x.json")
+    save(STRAIGHT, path := tmp_path / "x.json")
     whole = json.loads(path.read_text())
     path.write_text(json.dumps(whole | change if isinstance(change, dict) else change))
     with pytest.raises(CostsError, match=f"holds no costs .*{reason}.*measure them again"):
@@ -140,15 +154,15 @@ def test_a_wrong_file_is_refused(change: Any, reason: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("device", ["h100", "l4", "cpu:46:418"])
 @given(some=iterations(DECODE, PREFILL), padding=st.integers(0, 400))
 def test_an_estimate_is_the_roofline(device: str, some: Iteration, padding: int) -> None:
-    """Of gpt2-medium's 24 layers of width 1024. With much padding products outlast reading."""
+    """Its 24 layers of width 1024, and the LM head. With much padding products outlast reading."""
     some = some._replace(padding=padding)
     of_gpu = DEVICES.get(device, Device(46, 0.418, 0.418))
     bytes_per_s, flops_per_s = of_gpu.gb_per_s * 1e9, of_gpu.bfloat16 * 1e12
-    _, rows, context, prefill, pairs = work(some)
+    rows, tokens, context, _, pairs = work(some)
     layers, head, width = 24 * 12 * 1024**2, 50257 * 1024, 24 * 1024
-    weights = 2 * (layers + head) + 2 * (24 * 13 + 2) * 1024  # biases and norms are read, too
-    products = 2 * (rows * (layers + head) + prefill * layers)
-    expected = max(weights / bytes_per_s, products / flops_per_s) / REACHED
+    others = 2 * (24 * 13 + 2) * 1024  # bytes of biases and norms, which are read, too
+    read = [(2 * layers + others, 2 * tokens * layers), (2 * head, 2 * rows * head)]
+    expected = sum(max(n / bytes_per_s, flops / flops_per_s) for n, flops in read) / REACHED
     expected += context * max(4 * width / bytes_per_s, 4 * width / flops_per_s) / REACHED
     launches = (7 * 24 + 6) * (device in DEVICES)  # as on an H200
     expected += pairs * 4 * width / flops_per_s / REACHED + launches * 1.3e-6

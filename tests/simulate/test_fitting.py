@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from simulate.replica import Stretch
 from tests.programs import output, ran
 
 US = 10**6  # picoseconds
-STRAIGHT = Line(1000 * US, 60 * US, 70_000, 10 * US, 3_000)
+STRAIGHT = Costs.straight("straight", 1000 * US, 60 * US, 70_000, 10 * US, 3_000)
 SMALL = {"model": "fake", "max_batch_size": 4, "token_budget": 64}
 
 
@@ -71,7 +72,7 @@ def observed(
 
 def test_iterations_are_known_from_the_instants_of_admission() -> None:
     """Prompts of 100, 10 and 10 tokens are computed 64 at a time; the third one comes late."""
-    config, costs = config_of(), Costs("straight", STRAIGHT)
+    config, costs = config_of(), STRAIGHT
     prompts = [(0.0, 100, 6), (0.0, 10, 1), (0.003, 10, 2)]
     requests = [
         Request(id=i, at=at, prompt_ids=[1] * n, num_tokens=tokens)
@@ -90,7 +91,7 @@ def test_iterations_are_known_from_the_instants_of_admission() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     config = config_of()
     traffic = RandomRequests(config, seed=1).together(3)
-    served, iterations = reported(config, Costs("straight", STRAIGHT), traffic)
+    served, iterations = reported(config, STRAIGHT, traffic)
     iterations[2][2] += 1
     with pytest.raises(ValueError, match=r"iteration 2 had .* rows .*run it again"):
         observe(config, served, iterations)
@@ -100,10 +101,10 @@ GRAPHS = {1: 200 * US, 2: 380 * US, 4: 400 * US}  # one of 4 rows takes hardly l
 
 
 @pytest.mark.parametrize(("sizes", "truth", "lines"), [
-    ("", Costs("rows", STRAIGHT, 90 * US, 5 * US, 300 * US, 40 * US, 70 * US, 20 * US),
+    ("", replace(STRAIGHT, gap=90 * US, gap_row=5 * US, gap_answer=300 * US, gap_answer_row=40 * US,
+                 gap_stream=70 * US, gap_stream_row=20 * US),
      [1, 2, 3, 4]),
-    ("4,2,1", Costs("padded", STRAIGHT,
-                    decode={n: Line(t, context=9_000) for n, t in GRAPHS.items()},
+    ("4,2,1", Costs("padded", {n: Line(t, context=9_000) for n, t in GRAPHS.items()},
                     prompts=Line(700 * US, prefill=10 * US, chunk_context=3_000)), [1, 2, 4]),
 ], ids=("a line", "decoder batch sizes"))  # fmt: skip
 def test_known_costs_are_found(sizes: str, truth: Costs, lines: list[int]) -> None:
@@ -117,8 +118,8 @@ def test_known_costs_are_found(sizes: str, truth: Costs, lines: list[int]) -> No
         for answered in (0, 2) if not sizes else ():
             expected = truth.between(each.iteration, answered)
             assert found.between(each.iteration, answered) == pytest.approx(expected, rel=1e-6)
-    terms = [work(each.iteration) for each in seen if not each.decodes]
-    assert np.linalg.matrix_rank(np.array(terms)) == 5, "the traffic tells all terms apart"
+    terms = [(1, *work(each.iteration)) for each in seen if not each.decodes]
+    assert np.linalg.matrix_rank(np.array(terms)) >= 5, "the traffic tells all terms apart"
     errors = residuals(found, [seen])
     assert errors["mean_absolute_percent"] < 1e-4 and abs(errors["whole_percent"]) < 1e-4
 
@@ -126,7 +127,7 @@ def test_known_costs_are_found(sizes: str, truth: Costs, lines: list[int]) -> No
 def test_noise_is_averaged_and_stalls_are_left_out() -> None:
     """Iterations are apart by 10%, and every fiftieth takes four times as long."""
     config, rng = config_of(), np.random.default_rng(0)
-    truth = Costs("truth", STRAIGHT)
+    truth = STRAIGHT
     seen, mixed = observed(
         config, truth, lambda: rng.lognormal(0, 0.1) * (4 if rng.random() < 0.02 else 1)
     )
@@ -139,7 +140,7 @@ def test_noise_is_averaged_and_stalls_are_left_out() -> None:
 
 def test_what_comes_at_once_takes_turns() -> None:
     """Four requests, 2 ms apart; one iteration answers three of them, 3 ms apart, another one."""
-    config, costs = config_of(), Costs("straight", STRAIGHT)
+    config, costs = config_of(), STRAIGHT
     requests = [Request(id=i, at=0.0, prompt_ids=[1], num_tokens=2 + i // 3) for i in range(4)]
     served, iterations = reported(config, costs, requests)
     apart = []

@@ -16,13 +16,13 @@ from scheduling.inference import CachedPrefix, Inference
 from scheduling.policies import Dynamic, NoBatching, Plan, View
 from scheduling.prefix_cache import block_keys
 from simulate import PS, Loop, SimulatedReplica
-from simulate.costs import Costs, Line
+from simulate.costs import Costs
 from simulate.fleet import Failure, Fleet, Layout
 from simulate.loop import ARRIVE
 from tests.virtual import make_scheduler
 
 TOKEN_S = 0.01
-COSTS = Costs("token", Line(round(TOKEN_S * PS)))  # each iteration as long as the others
+COSTS = Costs.straight("token", round(TOKEN_S * PS))  # each iteration as long as the others
 
 
 def poisson(rate: float, tokens: list[int], seed: int) -> list[tuple[float, Inference]]:

@@ -23,6 +23,7 @@ from scheduling.inference import Inference, Iteration
 from scheduling.policies import MODES, Dynamic, Fcfs, Mlfq, Order, Policy, Srpt, Static, View
 from scheduling.queue import Queue
 from simulate import PS, Arrival, Loop, SimulatedReplica, drive, instant
+from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import FAKE, SECOND, Costs, Line
 from simulate.disaggregated import Disaggregated
 from simulate.fleet import Layout
@@ -35,16 +36,18 @@ from tests.virtual import Ask, any_asks, any_order, any_policy, make_scheduler
 
 ODD = Costs(
     "odd",
-    Line(PS // 7, PS // 97, 12_345_678, PS // 1009, 999),
+    {1: Line(PS // 9, context=5), 3: Line(PS // 8, context=1)},
     *(PS // 333, 77, PS // 55, 9, 5),  # gaps
     request_turn=PS // 13,
     answer_turn=PS // 31,
-    decode={1: Line(PS // 9, context=5), 3: Line(PS // 8, context=1)},
+    prompts=Line(PS // 7, 0, PS // 1009, 999),
+    products={1: PS // 70, 4: PS // 60, 5: PS // 40},
     load=PS // 19,
     adapter_token=12_345,
 )
 # so that requests come, and leave, when iterations begin and end
-EVEN = Costs("even", Line(PS // 10), gap=PS // 10)
+EVEN = Costs.straight("even", PS // 10, gap=PS // 10)
+NO_GAPS: dict[str, Any] = dict.fromkeys(("gap", "gap_row", "gap_stream", "gap_stream_row"), 0)
 TIMES = ("arrived_at", "admitted_at", "answered_at", "token_times", "interruptions")
 SAME = ("id", "state", *TIMES, "tokens", "cached_tokens", "prefix", "standing")
 
@@ -81,7 +84,7 @@ class Served:
 
 def serve(
     policy: Policy, asks: Sequence[Ask], jump: bool = True, fails_at: float = math.inf,
-    costs: Costs = ODD, layout: Layout | None = None, **limits: Any,
+    costs: Costs = ODD, layout: Layout | None = None, ahead: bool = False, **limits: Any,
 ) -> Served:  # fmt: skip
     """Serve by a replica, or by disaggregated ones."""
 
@@ -93,7 +96,8 @@ def serve(
             return Disaggregated(loop, layout, build, costs, **own)
         scheduler, computed = build(), functools.partial(computed, 0)
         scheduler.plans_repeat &= jump  # else each iteration is planned
-        replica = SimulatedReplica(loop, scheduler, costs, computed=computed, jump=jump)
+        kind = AsynchronousReplica if ahead else SimulatedReplica
+        replica = kind(loop, scheduler, costs, computed=computed, jump=jump)
         if fails_at < math.inf:
             loop.at(instant(fails_at), ARRIVE, replica.fail, EngineFailed("It was told to."))
         return replica
@@ -120,6 +124,23 @@ LONG = {"prompt": st.integers(1, 12), "tokens": st.integers(1, 40), "streamed": 
 ASKS = any_asks(8, 1, at=tenths(60), deadline=st.none() | tenths(120), **LONG)
 COSTS = st.sampled_from([ODD, EVEN])
 COUNTS_ALL = Dynamic("whole", budget_counts="all", prefill="first")
+
+
+@examples(300)
+@given(any_policy(), any_order(), ASKS, st.integers(2, 4), st.sampled_from([2, 9]), FAILS_AT,
+       st.booleans())  # fmt: skip
+def test_jumping_ahead_comes_to_what_stepping_ahead_does(
+    policy: Policy, order: Order, asks: list[Ask], rows: int, budget: int, fails_at: float,
+    even: bool,
+) -> None:  # fmt: skip
+    """Without gaps an iteration begins when the one before it ends."""
+    costs = Costs.straight("even", PS // 10) if even else replace(ODD, **NO_GAPS)
+    limits: dict[str, Any] = {"max_batch_size": rows, "token_budget": budget, "n_blocks": 40}
+    limits |= {"max_in_flight": 12, "order": order, "costs": costs, "ahead": True}
+    if order.preemptive and not isinstance(policy, Dynamic):
+        return
+    jumping, stepping = (serve(policy, asks, jump, fails_at, **limits) for jump in (True, False))
+    assert jumping.facts == stepping.facts
 
 
 @examples(500)
@@ -299,3 +320,17 @@ def test_keys_and_values_and_a_second_http_request_come_before_the_first_token()
         "1 prefill and 2 decode replicas, each kind behind the router power_of_two, 0.000128 "
         "Gbit/s for keys and values, iterations of replica 2 take 2 times as long"
     )
+
+
+def test_ahead_a_replica_jumps_until_an_arrival_and_computes_what_was_planned() -> None:
+    """The second request comes in the fifth iteration, beside which the sixth was planned."""
+    asks = [Ask(0.0, tokens=100), Ask(0.45, tokens=3)]
+    costs, limits = Costs.straight("even", PS // 10), dict[str, Any](max_batch_size=4, n_blocks=40)
+    jumping, stepping = (
+        serve(Dynamic(), asks, jump, costs=costs, ahead=True, token_budget=9, **limits)
+        for jump in (True, False)
+    )
+    assert jumping.facts == stepping.facts
+    assert jumping.stretches < 15 < stepping.stretches
+    rows = [len(facts[3]) for facts in jumping.iterations]
+    assert rows[:8] == [1, 1, 1, 1, 1, 1, 2, 2]

@@ -35,9 +35,8 @@ RECORDING = ROOT / RECORDED
 MS = PS // 1000
 COSTS = Costs(
     "stated",
-    Line(10 * MS, 2 * MS, MS // 1000, MS // 10),
-    decode={n: Line((8 + 2 * n) * MS, context=MS // 1000) for n in (1, 2, 4, 8)},
-    prompts=Line(MS, 0, 0, MS // 10, MS // 10000),
+    {n: Line((8 + 2 * n) * MS, context=MS // 1000) for n in (1, 2, 4, 8)},
+    prompts=Line(MS, 0, MS // 10, MS // 10000),
     gap=MS // 2,
 )
 LIMITS = {
@@ -387,7 +386,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_more_rows_than_were_recorded_take_longer_and_the_report_says_so(tmp_path: Path) -> None:
     path, _ = recorded(tmp_path / "it.jsonl", drawn(150, rate=9.0))
     costs = OwnServer.of(path, None).costs
-    times = [costs.of_work(Work(1, rows, 0, 0, 0)) for rows in (1, 8, 16, 64)]
+    times = [costs.of_work(Work(rows, rows, 0, 0, 0)) for rows in (1, 8, 16, 64)]
     assert times == sorted(times) and times[3] > 2 * times[1]
     words = f"--vllm {path} --jobs 1 --repeats 1 --arrival burst --out {tmp_path / 'out'}"
     output("simulate", f"{words} --variant many='--max-batch-size 32'")

@@ -33,7 +33,7 @@ from simulate.fleet import Layout
 from simulate.server import SimulatedServer
 
 MS = PS // 1000
-AWAY = Costs("away", FAKE.line, request=1 * MS, answer=4 * MS)
+AWAY = replace(FAKE, name="away", request=1 * MS, answer=4 * MS)
 ms = 1e-3
 
 
@@ -105,7 +105,7 @@ def test_a_queue_of_requests_one_at_a_time_is_lindleys() -> None:
 
 def test_costs_around_iterations_are_seen_where_they_arise() -> None:
     """5 ms to the server, 7 back, 2 before each iteration: the server sees these last alone."""
-    around = Costs("around", FAKE.line, gap=2 * MS, request=5 * MS, answer=7 * MS)
+    around = replace(FAKE, name="around", gap=2 * MS, request=5 * MS, answer=7 * MS)
     result, outcomes = served([ask(0), ask(1, at=1.0)], costs=around)
     assert latencies(outcomes) == [pytest.approx((10.7 + 10 * 2 + 5 + 7) * ms)] * 2
     answer, timings = answered(outcomes[1])
@@ -277,7 +277,7 @@ def test_jumping_gives_what_stepping_does_to_the_byte(
 ) -> None:
     settings = {"max_batch_size": 4, "max_model_len": 480, **settings}
     requests = Workload("uniform:1:60", seed=3, **drawn).requests(30, arrival)
-    around = Costs("around", FAKE.line, gap=MS // 3, request=MS, answer=MS)
+    around = replace(FAKE, name="around", gap=MS // 3, request=MS, answer=MS)
     jumped, stepped, again = (
         json.dumps(
             with_requests(*served(requests, mode, around, mode == "static", k, **settings)).json(

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from config.settings import NOT_SIMULATED, ConfigError
 from generate.auto import build
 from scheduling.policies import MODES, ORDERS
 from simulate import jobs
-from simulate.costs import FAKE, Costs, load, save
+from simulate.costs import FAKE, load, save
 from simulate.program import parse
 from simulate.server import SimulatedServer
 from simulate.simulation import ENGINE
@@ -76,7 +77,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("costs") / "abacus.json"
     config = build("dynamic", {"model": "demo", "device": "cpu"}, {}).model_dump(mode="json")
     source = {"hardware": {"cpu": "Abacus 3000"}, "commit": "0123456789", "date": "2026-01-02T03"}
-    save(Costs("abacus", FAKE.line, gap=10**9, source={**source, "config": config}), path)
+    save(replace(FAKE, name="abacus", gap=10**9, source={**source, "config": config}), path)
     return path
 
 

@@ -21,7 +21,7 @@ from server.live import page
 from server.live.history import KEPT, Cell, History, QueueSnapshot
 from server.live.observer import BACKLOG, LEASE_S, Live, RunObserver, snapshot_of
 from simulate import PS, Loop, SimulatedReplica, seconds
-from simulate.costs import Costs, Line
+from simulate.costs import Costs
 from simulate.replica import Stretch
 from tests.server.live.shown import iterations
 from tests.virtual import make_scheduler
@@ -44,7 +44,7 @@ def served(policy: Any, trace: Trace, **limits: Any) -> tuple[RunObserver, list[
         kept.answered(inference)
         return ()
 
-    loop, costs = Loop(), Costs("given", Line(iteration=PS // 100))
+    loop, costs = Loop(), Costs.straight("given", PS // 100)
     loop.serve(trace, SimulatedReplica(loop, scheduler, costs, computed=computed, ended=ended))
     return kept, seen
 
