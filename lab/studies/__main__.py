@@ -27,7 +27,7 @@ from lab.studies import runner
 from lab.studies.study import Cases, Study
 from simulate.costs import CostsError
 
-NAMES = ("orders", "fidelity", "vllm_schedule", "arena", "peers", "own")
+NAMES = ("orders", "fidelity", "real", "vllm_schedule", "arena", "peers", "own")
 
 
 def load(name: str) -> Study:
