@@ -9,6 +9,7 @@ prompts to the machine at hand, with their products in them. Knows neither torch
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 from bisect import bisect_left
@@ -284,10 +285,11 @@ def load(name: str | Path) -> Costs:
         values = read_json(path)
         return _read(path.stem, values)
     except OSError:
-        names = ", ".join([*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))])
+        names = [*STATED, *sorted(file.stem for file in FOLDER.glob("*.json"))]
+        near = ", ".join(difflib.get_close_matches(str(name), names, 5, 0.4) or names[:5])
         raise CostsError(
-            f"there are no costs {str(name)!r}; name one of {names}, a file that ends in .json, or "
-            f"measure this machine's with python -m simulate.measure_costs"
+            f"there are no costs {str(name)!r}; name one of results/costs, such as {near}, a file "
+            f"that ends in .json, or measure this machine's with python -m simulate.measure_costs"
         ) from None
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CostsError(

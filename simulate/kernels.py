@@ -33,8 +33,8 @@ KERNELS = "kernels:"  # before a pair that has no file
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
 PACKAGE = "aiconfigurator-core"
 # time of a real iteration ÷ that of its kernels: 19 seconds of decode rows alone of Llama-3.1-8B in
-# vLLM 0.19 on an RTX PRO 6000 (python -m lab.studies --only real); their median, p5 and p95
-SLOWER, SLOWER_RANGE = 1.093, (1.04, 1.24)
+# vLLM 0.19 on an RTX PRO 6000, by `python -m lab.studies real`; p5 is 1.04 and p95 1.25
+SLOWER = 1.102
 # HTTP and tokenizing in `vllm serve`, before the engine has a request (docs/models.md)
 REQUEST_S = 5e-3
 LONG = 100_000  # tokens of a request, beside which a window of attention is short

@@ -44,7 +44,7 @@ def silicon() -> list[dict[str, str]]:
 
 
 def cases(n: int) -> list[dict[str, Any]]:
-    """Return a case for each file of one run, and for each of the costs with rows in silicon.csv."""
+    """Return a case for each file of one run, and for each of the costs in silicon.csv."""
     loops = dict.fromkeys(row["costs"] for row in silicon())
     return [{"costs": name, "http": "no"} for name in ENGINES] + [
         {"costs": name, "http": "yes"} for name in loops
@@ -52,7 +52,7 @@ def cases(n: int) -> list[dict[str, Any]]:
 
 
 def served(costs: Costs, requests: Sequence[Request], **settings: Any) -> Mapping[str, np.ndarray]:
-    """Return each request's times in seconds, as vLLM's defaults and these settings foresee them."""
+    """Return each request's seconds, as vLLM's defaults and these settings foresee them."""
     model = ServedModel(**costs.source["served"])
     settings = {**model.settings(), **settings}
     settings |= model.fill_in(settings, UTILIZATION)
@@ -166,9 +166,10 @@ def text(of: Cases) -> str:
     parts = factors()
     low, middle, high = np.percentile(parts, (5, 50, 95))
     return (
-        f"The factor was fitted to {len(parts)} seconds in which rows alone decoded in one of these "
-        f"runs (`{FITTED}`): an iteration took {middle:.3f} of its kernels' time (p5 {low:.2f}, p95 "
-        f"{high:.2f}). Nothing else was fitted to. Errors are foreseen ÷ measured − 1 in percent of "
+        f"The factor was fitted to {len(parts)} seconds in which rows alone decoded in one of "
+        f"these runs (`{FITTED}`): an iteration took {middle:.3f} of its kernels' time (p5 "
+        f"{low:.2f}, p95 {high:.2f}). Nothing else was fitted to. Errors are foreseen ÷ measured "
+        "− 1 in percent of "
         "means; |…| is the mean of absolute errors over the runs of a row. A row without HTTP is "
         "one run. The others are closed loops over HTTP with vLLM's defaults, since settings are "
         "not stated: of `vllm bench serve` as InferenceX runs it, with lengths drawn between 0.8 "

@@ -378,7 +378,8 @@ def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() ->
 def test_what_left_is_refused_with_what_to_use_instead(name: str) -> None:
     """By a server, a comparison and a simulation, as a flag or in the environment."""
     servers = [serve] * (name != "autoscale")  # a flag of theirs today
-    for read in (*servers, parse_comparison, parse_simulation):
+    simulations = [parse_simulation] * (name != "gpu_memory_utilization")  # likewise
+    for read in (*servers, parse_comparison, *simulations):
         with pytest.raises(ConfigError, match=f"{flag(name)} is no longer a flag: ") as caught:
             read([flag(name), "1"])
         assert LEFT[name] in str(caught.value)

@@ -125,7 +125,9 @@ def test_unknown_costs_are_said_with_known(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(costs, "FOLDER", tmp_path)
     save(STRAIGHT, tmp_path / "demo.json")
     assert load("demo").name == "demo"
-    with pytest.raises(CostsError, match=r"no costs 'dmeo'; name one of fake, second, demo, "):
+    with pytest.raises(
+        CostsError, match=r"no costs 'dmeo'; name one of results/costs, such as demo"
+    ):
         load("dmeo")
     with pytest.raises(CostsError, match="there are no costs"):
         load(tmp_path / "nowhere.json")

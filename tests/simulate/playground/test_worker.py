@@ -75,7 +75,7 @@ def test_costs_of_a_readers_own_are_a_file_of_the_command(
     costs = json.loads((FOLDER / "demo.json").read_text())
     costs["config"]["max_model_len"] = 64
     (tmp_path / "demo.json").write_text(json.dumps(costs))
-    bare = {name: costs[name] for name in ("unit", "line", "decode")}
+    bare = {name: costs[name] for name in ("unit", "products", "decode", "prompts")}
     (tmp_path / "bare.json").write_text(json.dumps(bare))
     (tmp_path / "trace.jsonl").write_text(worker.jsonl(STATE))
     monkeypatch.chdir(tmp_path)
