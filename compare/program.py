@@ -37,8 +37,11 @@ def compare(comparison: Comparison) -> tuple[runs.SavedRun | None, BaseException
     Raises WorkloadError.
     """
     options, progress = comparison.options, comparison.progress
-    if busy := sentences.busy(comparison.facts()):
-        progress.say(busy)
+    facts = comparison.facts()
+    for remark in filter(
+        None, (sentences.busy(facts), *facts.get("simulated", {}).get("remarks", ()))
+    ):
+        progress.say(remark)
     runs.refuse_overwriting(runs.files(options.out, options.names), options.overwrite)
     progress.say(f"{', '.join(options.names)} on {options.model}; results go to {options.out}")
     try:

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 from client.calls import ServerError
 from client.load import Watch
@@ -80,7 +81,9 @@ class Simulated:
         fitted = {key: costs.source.get(key) for key in known}
         engine = {"engine": costs.source.get("config")}
         simulated = {"costs": costs.name, "costs_sha256": costs.sha256, "layout": layout}
-        own = {"recorded": self._recorded} if self._options.own else {}
+        own: dict[str, Any] = {"recorded": self._recorded} if self._options.own else {}
+        if remarks := costs.source.get("remarks"):
+            own["remarks"] = remarks
         return {"simulated": simulated | fitted | engine | own}
 
 

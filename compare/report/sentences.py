@@ -150,9 +150,10 @@ def simulated(run: SavedRun) -> str | None:
         off = ", ".join(f"{name} by {errors[k]:g}%" for k, name in ERRORS.items() if k in errors)
         held = f" Beside real servers these costs were off on average: {off} ({errors['page']})."
     layout = f" Each variant: {escape(facts['layout'])}." if facts["layout"] else ""
+    doubts = "".join(f"**{escape(remark)}** " for remark in facts.get("remarks", ()))
     return (
-        "**Simulated**: no server ran. The server's own scheduler served the trace in virtual "
-        f"time, and each iteration took {costs}.{held}{layout}"
+        f"{doubts}**Simulated**: no server ran. The server's own scheduler served the trace in "
+        f"virtual time, and each iteration took {costs}.{held}{layout}"
     )
 
 

@@ -195,7 +195,7 @@ STUDY = Study(
     title="Kernels' costs and real servers",
     question="How near do simulations with NVIDIA's kernels come to vLLM on GPUs that others "
     "measured?",
-    workload="{n} runs of others",
+    workload="runs of others, each once",
     requests=0,
     seeds=1,
     cases=cases,

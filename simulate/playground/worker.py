@@ -27,6 +27,7 @@ from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
 from scheduling.user_policies import reason
 from server.live.observer import RunObserver, about
+from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import load
 from simulate.loop import PS, Arrival, Loop, seconds
 from simulate.replica import SimulatedReplica, Stretch
@@ -147,7 +148,8 @@ class ServedVariant:
         self.observer = RunObserver(scheduler, facts, zero=0.0)
         self._numbers: dict[Inference, int] = {}
         loop = Loop()
-        replica = SimulatedReplica(
+        kind = AsynchronousReplica if its.ahead else SimulatedReplica
+        replica = kind(
             loop, scheduler, self._costs, computed=self._computed, ended=self._ended, jump=True
         )
         loop.serve(self._arrivals(trace(state)), replica)

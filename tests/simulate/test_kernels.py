@@ -18,6 +18,7 @@ from simulate.kernels import GPUS, SLOWER
 from simulate.loop import PS
 from simulate.program import parse
 from simulate.served_model import GIB, ServedModel
+from tests.programs import output
 
 NAME = "h100-llama-3.1-8b"
 MS = PS // 1000
@@ -52,7 +53,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
         _context_length=131072, context_ops=[SimpleNamespace(get_weights=lambda: 15 * GIB)],
         get_kvcache_bytes_per_sequence=lambda n: 131072 * n,
     )  # fmt: skip
-    parts = {
+    parts: dict[str, dict[str, Any]] = {
         "engine": {"EngineHandle": Handle},
         "config_builders": {"build_model_config": lambda **shape: shape},
         "models": {"get_model": lambda *_: model},
@@ -61,7 +62,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     for name, attributes in parts.items():
         module = ModuleType(name)
-        vars(module).update(attributes)
+        for attribute, value in attributes.items():
+            setattr(module, attribute, value)
         monkeypatch.setitem(sys.modules, f"aiconfigurator_core.sdk.{name}", module)
     monkeypatch.setattr(kernels, "version", lambda name: "0.12.0")
 
@@ -170,3 +172,12 @@ def test_files_say_what_they_are_of() -> None:
         )
         assert name.endswith(f"-tp{served['gpus']}") or served["gpus"] == 1
         assert bool(source["remarks"]) == (served["gpus"] > 1 and served["gpu"] == "rtx-pro-6000")
+
+
+def test_what_is_not_to_be_trusted_is_said_first(tmp_path: Path) -> None:
+    """On the terminal before anything is simulated, and first of what the report says of it."""
+    words = "--costs rtx-pro-6000-qwen3-32b-tp2 --modes dynamic --numsamples 3 --out"
+    said = output("simulate", words, str(tmp_path / "run"))
+    doubt = "Tensor parallelism over PCIe (2 × rtx-pro-6000): a real run took 22% longer"
+    assert said.startswith(doubt)
+    assert f"**{doubt}" in (tmp_path / "run" / "report.md").read_text()
