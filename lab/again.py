@@ -36,20 +36,26 @@ class Made(NamedTuple):
     file: Path  # its numbers, or else its page
 
 
+ENDING = re.compile(r"\.(md|json|json\.gz)$")
+
+
 def made(name: str) -> Made:
     """Return what made a result: results/NAME, a folder or a file with or without its ending.
 
     Raises LookupError, naming what lies there, if that is no single result.
     """
-    path = ROOT / name.removesuffix(".gz")
-    if path.is_dir() and not (path := path / "summary.json").exists():  # that of a run
-        files = [*path.parent.glob("*.json*")] or path.parent.glob("*.md")
-        inside = {each.name.partition(".")[0] for each in files}
+    path = ROOT / ENDING.sub("", name)
+    if path.is_dir() and not (path / "summary.json").exists():
+        files = [*path.glob("*.json*")] or path.glob("*.md")
+        inside = {ENDING.sub("", each.name) for each in files}
         if len(inside) != 1:
             raise LookupError(f"{name} has {len(inside)} results; name one of {sorted(inside)}")
-        path = path.with_stem(inside.pop())
-    json = path.with_suffix(".json")
-    page = path.with_name("report.md") if path.stem == "summary" else path.with_suffix(".md")
+        path = path / inside.pop()
+    elif path.is_dir():  # a run's
+        path = path / "summary"
+    json, page = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.md")
+    if path.name == "summary":
+        page = path.with_name("report.md")
     file = next((each for each in (json, Path(f"{json}.gz"), page) if each.exists()), None)
     if file is None:
         raise LookupError(f"{name} is no result")

@@ -148,7 +148,7 @@ def of_kernels(name: str, gpu: str, model: str, tp: int) -> dict[str, Any]:
             "chunk_context": _ps(attended),
         },
         "request": round(REQUEST_S * PS),
-        **_source(model, served, built),
+        **_source(name, model, served, built),
     }
 
 
@@ -156,7 +156,7 @@ def _ps(milliseconds: float) -> int:
     return round(SLOWER * milliseconds * MS * PS)
 
 
-def _source(model: str, served: ServedModel, built: Any) -> dict[str, Any]:
+def _source(name: str, model: str, served: ServedModel, built: Any) -> dict[str, Any]:
     """Return what a file of the costs says of their origin and of the server."""
     versions = {PACKAGE: version(PACKAGE), "vllm": VLLM.get(served.gpu, "0.24.0")}
     remarks = []
@@ -177,6 +177,7 @@ def _source(model: str, served: ServedModel, built: Any) -> dict[str, Any]:
         "estimate": f"{model} on {about}: kernels measured by NVIDIA ({PACKAGE} "
         f"{versions[PACKAGE]}, vLLM {versions['vllm']}), times {SLOWER:g}",
         "model": model,
+        "command": f"python -m simulate.kernels {name}",
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,

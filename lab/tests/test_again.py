@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.again import beside, made
+from lab.again import ENDING, beside, made
 from tests.servers import ROOT
 
 # of other tools, whose commands results/README.md has
@@ -19,7 +19,7 @@ FILES = [
     if file.name.endswith((".md", ".json", ".json.gz")) and "seed-" not in str(file)
     if file.parent.name != "client" or file.stem == "summary"  # a run's variants
 ]
-NAMES = {str(file.relative_to(ROOT)).partition(".")[0] for file in FILES} - {
+NAMES = {ENDING.sub("", str(file.relative_to(ROOT))) for file in FILES} - {
     "results/README",
     "results/load_generators/report",
     *(f"results/load_generators/{name}" for name in OF_OTHERS),

@@ -253,7 +253,7 @@ WITH_RATE = f"{FIND} --modes nobatch --model fake --arrival poisson:15"
 
 
 REFUSED = [
-    ("--costs abacus", "no costs 'abacus'; name one of fake,"),
+    ("--costs abacus", "no costs 'abacus'; name one of results/costs"),
     ("--costs roofline:b300,gpt2,bfloat16", "of h100, h200, .* or cpu:GBPS:GFLOPS"),
     ("--costs roofline:cpu:0:1,gpt2,bfloat16", "names no estimate; write roofline:DEVICE"),
     ("--costs roofline:h100,fake,bfloat16", "a model of demo, .*gpt2-xl, and float32 or bf"),
