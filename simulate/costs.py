@@ -23,8 +23,8 @@ from generate import fake
 from scheduling.inference import Iteration
 from simulate import roofline
 from simulate.loop import PS
+from simulate.served_model import KERNELS
 
-KERNELS = "kernels:"  # before a GPU and a model, whose costs `simulate.kernels` makes
 MOST_S = 10**9  # beyond it, a simulation never ends
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
 

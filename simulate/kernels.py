@@ -18,24 +18,24 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from client.machine import commit, save_json
+from client.machine import ROOT, commit, save_json
 from client.quoting import printable
 from simulate.least_squares import relative
 from simulate.loop import PS
-from simulate.served_model import BLOCK_SIZE, GIB, ServedModel
+from simulate.served_model import BLOCK_SIZE, GIB, KERNELS, ServedModel
 
-KERNELS = "kernels:"  # before a pair that has no file
-FOLDER = Path(__file__).resolve().parents[1] / "results" / "costs"
+FOLDER = ROOT / "results" / "costs"
 PACKAGE = "aiconfigurator-core"
 # time of a real iteration ÷ that of its kernels: 19 seconds of decode rows alone of Llama-3.1-8B in
 # vLLM 0.19 on an RTX PRO 6000, by `python -m lab.studies real`; p5 is 1.04 and p95 1.25
 SLOWER = 1.102
-# HTTP and tokenizing in `vllm serve`, before the engine has a request (docs/models.md)
+# mean latency ÷ what is foreseen − 1, in percent: p5, p50 and p95 of that study's runs over HTTP
+RUNS_PERCENT = (-11.5, -0.6, 11.1)
+# HTTP and tokenizing in `vllm serve`, before the engine has a request: assumed (docs/models.md)
 REQUEST_S = 5e-3
 LONG = 100_000  # tokens of a request, beside which a window of attention is short
 TOKENS = sorted({m << k for k in range(12) for m in (4, 5, 6, 7)} | {1, 2, 3, 16384})
@@ -43,8 +43,6 @@ ROWS = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 CONTEXTS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 CHUNKS = [16, 64, 256, 512, 1024, 2048, 4096, 8192]
 MS = 1e-3
-
-
 VLLM = {"a100": "0.14.0"}  # whose kernels were measured, where it is not 0.24.0
 OVER_PCIE = ("l40s", "rtx-pro-6000")  # GPUs without NVLink
 
@@ -110,11 +108,11 @@ def of_kernels(name: str, gpu: str, model: str, tp: int) -> dict[str, Any]:
         raise ValueError(f"{name}: the weights do not fit into {tp} × {gpu}; take more GPUs")
 
     def parts(prompt: int, rows: int, whole: int, start: int = 0) -> tuple[float, ...]:
-        """Milliseconds of an iteration: all, products, prompts' attention, rows' attention."""
+        """Return milliseconds: of all, of products, and of prompts' and of rows' attention."""
         return tuple(handle.mixed_step_breakdown(prompt, rows, whole, 2, start))
 
     def chunk(n: int, start: int) -> float:
-        """Its attention alone; the package gives the mean of all chunks of a prompt."""
+        """Return milliseconds of a chunk's attention; the package gives the mean of all chunks."""
         return parts(n, 0, start + n, start)[2] * math.ceil((start + n) / n)
 
     products = {n: parts(n, 0, n)[1] for n in TOKENS}
@@ -162,13 +160,13 @@ def _source(name: str, model: str, served: ServedModel, built: Any) -> dict[str,
     remarks = []
     if built._num_heads == built._num_kv_heads:
         remarks.append(
-            f"{model} has no grouped queries: real runs of such a model took 22 to 117% longer or "
-            "shorter than foreseen. Do not trust these times."
+            f"{model} has no grouped queries: times of such a model were foreseen 22 to 117% too "
+            "long."
         )
     if served.gpus > 1 and served.gpu in OVER_PCIE:
         remarks.append(
-            f"Tensor parallelism over PCIe ({served.gpus} × {served.gpu}): a real run took 22% "
-            "longer than foreseen."
+            f"Tensor parallelism over PCIe ({served.gpus} × {served.gpu}): latencies of a real run "
+            "were foreseen 22% too short."
         )
     settings = served.settings()
     settings["kv_cache"] = f"{served.blocks(settings)}blocks"
@@ -184,7 +182,7 @@ def _source(name: str, model: str, served: ServedModel, built: Any) -> dict[str,
         "factor": SLOWER,
         "served": asdict(served),
         "remarks": remarks,
-        "residuals": {"held_out": {"of_runs_percent": [-5.0, 0.0, 5.0]}},
+        "residuals": {"held_out": {"of_runs_percent": RUNS_PERCENT}},
         "config": settings,
     }
 

@@ -38,13 +38,13 @@ from config.settings import NOT_SIMULATED, ConfigError, flag
 from generate.auto import physical_cores
 from generate.tokenizer import TokenizerUnavailable
 from simulate.comparing import Simulated, in_processes
-from simulate.costs import FAKE, KERNELS, Costs, CostsError, load, save
+from simulate.costs import FAKE, Costs, CostsError, load, save
 from simulate.disaggregated import refuse
 from simulate.find import Search
 from simulate.jobs import Jobs, lost
 from simulate.layouts import REPLICAS, layout_of
 from simulate.replay import ReplayError, replay_file
-from simulate.served_model import UTILIZATION
+from simulate.served_model import KERNELS, UTILIZATION
 from simulate.simulation import ENGINE, Simulation
 from simulate.space import USUAL, command, space_of, trial_of
 from simulate.trial import ATTAINMENT, MEASURES, SEEDS, question_of
@@ -132,7 +132,8 @@ def parse(argv: Sequence[str]) -> Simulation:
         costs = costs if "--costs" in given else of_own["own"].costs
         own |= of_own
     else:
-        compared = chosen(known, *["dynamic"] * ("served" in costs.source))
+        # vLLM's mode is known
+        compared = chosen(known, "dynamic" if "served" in costs.source else None)
     if known.find is not None:
         usual = OWN_SEEDS if known.vllm else SEEDS
         seeds = known.repeats if "--repeats" in given else usual

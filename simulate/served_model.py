@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+KERNELS = "kernels:"  # before a GPU and a model, whose costs `simulate.kernels` makes
 GIB = 2**30
 UTILIZATION = 0.9  # --gpu-memory-utilization
 BLOCK_SIZE = 16

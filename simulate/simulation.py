@@ -69,7 +69,9 @@ class Simulation(Options):
                 raise ConfigError(f"{flag(setting)} has no effect in virtual time; leave it out")
             if setting in engine and str(flags[setting]) != str(measured.get(setting)):
                 known = (
-                    f"hold for {flag(setting)} {measured[setting]}"
+                    f"are of {self.model}"
+                    if self.served and setting == "model"
+                    else f"hold for {flag(setting)} {measured[setting]}"
                     if setting in measured
                     else f"do not depend on {flag(setting)}"
                 )
@@ -99,7 +101,8 @@ class Simulation(Options):
                 f"--draft {config.draft} looks at texts, and virtual time has none; say how many "
                 "draft tokens are accepted, as --draft acceptance:0.7 does"
             )
-        if self.served and "ahead" not in flags:
+        apart = self.layout.prefill_replicas  # these plan in turn
+        if self.served and "ahead" not in flags and not apart:
             # in virtual time any policy can be planned ahead, so that variants differ in it alone
             config = config.model_copy(update={"ahead": True})
         return config

@@ -167,14 +167,19 @@ def _candidate(options: Simulation, base: str, asked: Json, shown: str) -> Candi
 def command(options: Simulation, candidate: Candidate) -> str:
     """Return the command that serves it: ours, or vLLM's with what it has no flag for."""
     settings, router = settings_of(options, candidate), options.layout.router
-    if options.own is None:
+    if not (options.own or options.served):
         words = ["./server.sh", candidate.variant.mode]
         words += [word for name, value in settings.items() for word in as_flag(name, value)]
         if candidate.replicas > 1:
             words += ["--replicas", str(candidate.replicas)]
             words += ["--router", router] * (router in ON_RAY)
         return shlex.join(words)
-    words, other = ["vllm", "serve", options.own.recording.head.model], list[str]()
+    words, other = ["vllm", "serve", options.model], list[str]()
+    if options.served:
+        words += as_flag("tensor_parallel_size", options.served.gpus)
+        words += as_flag("gpu_memory_utilization", options.memory_utilization)
+    if candidate.variant.mode != "dynamic":
+        other.append(candidate.variant.mode)
     names = {ours: vllm for vllm, ours in OF_VLLM.items()}
     for name, value in settings.items():
         if name in names and (name != "order" or value in ("fcfs", "priority")):
@@ -190,7 +195,7 @@ def settings_of(options: Simulation, candidate: Candidate) -> dict[str, Any]:
     """Return the settings that its server is given, with the engine's of the costs."""
     variant, costs = candidate.variant, options.costs
     given = {k: v for k, v in options.flags.items() if meaningful(k, variant.mode)} | variant.flags
-    if options.own:
+    if options.own or options.served:
         return given
     engine = costs.source.get("config", {"model": candidate.config.model})
     return {k: engine[k] for k in ("model", "weights", "dtype") if k in engine} | given

@@ -169,7 +169,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_results_are_few_and_each_figure_is_on_a_page() -> None:
     files = [file for file in (ROOT / "results").rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 6.2e6
+    assert sum(file.stat().st_size for file in files) < 6e6
     pages = {file: file.read_text() for file in files if file.suffix == ".md"} | TEXT
     shown = {
         (page.parent / path).resolve()

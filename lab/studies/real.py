@@ -75,7 +75,7 @@ def run(case: Mapping[str, Any], n: int, seed: int) -> dict[str, Any]:
         return {"runs": 1, **_of_requests(replace(costs, request=0), rows_of(f"{costs.name}.csv"))}
     rows = [row for row in silicon() if row["costs"] == case["costs"]]
     errors = [_of_loop(costs, row) for row in rows]
-    found: dict[str, Any] = {"runs": len(rows)}
+    found: dict[str, Any] = {"runs": len(rows), "latencies": [each[LATENCY] for each in errors]}
     for measure in (TTFT, TPOT, LATENCY, "throughput"):
         of_rows = np.array([each[measure] for each in errors])
         found[measure] = float(of_rows.mean())
@@ -165,6 +165,9 @@ def factors() -> list[float]:
 def text(of: Cases) -> str:
     parts = factors()
     low, middle, high = np.percentile(parts, (5, 50, 95))
+    over_http = np.array([each for case in of for each in case["seeds"][0].get("latencies", ())])
+    percent = 100 * (100 / (100 + over_http) - 1)  # measured ÷ foreseen − 1
+    spread = ", ".join(f"{each:+.1f}" for each in np.percentile(percent, (5, 50, 95)))
     return (
         f"The factor was fitted to {len(parts)} seconds in which rows alone decoded in one of "
         f"these runs (`{FITTED}`): an iteration took {middle:.3f} of its kernels' time (p5 "
@@ -174,7 +177,9 @@ def text(of: Cases) -> str:
         "one run. The others are closed loops over HTTP with vLLM's defaults, since settings are "
         "not stated: of `vllm bench serve` as InferenceX runs it, with lengths drawn between 0.8 "
         "and 1 times the stated ones (its random range ratio), and for Qwen3-32B of one length, so "
-        "that requests come in waves and their TTFT says little."
+        "that requests come in waves and their TTFT says little. Over all "
+        f"{len(over_http)} of these the mean of |latency| is {np.abs(over_http).mean():.1f}; "
+        f"p5, p50 and p95 of measured ÷ foreseen − 1 are {spread}."
     )
 
 

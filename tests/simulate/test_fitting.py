@@ -118,8 +118,9 @@ def test_known_costs_are_found(sizes: str, truth: Costs, lines: list[int]) -> No
         for answered in (0, 2) if not sizes else ():
             expected = truth.between(each.iteration, answered)
             assert found.between(each.iteration, answered) == pytest.approx(expected, rel=1e-6)
-    terms = [(1, *work(each.iteration)) for each in seen if not each.decodes]
-    assert np.linalg.matrix_rank(np.array(terms)) >= 5, "the traffic tells all terms apart"
+    amounts = [work(each.iteration) for each in seen if not each.decodes]
+    terms = [(1, each.rows, *each[2:]) for each in amounts]  # tokens follow from the others
+    assert np.linalg.matrix_rank(np.array(terms)) == 5, "the traffic tells all terms apart"
     errors = residuals(found, [seen])
     assert errors["mean_absolute_percent"] < 1e-4 and abs(errors["whole_percent"]) < 1e-4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from simulate.kernels import GPUS, SLOWER
 from simulate.loop import PS
 from simulate.program import parse
 from simulate.served_model import GIB, ServedModel
+from simulate.space import command, space_of
 from tests.programs import output
 
 NAME = "h100-llama-3.1-8b"
@@ -146,6 +148,7 @@ def test_a_server_of_a_model_has_vllms_defaults() -> None:
     (f"--costs {NAME} --gpu-memory-utilization 0.1", "holds no KV block beside the weights"),
     (f"--costs {NAME} --gpu-memory-utilization 1.5", "is a share above 0 and up to 1"),
     (f"--costs {NAME} --tensor-parallel-size 0", "must be at least 1"),
+    (f"--costs {NAME} --model gpt2", "the costs h100-llama-3.1-8b are of meta-llama/"),
     (f"--costs {NAME} --tensor-parallel-size 16", "no costs 'h100-llama-3.1-8b-tp16'"),
     ("--gpu-memory-utilization 0.9", "belong to costs of a model on a GPU"),
     ("--costs gpt2 --tensor-parallel-size 2", "no costs 'gpt2-tp2'"),
@@ -178,6 +181,28 @@ def test_what_is_not_to_be_trusted_is_said_first(tmp_path: Path) -> None:
     """On the terminal before anything is simulated, and first of what the report says of it."""
     words = "--costs rtx-pro-6000-qwen3-32b-tp2 --modes dynamic --numsamples 3 --out"
     said = output("simulate", words, str(tmp_path / "run"))
-    doubt = "Tensor parallelism over PCIe (2 × rtx-pro-6000): a real run took 22% longer"
+    doubt = "Tensor parallelism over PCIe (2 × rtx-pro-6000): latencies of a real run"
     assert said.startswith(doubt)
     assert f"**{doubt}" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_replicas_with_prefill_and_decode_apart_plan_in_turn() -> None:
+    """These cannot be planned ahead: the documented command was refused for a flag never given."""
+    words = ["--costs", NAME, "--prefill-replicas", "1", "--decode-replicas", "1"]
+    options = parse([*words, "--kv-gbps", "50", "--modes", "dynamic"])
+    assert not options.config("dynamic").ahead
+
+
+def test_the_best_setting_is_a_command_of_vllm() -> None:
+    """And not ./server.sh with --model fake, which stands for the model here."""
+    words = ["--costs", "h100-llama-3.1-70b-tp4", "--gpu-memory-utilization", "0.8"]
+    words += ["--find", "max_batch_size=32", "--slo", "ttft:500", "--arrival", "poisson:5"]
+    options = parse(words)
+    best = space_of(options, options.find).settings[-1]
+    assert command(options, best) == (
+        "vllm serve meta-llama/Meta-Llama-3.1-70B --tensor-parallel-size 4 "
+        "--gpu-memory-utilization 0.8 --max-num-seqs 32"
+    )
+    assert command(options, best._replace(variant=replace(best.variant, mode="static"))).endswith(
+        " # and, without a flag: static"
+    )
