@@ -208,7 +208,7 @@ function makeControls() {
     changed();
   });
   pick.append(
-    term("costs", "How long an iteration takes: a line that was fitted to a real server's."),
+    term("costs", "How long an iteration takes: fitted to a real server, from measured kernels, or estimated."),
     select(Object.keys(costs).map((name) => [name, name]), state.costs, "costs", (name) => {
       Object.assign(state, {costs: name, rate: nearest(SLIDERS[0].values, costs[name].rate)});
       says[0]();

@@ -52,7 +52,11 @@ def of_costs() -> worker.Settings:
 
 @pytest.mark.parametrize(
     "other",
-    [{}, {"costs": ESTIMATES[0], "stream": True, "blocks": 64, "rows": 8, "budget": 32, "seed": 1}],
+    [
+        {},
+        {"costs": ESTIMATES[0], "stream": True, "blocks": 64, "rows": 8, "budget": 32, "seed": 1},
+        {"costs": "h100-llama-3.1-8b", "rate": 60},  # planned ahead
+    ],
 )
 def test_a_run_is_that_of_simulate_sh_to_the_picosecond(
     other: dict[str, Any], of_costs: worker.Settings, tmp_path: Path
