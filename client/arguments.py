@@ -16,6 +16,7 @@ from typing import Any
 
 from client import draws
 from client.bounds import Bounds
+from client.processes import read_number
 from client.trace_file import TraceFile
 from client.users import Users
 from client.wire import OTHERS, Asked
@@ -73,6 +74,11 @@ BOUNDS: Flags = {  # each a field of Bounds
         "end a replay when N of its requests have failed"},
     "--warm-up": {"type": int, "metavar": "N", "help":
         "send the first N requests of each trace as a warm-up, which no measure counts"},
+}  # fmt: skip
+SENDING: Flags = {
+    "--client-processes": {"type": read_number, "metavar": "N", "help":
+        "send the load from N processes; Python's lock keeps one of them to one core (default: "
+        "auto, 1 below 200 requests per second, else one for every four cores, 8 at most)"},
 }  # fmt: skip
 SVG: Flags = {"--svg": {"action": "store_true", "help": "write each figure as SVG, too"}}
 ASKED: Flags = {  # flags for servers that are none of ours

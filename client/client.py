@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +104,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add_flags(parser, SERVER)
     add_flags(parser.add_argument_group("one prompt"), ONE)
-    load = LOAD | arguments.WORKLOAD | arguments.BOUNDS | arguments.SVG
+    load = LOAD | arguments.SENDING | arguments.WORKLOAD | arguments.BOUNDS | arguments.SVG
     add_flags(parser.add_argument_group("a load"), load)
     known, unknown = parser.parse_known_args(argv)
     refuse_unknown(parser, unknown)
@@ -171,7 +171,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> Result:
     """
     requests, description = load_of(known, url)
     goodput, bounds = arguments.parse_goodput(known.goodput), arguments.bounds_of(known)
-    target = target_of(url, known)
+    target = replace(target_of(url, known), processes=known.client_processes)
     by = target.wire
     written = [known.figure] if known.figure else []
     if known.out:

@@ -15,8 +15,8 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -45,6 +45,20 @@ class Interrupted(KeyboardInterrupt):
         self.outcomes = outcomes
 
 
+class Clock(NamedTuple):
+    """When a replay begins, on the clock of time.perf_counter, which all processes share; and how
+    many seconds later its first request is due, when ticks begin.
+    """
+
+    start: float
+    first_at: float
+
+    @classmethod
+    def now(cls, requests: Iterable[Request]) -> Clock:
+        first_at = min(0.0 if request.users else request.at for request in requests)
+        return cls(time.perf_counter() + HEAD_START_S, first_at)
+
+
 class Watch:
     """Notified of a replay's events; a progress display overrides those that it shows."""
 
@@ -68,16 +82,18 @@ def replay(
     timeout_s: float = 3600.0,
     watch: Watch | None = None,
     key: str | None = None,
+    clock: Callable[[Sequence[Request]], Clock] = Clock.now,
 ) -> list[Outcome]:
     """Send every request at its instant; return the outcomes in the order of the requests.
 
     Raises Interrupted on Ctrl-C, or when `watch` says that it is over. `key`: the server's API key.
+    clock: asked when all is ready to be sent.
     """
     allow_open_files(len(requests) + 64)
     run = _Replay(url, requests, wire or Plain(), watch or Watch())
     try:
         with _no_pauses():
-            asyncio.run(run.run(timeout_s, key))
+            asyncio.run(run.run(timeout_s, key, clock))
         whole = len(run.outcomes) == len(requests)
     except KeyboardInterrupt:
         whole = False
@@ -103,7 +119,9 @@ class _Replay:
         self._followers = {r.after: r for r in requests if r.after is not None}
         self.outcomes: dict[int, Outcome] = {}
 
-    async def run(self, timeout_s: float, key: str | None) -> None:
+    async def run(
+        self, timeout_s: float, key: str | None, clock: Callable[[Sequence[Request]], Clock]
+    ) -> None:
         users, self._key = self._requests[0].users, key
         notes = aiohttp.TraceConfig()
         notes.on_connection_reuseconn.append(_note_kept)
@@ -115,8 +133,7 @@ class _Replay:
             aiohttp.ClientSession(connector=kept, trace_configs=[notes], **how) as self._session,
             aiohttp.ClientSession(connector=new, **how) as self._fresh,
         ):
-            self._start = time.perf_counter() + HEAD_START_S
-            first_at = 0.0 if users else min(request.at for request in self._requests)
+            self._start, first_at = clock(self._requests)
             sending = self._closed_loop(users) if users else self._open_loop()
             self._sending = asyncio.create_task(sending)
             ticking = asyncio.create_task(self._tick(first_at))

@@ -19,6 +19,7 @@ from client.calls import NONE, ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
 from client.outcomes import Answer, Answers, Outcome, Outcomes
+from client.processes import number_for, replay_in
 from client.results import ENGINE, OF_STATS, Json, Result
 from client.summary import summarise
 from client.traces import Request, Trace
@@ -66,13 +67,16 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to measure. ours: else only the client's measures are known."""
+    """A server to measure. ours: else only the client's measures are known. processes: which send
+    the load; None for as many as it needs.
+    """
 
     name: str
     url: str
     wire: Wire
     ours: bool = True
     key: str | None = field(default=None, repr=False)
+    processes: int | None = None
 
     @property
     def are_several(self) -> bool:
@@ -88,7 +92,9 @@ class Target:
             post(f"{url}/stats/reset", key=self.key)
 
     def replay(self, requests: Sequence[Request], timeout_s: float, watch: Watch) -> list[Outcome]:
-        return replay(self.url, requests, self.wire, timeout_s, watch, self.key)
+        how = self.url, requests, self.wire, timeout_s, watch, self.key
+        n = self.processes or number_for(requests)
+        return replay(*how) if n == 1 else replay_in(n, *how)
 
     def report(self) -> ServerReport:
         engine, iterations = stats_of(self.url, self.key)

@@ -95,6 +95,7 @@ OF_SERVERS: Flags = {  # without a meaning in virtual time
         "how the servers of --also are asked, openai: completions, chat: messages (default: "
         "openai)"},
     **arguments.ASKED,
+    **arguments.SENDING,
     "--skip-calibration": {"action": "store_true", "help":
         "do not measure first how fast this client can send (else once on each machine)"},
     "--runs": {"type": Path, "nargs": "+", "metavar": "RUN", "help":
@@ -148,6 +149,7 @@ class Options:
     asked: Asked = field(default_factory=Asked)  # how these are asked
     deployment: Deployment | None = None  # each variant's; None: a server alone
     calibration: bool = False
+    client_processes: int | None = None  # which send the load; None: as many as it needs
     check: Check | None = None
 
     @property

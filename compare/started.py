@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from client.addresses import other_target
 from client.measure import Measurable, Target, warm_up
@@ -39,7 +40,8 @@ class Started:
     def target(self, name: str, seed: int = 0) -> Iterator[Measurable]:
         with contextlib.ExitStack() as stack:
             with self._progress.step(f"starting {name}"):
-                target = self._started(name, stack)
+                processes = self._options.client_processes
+                target = replace(self._started(name, stack), processes=processes)
                 warm_up(target, self.traces.by_ids)
                 if isinstance(by := target.wire, OpenAI):
                     self._asked_as[name] = by.about

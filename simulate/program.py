@@ -52,7 +52,9 @@ from simulate.vllm.given import SEEDS as OWN_SEEDS
 from simulate.vllm.given import options as options_of_own
 
 # settings of real servers
-OF_SERVERS = ("also", "api", "header", "extra_body", "skip_calibration", "host", "port")
+OF_SERVERS = (
+    "also", "api", "header", "extra_body", "client_processes", "skip_calibration", "host", "port",
+)  # fmt: skip
 SHOWN = ("--vllm", "--costs", "--find", "--slo")  # by --help, besides those of all
 FLAGS: Flags = {
     "--vllm": {"metavar": "FILE", "help":
