@@ -48,7 +48,7 @@ def number_for(requests: Sequence[Request]) -> int:
     at = [request.at for request in requests]
     if requests[0].users or len(at) / max(1.0, max(at) - min(at)) < ENOUGH:
         return 1
-    return min(max(1, len(os.sched_getaffinity(0)) // 4), AUTO_MOST)
+    return min(max(1, (os.cpu_count() or 1) // 4), AUTO_MOST)
 
 
 def parts(requests: Sequence[Request], n: int) -> list[list[Request]]:
