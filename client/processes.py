@@ -106,9 +106,10 @@ class _Shared:
 
     async def run(self, shares: Sequence[list[Request]], how: tuple[Any, ...]) -> None:
         self._over, self._silent = asyncio.Event(), asyncio.Event()
-        self._senders += [_Sender(share, how) for share in shares]
+        self._senders += [_Sender() for _ in shares]
         self._unready = len(shares)
-        for sender in self._senders:
+        for sender, share in zip(self._senders, shares):
+            sender.say((share, *how))
             asyncio.get_running_loop().add_reader(sender.pipe.fileno(), self._hear, sender)
         try:
             await self._over.wait()
@@ -171,7 +172,7 @@ class _Shared:
 class _Sender:
     """A process that sends a part of a trace. ticks: how many it had."""
 
-    def __init__(self, part: list[Request], how: tuple[Any, ...]):
+    def __init__(self) -> None:
         self.pipe, theirs = Pipe()
         fd, self.ticks = theirs.fileno(), 0
         # Ctrl-C in a terminal is for all of its session: this process ends when it is told
@@ -181,7 +182,6 @@ class _Sender:
             env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
         )  # fmt: skip
         theirs.close()
-        self.say((part, *how))
 
     def say(self, message: Any) -> None:
         """Tell its part, the clock, or (None) that the replay ends now."""
