@@ -14,8 +14,6 @@ def test_each_command_of_the_pages_is_understood() -> None:
     commands = [each for each in of_python if each[0].startswith("lab.")]
     assert commands
     for module, *arguments in commands:
-        if module == "lab.benchmarks.faults":  # a package
-            module += ".__main__"
         # it knows all of its arguments if it complains of one more alone
         try:
             message = ran(module, *arguments, "--qqqqqqqq").stderr

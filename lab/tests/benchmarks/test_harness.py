@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from config.settings import ConfigError
 from lab.benchmarks import harness
-from lab.benchmarks.faults import __main__ as faults
-from lab.benchmarks.faults.tools import Fault, Finding
 from tests.programs import ran
 
 
@@ -35,7 +31,6 @@ from tests.programs import ran
     ("agreement", "--loop-interval-ms 3", "unknown flag --loop-interval-ms"),
     ("gpu", "", "device cuda: no GPU is usable here; use --device cpu"),
     ("gpu", "--port 1", "unknown flag --port"),
-    ("faults", "--only nothing", "no fault has these words in its name"),
 ])  # fmt: skip
 def test_bad_input_ends_with_a_sentence(benchmark: str, arguments: str, sentence: str) -> None:
     """A setting that would have no effect is refused, so that none is recorded."""
@@ -52,38 +47,3 @@ def test_an_error_is_a_sentence_and_an_exit_code(
             harness.run(mock.Mock(side_effect=error))
         assert ended.value.code == code
     assert capsys.readouterr().err == "error: mend it\n"
-
-
-# ---- faults in their short form: each promise is kept on a real server
-
-USUAL = (  # what happens to every server in time, and what no other test does to one
-    "half of 500 streams are cut",
-    "50 requests in one packet",
-    "SIGTERM under load",
-    "Ctrl-C under load",
-    "kill -9 of the worker under load",
-    "the engine fails in every 20th iteration",
-    "the engine fails in every iteration",
-)
-FAULTS = [
-    pytest.param(fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly)
-    for fault in faults.FAULTS
-]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_promise_is_kept(fault: Fault) -> None:
-    seen, kept = fault.run(True)
-    assert kept, seen
-
-
-def test_a_broken_promise_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(short: bool) -> Iterator[Finding]:
-        yield "it began", True
-        raise ConnectionResetError("peer")
-
-    monkeypatch.setattr(faults, "FAULTS", [Fault("a | fault", "nothing breaks", fails, None)])
-    done = ran("lab.benchmarks.faults", "--out", str(tmp_path))
-    assert done.returncode == 1 and "BROKEN" in done.stdout
-    row = "| a \\| fault | nothing breaks | ConnectionResetError: peer | **no** |"
-    assert row in (tmp_path / "faults.md").read_text()
