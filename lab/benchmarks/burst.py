@@ -1,16 +1,14 @@
 """The offline burst: n greedy requests at once through scheduler, manager and engine, without HTTP.
 
-    python -m lab.benchmarks.burst --model FOLDER [--n 64] [--pairs 0] [any server setting]
+    python -m lab.benchmarks.burst --model FOLDER [--n 64] [any server setting]
 
 The requests are those of the peers' scripts: lengths of the original experiment, 6,904 completion
-tokens for 64. `--pairs 5` serves it ten times, in turn with and without `--ahead`, and says how
-many times faster that is; both engines are loaded, so `--kv-cache` must leave room for two.
+tokens for 64.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,10 +26,7 @@ from server.serving import Server
 BENCHMARK = Benchmark(
     "burst",
     __doc__,
-    {
-        "--n": (DRAWN, f"requests, at most {LARGEST}"),
-        "--pairs": (0, "bursts with and as many without --ahead, instead of one"),
-    },
+    {"--n": (DRAWN, f"requests, at most {LARGEST}")},
     NO_HTTP,
     of_engine=True,
 )
@@ -83,29 +78,6 @@ def measure(config: Config, requests: Sequence[Prompted]) -> dict[str, Any]:
     return result
 
 
-def in_pairs(config: Config, requests: Sequence[Prompted], pairs: int) -> dict[str, Any]:
-    """Serve the burst with and without plans ahead, each first in every other pair; return the
-    seconds, and how many times faster plans ahead are: the median of the pairs, and all.
-    """
-    settings = config.model_dump()
-    servers = {ahead: loaded(Config(**settings | {"ahead": ahead})) for ahead in (False, True)}
-    seconds: dict[bool, list[float]] = {ahead: [] for ahead in servers}
-    for server in servers.values():
-        serve(server, requests)  # warm
-    for i in range(pairs):
-        for ahead in (False, True) if i % 2 else (True, False):
-            seconds[ahead].append(serve(servers[ahead], requests))
-    for server in servers.values():
-        server.close()
-    times = [in_turn / ahead for in_turn, ahead in zip(seconds[False], seconds[True])]
-    print(
-        f"{len(requests)} requests: --ahead is {statistics.median(times):.3f} times as fast "
-        f"({min(times):.3f} to {max(times):.3f} in {pairs} pairs)"
-    )
-    named = {"in_turn_s": seconds[False], "ahead_s": seconds[True]}
-    return named | {"times_as_fast": statistics.median(times), "of_pairs": times}
-
-
 def main() -> None:
     options, [config] = BENCHMARK.configs(max_batch_size=lambda options: max(1, options.n))
     requests = burst(config, options.n)
@@ -115,11 +87,7 @@ def main() -> None:
             f"the burst's longest request has {longest} tokens, and the context holds "
             f"{config.max_model_len}; raise --max-model-len, or choose another --model"
         )
-    if options.pairs > 0:
-        result = in_pairs(config, requests, options.pairs)
-    else:
-        result = measure(config, requests)
-    print(json.dumps(result | BENCHMARK.record([config])))
+    print(json.dumps(measure(config, requests) | BENCHMARK.record([config])))
 
 
 if __name__ == "__main__":

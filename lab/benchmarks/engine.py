@@ -15,13 +15,11 @@ Writes engine.md, engine.json and a figure to --out.
 
 from __future__ import annotations
 
-import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from torch import Tensor
 
 from client.drawing import new_figure, plain_log, save, styled
 from client.machine import processor
-from compare.report.tables import NONE, markdown
+from compare.report.tables import markdown
 from config.config import Config
 from config.settings import ONLY_IN, ConfigError
 from generate import kernels
@@ -210,36 +208,6 @@ def against_bound(
     }  # fmt: skip
 
 
-def launches(engine: CachedGenerator, rows: list[Row]) -> dict[str, int]:
-    """Count what the host launches on a GPU in a step, of which a CUDA graph is one, and the
-    kernels that run; both are 0 on a CPU.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler is quiet from 6 on
-    with torch.profiler.profile() as profile:
-        engine.generate(Iteration(rows, running=len(rows), waiting=0, blocks_used=0))
-    events = profile.events() or []
-    on_gpu = [event.name for event in events if event.device_type.name == "CUDA"]
-    return {
-        "launches": sum("Launch" in event.name for event in events),
-        "kernels": sum(not name.startswith("Mem") for name in on_gpu),  # copies and fills apart
-    }
-
-
-def preparation(engine: CachedGenerator, rows: list[Row], repeats: int) -> float | None:
-    """Seconds in which the host prepares a step, while a GPU waits; None: kernels of a CPU read the
-    rows themselves.
-    """
-    if engine.one_call is not None:
-        return None
-    taken = []
-    for _ in timed_steps(engine, rows, repeats, lambda: None):
-        start = time.perf_counter()
-        with torch.inference_mode():
-            engine.prepare(rows)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
 def measure(
     config: Config,
     rows: Sequence[int],
@@ -266,11 +234,6 @@ def measure(
         steps.append(step)
         took = f"{1e3 * step['seconds']:.2f} ms"
         print(f"{n} rows of context {context}, {sampling}: {took}", flush=True)
-    for step in steps:  # only now: what was profiled once may be slower afterwards
-        how = config.block_size, SAMPLINGS[step["sampling"]]
-        rows_of_step = decode_rows(step["rows"], step["context"], *how)
-        step["host_s"] = preparation(engine, rows_of_step, repeats)
-        step |= launches(engine, rows_of_step)
     return {
         "bytes_per_s": machine.bytes_per_s,
         "flops_per_s": machine.flops_per_s,
@@ -281,10 +244,9 @@ def measure(
 
 def table(result: Mapping[str, Any]) -> str:
     """A line for each kind of step; the bound is the larger of its two."""
-    on_gpu = any(step.get("kernels") for step in result["steps"])
-    counts = ["in a sequence, ms", "host, ms", "launches", "kernels"] if on_gpu else []
+    ahead = any(step["of_sequence_s"] for step in result["steps"])
     first = ["rows", "context", "sampling", "step, ms", "bound, ms", "reached, %", "tok/s"]
-    lines = [[*first, *counts]]
+    lines = [[*first, *["in a sequence, ms"] * ahead]]
     for step in result["steps"]:
         rows, context, seconds = step["rows"], step["context"], step["seconds"]
         bound_s = max(step["memory_s"], step["arithmetic_s"])
@@ -293,30 +255,15 @@ def table(result: Mapping[str, Any]) -> str:
         reached = f"{part:.0f} ({least:.0f} to {most:.0f})"
         where = str(rows), str(context), step["sampling"]
         line = [*where, *times, reached, f"{rows / seconds:,.1f}"]
-        if on_gpu:
-            sequence_s = step["of_sequence_s"]
-            line += [f"{1e3 * sequence_s:.2f}" if sequence_s else NONE]
-            line += [f"{1e3 * step['host_s']:.3f}", f"{step['launches']}", f"{step['kernels']}"]
+        if ahead:
+            line += [f"{1e3 * step['of_sequence_s']:.2f}"]
         lines.append(line)
     return markdown(lines, left=0)
 
 
-def turn(line: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the rows from which the arithmetic of steps takes longer than the reading, between
-    those that were measured; None if it does for none of them, or for all.
-    """
-    for few, many in pairwise(sorted(line, key=lambda step: step["rows"])):
-        less, more = (math.log(s["arithmetic_s"] / s["memory_s"]) for s in (few, many))
-        if less < 0 <= more:
-            return few["rows"] * (many["rows"] / few["rows"]) ** (less / (less - more))
-    return None
-
-
 @styled
 def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
-    """A roofline: step time against rows, a colour a context, the bound as a dashed line, and a
-    dotted one where the first context's limit turns from memory to arithmetic.
-    """
+    """A roofline: step time against rows, a colour a context, the bound as a dashed line."""
     contexts = sorted({int(step["context"]) for step in steps})
     shades = matplotlib.colormaps["viridis"](np.linspace(0.1, 0.75, len(contexts)))
     figure = new_figure((8, 4.8), caption)
@@ -328,10 +275,6 @@ def step_time(steps: Sequence[Mapping[str, float]], caption: str) -> Figure:
         bound = [1e3 * max(step["memory_s"], step["arithmetic_s"]) for step in line]
         axis.plot(rows, measured, "o-", color=shade, label=f"measured, context {context}")
         axis.plot(rows, bound, "--", color=shade, lw=1.2, label=f"bound, context {context}")
-    if at := turn([step for step in steps if step["context"] == contexts[0]]):
-        axis.axvline(at, color="#555555", ls=":", lw=1.2)
-        for side, text in (("right", "memory is the limit  "), ("left", "  arithmetic is")):
-            axis.text(at, 0.62, text, ha=side, transform=axis.get_xaxis_transform())
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks := sorted({step["rows"] for step in steps}), map(str, ticks))
     axis.set_yscale("log")

@@ -23,7 +23,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +34,6 @@ from config.config import Config
 from config.settings import NOT_SIMULATED, ONLY_OVER_HTTP, VOCABULARIES, ConfigError
 from lab.benchmarks import agreement, burst, engine
 from lab.benchmarks.harness import Benchmark, chosen_settings, run
-from lab.benchmarks.workload import LARGEST
 from simulate import measure_costs
 from simulate.costs import FOLDER
 from simulate.simulation import ENGINE
@@ -64,9 +62,7 @@ UNUSED: dict[str, Collection[str]] = {  # settings without effect on commands th
     "simulate.measure_costs ": measure_costs.UNUSED,
     "simulate ": {*ENGINE, *NOT_SIMULATED},
     "compare --runs ": Config.model_fields,
-    "lab.benchmarks.peers.engines ": Config.model_fields,
 }
-GPU = "a GPU"
 
 
 class Part(NamedTuple):
@@ -75,11 +71,10 @@ class Part(NamedTuple):
     heading: str
     command: str  # words after `python -m`; `commands` fills in what stands in braces
     seconds: int  # at most, on an H200
-    needs: str = ""  # GPU, or a package, without which it is left out
     table: int = 0  # which one of its own page is shown
 
 
-STEPS = "lab.benchmarks.engine --rows {rows} --contexts {contexts} --out {out}/"
+STEPS = "lab.benchmarks.engine --rows {rows} --contexts {contexts} --out {out}/steps"
 SAMPLED = f" --sampling {','.join(engine.SAMPLINGS)}"
 COMPARE = "compare --skip-calibration "
 VARIANTS = "--variant static=static --variant dynamic=dynamic "
@@ -95,15 +90,11 @@ PARTS = {
     "agreement": Part("Against the oracle, which has no cache and computes a request at a time",
         "lab.benchmarks.agreement --n {few}", 42),  # compiles what all parts need
     "steps": Part("Steps of decode rows, against the machine's bound",
-        STEPS + "steps" + SAMPLED, 20),
-    "cublas": Part("Steps with PyTorch's products, whose bits depend on the number of tokens",
-        STEPS + "cublas --linear plain" + SAMPLED, 16, needs=GPU),
+        STEPS + SAMPLED, 20),
     # one round of traffic takes 25 s, and loading as long at worst
     "costs": Part("What an iteration costs, for the simulator",
         "simulate.measure_costs --seconds 1 --name {costs.stem} --out {costs.parent}", 47),
     "burst": Part("The burst, without HTTP", "lab.benchmarks.burst --n {n}", 8),
-    "ahead": Part("A larger burst, with and without plans ahead",
-        "lab.benchmarks.burst --n {many} --pairs 3 --kv-cache {both}", 15),
     "comparison": Part("Two modes, over HTTP",
         COMPARE + "--numsamples {numsamples} " + VARIANTS + "--out {out}/comparison", 56),
     "simulated": Part("The comparison's trace in virtual time, at these costs",
@@ -116,9 +107,6 @@ PARTS = {
         "--arrival burst --out {out}/alone", 33),
     "prompts": Part("Long prompts beside rows that decode: whole, in chunks, and from a cache",
         COMPARE + PROMPTS + "--out {out}/prompts", 49),
-    "generate": Part("The burst by Hugging Face: generate(), and continuous batching",
-        "lab.benchmarks.peers.engines huggingface --n {n} --model {model} --dtype {dtype} "
-        "--device {device}", 50, needs="transformers"),
 }
 # fmt: on
 BENCHMARK = Benchmark(
@@ -146,11 +134,8 @@ def fitted(config: Config, out: Path, by: str) -> Path:
 
 def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str, list[str]]:
     """The words after `python -m` of each part. by: the processor, whose name a GPU's costs get."""
-    gpu = config.device == "cuda"
     values = vars(options) | {
         "few": min(8, options.n),
-        "many": min(LARGEST, 4 * options.n),
-        "both": "20GB" if gpu else "1GB",  # beside each other
         "carried": max(2, options.numsamples // 8),  # of nobatch: 6 s on an H200
         "ahead": " --ahead" if config.ahead else "",
         "half": max(2, options.numsamples // 2),
@@ -158,12 +143,9 @@ def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str
         "prefix": config.max_model_len // 2,
         "out": out,
         "costs": fitted(config, out, by),
-        **{each: getattr(config, each) for each in ("model", "dtype", "device")},
     }
     parts = {}
     for name, part in PARTS.items():
-        if not (gpu if part.needs == GPU else find_spec(part.needs or "torch")):
-            continue
         unused = next((UNUSED[each] for each in UNUSED if part.command.startswith(each)), ())
         parts[name] = [word.format(**values) for word in shlex.split(part.command)]
         for setting, value in (DEFAULTS | chosen_settings(options)).items():
@@ -241,11 +223,10 @@ def met(found: float, most: float | None) -> str:
     return f"{most:.2f} ({'met' if found <= most else '**missed**'})" if most else NONE
 
 
-def section(name: str, ran: Mapping[str, Any] | None, out: Path, here: bool = True) -> str:
-    """A part on the page: what it found, how, and what is missing. here: it can be measured."""
+def section(name: str, ran: Mapping[str, Any] | None, out: Path) -> str:
+    """A part on the page: what it found, how, and what is missing."""
     if ran is None:
-        why = "not in this run" if here else f"not measured here: it needs {PARTS[name].needs}"
-        return f"**Missing: {name}** ({why})"
+        return f"**Missing: {name}** (not in this run)"
     took = f"{ran['seconds']:.0f} s of {PARTS[name].seconds}"
     how = f"`python -m {ran['command']}`: {took}, commit {ran['commit']}"
     blocks = [f"## {PARTS[name].heading}", f"{how}, {ran['date']}.", found(name, out)]
@@ -290,7 +271,7 @@ def main() -> None:
     hardware, by = result["hardware"], processor(result["hardware"], config.model_dump())
     parts = commands(options, config, out, by)
     if unknown := [name for name in options.only if name not in parts]:
-        raise ConfigError(f"--only {unknown[0]}: the parts here are {', '.join(parts)}")
+        raise ConfigError(f"--only {unknown[0]}: the parts are {', '.join(parts)}")
     todo = [name for name in parts if name in (options.only or parts)]
     result["command"] = command_line("lab/benchmarks/gpu.sh", sys.argv[1:])
     result["parts"] = kept(out, result, options.only)
@@ -303,9 +284,7 @@ def main() -> None:
         setup += f"; servers sample from {VOCABULARIES['bytes']} ids"
 
     def write() -> None:
-        page = "\n\n".join(
-            section(name, result["parts"].get(name), out, name in parts) for name in PARTS
-        )
+        page = "\n\n".join(section(name, result["parts"].get(name), out) for name in PARTS)
         with contextlib.redirect_stdout(None):
             BENCHMARK.write(out, title, setup, page, result)
 

@@ -3,13 +3,10 @@
     VLLM-ENV/bin/python -m lab.benchmarks.peers.engines vllm --model FOLDER [--n 64] …
     PEERS-ENV/bin/python -m lab.benchmarks.peers.engines openvino --model FOLDER …
     PEERS-ENV/bin/python -m lab.benchmarks.peers.engines ctranslate2 --model FOLDER …
-    python -m lab.benchmarks.peers.engines huggingface --model gpt2-medium [--device cuda] …
 
 vLLM needs lab/benchmarks/requirements-vllm.txt, and where there is apt: apt install
 libtcmalloc-minimal4; OpenVINO and CTranslate2 need lab/benchmarks/requirements-peers.txt. FOLDER is
-made by lab.benchmarks.peers.checkpoint. Hugging Face's generate() and continuous batching run one
-after the other in our environment, need requirements-dev.txt, and have random weights, so that a
-model's name is enough.
+made by lab.benchmarks.peers.checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,8 +26,7 @@ from lab.benchmarks import HELP
 from lab.benchmarks.workload import DRAWN, LARGEST, Prompted, draw
 
 THREADS = 2
-PATIENCE_S = 20.0  # for one answer of a burst
-Options = argparse.Namespace  # model, n, dtype and device
+Options = argparse.Namespace  # model, n and dtype
 Serve = Callable[[Sequence[Prompted]], Sequence[int]]  # returns how many tokens each got
 Started = Iterator[tuple[str, Serve]]  # an engine's name and version, for each way that it serves
 VLLM_SETTINGS = {
@@ -166,69 +161,6 @@ def ctranslate2(options: Options) -> Started:
     yield f"CTranslate2 {ctranslate2.__version__}", serve
 
 
-def huggingface(options: Options) -> Started:
-    """Hugging Face's two ways, on one model: generate(), a user's first program, and the continuous
-    batching of transformers 5, where it has one. That never ran on a GPU here.
-    """
-    import torch
-    import transformers
-
-    from config.shapes import shape_of
-
-    torch.set_num_threads(THREADS)
-    shape = shape_of(str(options.model))
-    sizes = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd}
-    with torch.device(options.device):  # a GPU draws random weights at once, a CPU in ten seconds
-        model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    model = model.to(getattr(torch, options.dtype)).eval()
-    yield f"generate() of transformers {transformers.__version__}", partial(static, model)
-    try:
-        from transformers import ContinuousBatchingConfig
-    except ImportError:
-        print(f"transformers {transformers.__version__} has no continuous batching")
-        return
-    with model.continuous_batching_context_manager(
-        transformers.GenerationConfig(do_sample=False, eos_token_id=-1),  # no token ends a request
-        # the burst is served twice
-        continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False),
-    ) as manager:
-        name = f"continuous batching of transformers {transformers.__version__}"
-        yield name, partial(continuous, manager)
-
-
-def static(model: Any, requests: Sequence[Prompted]) -> list[int]:
-    """One batch, padded on the left, that runs until the longest completion is done; of each only
-    the requested tokens count.
-    """
-    import torch
-
-    width = max(len(prompt) for prompt, _ in requests)
-    padding = [width - len(prompt) for prompt, _ in requests]
-    ids = [[0] * n + prompt for n, (prompt, _) in zip(padding, requests)]
-    mask = [[0] * n + [1] * (width - n) for n in padding]
-    answers = model.generate(
-        torch.tensor(ids, device=model.device),
-        attention_mask=torch.tensor(mask, device=model.device),
-        max_new_tokens=max(tokens for _, tokens in requests),
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    ).tolist()  # waits for a GPU
-    return [len(answer[width:][:tokens]) for answer, (_, tokens) in zip(answers, requests)]
-
-
-def continuous(manager: Any, requests: Sequence[Prompted]) -> list[int]:
-    """Requests that join and leave a running batch, of as many rows as its cache holds."""
-    ids = [manager.add_request(prompt, max_new_tokens=tokens) for prompt, tokens in requests]
-    made: dict[str, int] = {}
-    while len(made) < len(requests):
-        answer = manager.get_result(timeout=PATIENCE_S)
-        if answer is None or answer.error:
-            fail(f"continuous batching: {answer.error if answer else 'no answer came'}")
-        made[answer.request_id] = len(answer.generated_tokens)
-    return [made[each] for each in ids]
-
-
 class Engine(NamedTuple):
     """A peer: how it starts, its kinds of numbers, and what has to be installed for it."""
 
@@ -241,7 +173,6 @@ ENGINES = {
     "vllm": Engine(vllm, ("bfloat16", "float32"), "lab/benchmarks/requirements-vllm.txt"),
     "openvino": Engine(openvino, tuple(OPENVINO_PRECISIONS)),
     "ctranslate2": Engine(ctranslate2, ("int8",)),
-    "huggingface": Engine(huggingface, ("bfloat16", "float32"), "requirements-dev.txt"),
 }
 
 
@@ -268,7 +199,6 @@ def main() -> None:
     )
     parser.add_argument("--n", type=int, default=DRAWN, help=f"requests (default: {DRAWN})")
     parser.add_argument("--dtype", help="default: the engine's first")
-    parser.add_argument("--device", default="cpu", help="of huggingface (default: cpu)")
     options = parser.parse_args()
     engine = ENGINES[options.engine]
     options.dtype = options.dtype or engine.dtypes[0]
