@@ -21,13 +21,10 @@ COLUMNS = 3
 
 
 class Point(NamedTuple):
-    """A point of a line, or a bar. expected: by theory, where that is known. starred: it is marked
-    as the answer.
-    """
+    """A point of a line, or a bar. starred: it is marked as the answer."""
 
     x: Any
     y: Estimate
-    expected: float | None = None
     starred: bool = False
 
 
@@ -103,18 +100,11 @@ def _line(axes: Axes, panel: FigurePanel, line: Sequence[Point], style: Style, l
     x, y = [point.x for point in line], [point.y.mean for point in line]
     how: Json = {"color": style.colour, "marker": style.marker, "ls": style.line}
     axes.errorbar(x, y, _spread(panel, line), capsize=3, label=label, **how)
-    theory = [(point.x, point.expected) for point in line if point.expected is not None]
-    if theory:
-        axes.plot(*zip(*theory), "k:", label="expected")
 
 
 def _bars(axes: Axes, panel: FigurePanel, bars: Sequence[Point], width: float, **how: Any) -> None:
     at, heights = [bar.x for bar in bars], [bar.y.mean for bar in bars]
     axes.bar(at, heights, 0.92 * width, yerr=_spread(panel, bars), ecolor="#333333", **how)
-    for x, _, expected, _ in bars:
-        if expected is not None:
-            ends = [x - width / 2, x + width / 2]
-            axes.plot(ends, [expected] * 2, "k-", lw=2, label="expected")
 
 
 def _x_axis(axes: Axes, every: Sequence[Any], is_numeric: bool) -> None:

@@ -65,7 +65,6 @@ class Panel:
     line: Key = "variant"  # tells lines, or the bars of a group, apart
     where: Keys = field(default_factory=dict)
     base: Keys | None = None  # given: the ratio to it is drawn
-    expected: str = ""  # measure that theory gives: a dotted line, or a tick across a bar
     log: bool = False
 
 
@@ -242,8 +241,6 @@ def _points(study: Study, panel: Panel, cases: Cases, case: Case) -> Iterable[pa
     def value(measure: str) -> Estimate:
         return ratio(base, case, measure) if base else mean(case, measure)
 
-    known = panel.expected and None not in values(case, panel.expected)
-    expected = value(panel.expected).mean if known else None
     for measure in measures:
         x = study.measures[measure][0] if len(measures) > 1 else key_of(case, panel.x)
-        yield panels.Point(x, value(measure), expected)
+        yield panels.Point(x, value(measure))
