@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from client.drawing import PALETTE, Style
+from client.traces import Request
+from client.workloads import Workload
 from lab.studies import virtual
 from lab.studies.study import Against, Case, Panel, Study, Table
-from lab.studies.virtual import VIRTUAL, Settings
+from lab.studies.virtual import CAPACITY_SEED, VIRTUAL, Settings
 
 
 class Part(NamedTuple):
@@ -33,7 +36,9 @@ ORDERS: dict[str, Settings] = {
     },
 }
 LONG_TAIL = "lognormal:40:1.2:900"  # the longest tenth has 45% of the tokens
-ALL = 20_000  # KV blocks, more than all requests need, since paused ones keep their blocks
+BURST = 2000  # requests that show a capacity
+# of more KV blocks than all requests need, since paused ones keep their blocks
+POOL = virtual.pool(20_000)
 PARTS = {
     "grid": Part((4, 8, 32), (0.5, 0.9, 1.2), ORDERS),
     "rows": Part((8, 12, 16, 24, 32), (1.2,), {order: ORDERS[order] for order in EXACT}, 8),
@@ -49,23 +54,34 @@ def cases(n: int) -> list[dict[str, Any]]:
     ]
 
 
+def trace(seed: int, n: int, arrival: str) -> Sequence[Request]:
+    return Workload(LONG_TAIL, seed=seed, prompts="ids").requests(n, arrival, scaled=True)
+
+
+@functools.cache
+def capacity(rows: int) -> float:
+    """Return the requests per second that `fcfs` completes of a burst."""
+    burst = trace(CAPACITY_SEED, BURST, "burst")
+    outcomes, _ = virtual.served({"max_batch_size": rows, **POOL}, burst)
+    return BURST / float(outcomes.ended["ended_at"].max())
+
+
 def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Serve a trace."""
-    capacity = virtual.capacity(case["of"], LONG_TAIL, ALL)
-    arrival = f"poisson:{case['load'] * capacity:g}"
-    requests = virtual.data_of(LONG_TAIL, seed).requests(n, arrival, scaled=True)
-    settings = {"max_batch_size": case["rows"], **virtual.pool(ALL)}
+    requests = trace(seed, n, f"poisson:{case['load'] * capacity(case['of']):g}")
+    settings = {"max_batch_size": case["rows"], **POOL}
     settings |= PARTS[case["table"]].variants[case["variant"]]
     outcomes, _ = virtual.served(settings, requests)
     answers = outcomes.answers
     by_length = answers.e2e_s[np.argsort(answers["completion_tokens"], kind="stable")]
     return {
-        **virtual.mean_and_p99(answers),
+        "mean_s": float(answers.e2e_s.mean()),
+        "p99_s": float(np.percentile(answers.e2e_s, 99)),
         "median_s": float(np.median(answers.e2e_s)),
         "shortest_s": float(by_length[: n // 4].mean()),
         "longest_s": float(by_length[-(n // 4) :].mean()),
         "answered": float((answers["ended_at"] <= requests[-1].at).sum()) / requests[-1].at,
-        "throughput": virtual.throughput(outcomes),
+        "throughput": answers["completion_tokens"].sum() / float(outcomes.ended["ended_at"].max()),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from client.workloads import Workload
-from lab.studies import fidelity, orders, virtual
+from lab.studies import fidelity, orders
 from lab.studies.__main__ import NAMES, load
 from lab.studies.runner import FinishedRuns, measured, write
 from tests.programs import ran
@@ -22,11 +22,8 @@ def small() -> Iterator[None]:
         "rows": orders.PARTS["rows"]._replace(rows=(8, 32)),
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, value in (
-            (virtual, "BURST", 300),
-            (orders, "PARTS", less),
-        ):
-            patch.setattr(module, name, value)
+        patch.setattr(orders, "BURST", 300)
+        patch.setattr(orders, "PARTS", less)
         patch.setattr("client.machine.hardware", dict)
         yield
 
