@@ -8,7 +8,7 @@ from typing import Any
 from config import environment  # noqa: F401 - where a package is missing
 
 HELP: dict[str, Any] = {
-    "usage": argparse.SUPPRESS,  # of up to a hundred flags
+    "usage": argparse.SUPPRESS,  # it would list up to a hundred flags
     "formatter_class": argparse.RawDescriptionHelpFormatter,
     "allow_abbrev": False,
 }

@@ -42,7 +42,7 @@ from simulate import drive
 LOGIT_MARGIN, DRAW_MARGIN = 1e-3, 1e-5
 # tokens of prompts that no graph holds, and of which attention reads several rounds of keys
 LONG = (300, 700)
-# of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
+# a share of the largest logit; bfloat16 keeps 8 bits, and some hundred sums lie one after another
 BFLOAT16_TOLERANCE = 0.05
 PLAIN = {
     "generator": "naive", "linear": "plain", "decoder_batch_sizes": (), "prefix_caching": False,

@@ -44,7 +44,7 @@ from scheduling.inference import Iteration, Row
 from scheduling.sampling import Sampling
 
 GPU_BYTES = 1_000_000_000  # no cache holds as much, and a small GPU has as much to spare
-PROBES = 2  # of which the faster counts
+PROBES = 2  # the faster one counts
 SEQUENCE = 16  # steps of one
 PROBE_WIDTH = {"cpu": 2048, "cuda": 8192}
 SAMPLINGS = {  # by the names that --sampling takes

@@ -38,7 +38,7 @@ from simulate import measure_costs
 from simulate.costs import FOLDER
 from simulate.simulation import ENGINE
 
-SECONDS = 350  # of all parts
+SECONDS = 350  # for all parts together
 STOP_S = 10  # for the last part to stop in
 OUT_OF_TIME = (124, -9, 137)  # exit codes of `timeout`, if the part ended by SIGTERM, or did not
 DEFAULTS: dict[str, Any] = {
@@ -136,7 +136,7 @@ def commands(options: Namespace, config: Config, out: Path, by: str) -> dict[str
     """The words after `python -m` of each part. by: the processor, whose name a GPU's costs get."""
     values = vars(options) | {
         "few": min(8, options.n),
-        "carried": max(2, options.numsamples // 8),  # of nobatch: 6 s on an H200
+        "carried": max(2, options.numsamples // 8),  # nobatch takes 6 s for these on an H200
         "ahead": " --ahead" if config.ahead else "",
         "half": max(2, options.numsamples // 2),
         "users": min(32, max(2, options.numsamples // 4)),

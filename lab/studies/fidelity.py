@@ -35,9 +35,9 @@ JUDGED = 0.85  # highest load whose errors have a target; beyond it they are rep
 FIRST_SEED = 1000  # calibration draws from smaller ones
 ONE_BY_ONE = 30  # requests of a trace for nobatch
 EVERY, LONG = 3, (200, 700)  # every third prompt is long, of so many tokens
-TIMEOUT_S = 600.0  # of a request
+TIMEOUT_S = 600.0  # longest time for a request
 MET, BY_SPREAD, MISSED, REPORTED = "met", "met by spread", "**missed**", "reported"
-TARGETS = {"capacity": 3.0, "p50": 5.0, "p99": 10.0}  # of the relative error, %
+TARGETS = {"capacity": 3.0, "p50": 5.0, "p99": 10.0}  # largest relative error, %
 LEAST = {"p99": 2000}  # real requests in all runs, with fewer of which it is not judged
 CACHING = "dynamic, prefix caching"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,14 +48,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic, sjf": ("dynamic", {"order": "sjf"}),
 }
 PLAIN, LONG_PROMPTS, PREFIXES = "plain", "long prompts", "shared prefixes"
-KINDS: dict[str, tuple[dict[str, Any], str]] = {  # of a trace: Workload's fields, and arrivals
+KINDS: dict[str, tuple[dict[str, Any], str]] = {  # a kind's Workload, and its arrivals
     PLAIN: ({}, "poisson:{:g}"),
     "other lengths": ({"lengths": "lognormal:60:1:700"}, "poisson:{:g}"),
     "bursty": ({}, "gamma:{:g}:3"),
     PREFIXES: ({"prefixes": "8:128:1"}, "poisson:{:g}"),
     LONG_PROMPTS: ({"prompts": "ids"}, "poisson:{:g}"),
 }
-Row = dict[str, Any]  # numbers of a trace on one side
+Trial = dict[str, Any]  # what one server, real or simulated, showed of a trace
 SOME = (0.85, 1.2)
 # by part: the costs, and settings of the model where the part's name does not say all
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -107,8 +107,8 @@ def trace(kind: str, seed: int, n: int, rate: float | None) -> Sequence[Request]
     return [r if r.id % EVERY else r.model_copy(update={"prompt_ids": own[r.id]}) for r in requests]
 
 
-def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
-    """Return the rows of a fresh server's burst and of its loads."""
+def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Trial]:
+    """Return the trials of a fresh server's burst and of its loads."""
     kind, (mode, flags) = case["kind"], VARIANTS[case["variant"]]
     n_requests = ONE_BY_ONE if mode == "nobatch" else n
     first: tuple[Case, int, int] = ({**case, "repeat": 0}, n, 0)
@@ -117,20 +117,20 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Row]:
         target = Target(case["variant"], url, Plain())
         warm_up(target)
 
-        def row(rate: float | None) -> Row:
+        def trial(rate: float | None) -> Trial:
             return {"rate": rate} | measured(target, trace(kind, seed, n_requests, rate))
 
-        rows = {BURST: row(None)}
-        of_first = kept[first] if first in kept else rows  # noqa: SIM401  (it is no dict)
+        trials = {BURST: trial(None)}
+        of_first = kept[first] if first in kept else trials  # noqa: SIM401  (it is no dict)
         capacity = of_first[BURST]["capacity"]
         tokens = Workload(**KINDS[kind][0]).mean_num_tokens
         for share in PARTS[case["part"]][kind][1]:
-            rows[f"{share:g}"] = row(float(f"{share * capacity / tokens:.4g}"))
-    return rows
+            trials[f"{share:g}"] = trial(float(f"{share * capacity / tokens:.4g}"))
+    return trials
 
 
-def measured(target: Measurable, requests: Sequence[Request]) -> Row:
-    """Return the row of a trace."""
+def measured(target: Measurable, requests: Sequence[Request]) -> Trial:
+    """Return the trial of a trace."""
     result, outcomes = measure(target, requests, {}, TIMEOUT_S, Watch())
     if result.partial:
         raise KeyboardInterrupt
@@ -146,14 +146,16 @@ def measured(target: Measurable, requests: Sequence[Request]) -> Row:
     }
 
 
-def quantile(name: str, p: float) -> Callable[[Sequence[Row]], float]:
+def quantile(name: str, p: float) -> Callable[[Sequence[Trial]], float]:
     """Return a function that computes a percentile of all requests of several runs, in ms."""
-    return lambda rows: 1e3 * float(np.percentile(np.concatenate([r[name] for r in rows]), p))
+    return lambda trials: (
+        1e3 * float(np.percentile(np.concatenate([trial[name] for trial in trials]), p))
+    )
 
 
 LATER = tuple(f"{part:g}" for part in LOADS)
-MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
-    "capacity": lambda rows: float(np.mean([row["capacity"] for row in rows])),
+MEASURES: dict[str, Callable[[Sequence[Trial]], float]] = {
+    "capacity": lambda trials: float(np.mean([trial["capacity"] for trial in trials])),
     "p50": quantile("e2e_s", 50),
     "p99": quantile("e2e_s", 99),
     "ttft": quantile("ttft_s", 50),
@@ -161,15 +163,15 @@ MEASURES: dict[str, Callable[[Sequence[Row]], float]] = {
 }
 
 
-def compared(real: Sequence[Row], simulated: Row) -> dict[str, Any]:
+def compared(real: Sequence[Trial], simulated: Trial) -> dict[str, Any]:
     """Return one seed's measures on real servers, each with the error of the simulated server and
     the spread of the repeats.
     """
-    measures: dict[str, Any] = {"requests": sum(len(row["e2e_s"]) for row in real)}
-    measures["failed"] = sum(row["failed"] for row in (*real, simulated))
+    measures: dict[str, Any] = {"requests": sum(len(trial["e2e_s"]) for trial in real)}
+    measures["failed"] = sum(trial["failed"] for trial in (*real, simulated))
     for name, of in MEASURES.items():
         value = measures[name] = of(real)
-        repeats = [of([row]) for row in real]
+        repeats = [of([trial]) for trial in real]
         if not min(repeats):
             continue  # a capacity where no request ever waited
         measures[f"{name}_error"] = 100 * (of([simulated]) / value - 1)
@@ -186,10 +188,10 @@ def summarized(cases: Cases, repeats: int) -> list[dict[str, Any]]:
         place = {key: case[key] for key in ("part", "variant", "kind")}
         costs = load(MODELS[case["part"]][0])
         for seed, repeated in enumerate(zip(*(same["seeds"] for same in only(cases, place)))):
-            for name, row in repeated[0].items():
-                target = SimulatedServer(case["variant"], Config(**row["config"]), costs)
-                requests = trace(case["kind"], seed, len(row["e2e_s"]), row["rate"])
-                found = compared([rows[name] for rows in repeated], measured(target, requests))
+            for name, trial in repeated[0].items():
+                target = SimulatedServer(case["variant"], Config(**trial["config"]), costs)
+                requests = trace(case["kind"], seed, len(trial["e2e_s"]), trial["rate"])
+                found = compared([trials[name] for trials in repeated], measured(target, requests))
                 key = (*place.values(), name)
                 at_load = summary.setdefault(key, {**place, "load": name, "seeds": []})
                 at_load["seeds"].append(found)

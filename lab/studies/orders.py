@@ -17,7 +17,7 @@ from lab.studies.study import Against, Case, Panel, Study, Table
 from lab.studies.virtual import CAPACITY_SEED, VIRTUAL, Settings
 
 
-class Part(NamedTuple):
+class Sweep(NamedTuple):
     """Servers, and the loads that they get."""
 
     rows: Sequence[int]
@@ -37,20 +37,20 @@ ORDERS: dict[str, Settings] = {
 }
 LONG_TAIL = "lognormal:40:1.2:900"  # the longest tenth has 45% of the tokens
 BURST = 2000  # requests that show a capacity
-# of more KV blocks than all requests need, since paused ones keep their blocks
+# more KV blocks than all requests need, since paused ones keep their blocks
 POOL = virtual.pool(20_000)
-PARTS = {
-    "grid": Part((4, 8, 32), (0.5, 0.9, 1.2), ORDERS),
-    "rows": Part((8, 12, 16, 24, 32), (1.2,), {order: ORDERS[order] for order in EXACT}, 8),
+SWEEPS = {
+    "grid": Sweep((4, 8, 32), (0.5, 0.9, 1.2), ORDERS),
+    "rows": Sweep((8, 12, 16, 24, 32), (1.2,), {order: ORDERS[order] for order in EXACT}, 8),
 }
 
 
 def cases(n: int) -> list[dict[str, Any]]:
     """Return the cases. `of`: row limit; the load is a share of the capacity at that limit."""
     return [
-        {"table": table, "rows": rows, "of": part.of or rows, "load": load, "variant": variant}
-        for table, part in PARTS.items()
-        for rows, load, variant in itertools.product(part.rows, part.loads, part.variants)
+        {"table": table, "rows": rows, "of": sweep.of or rows, "load": load, "variant": variant}
+        for table, sweep in SWEEPS.items()
+        for rows, load, variant in itertools.product(sweep.rows, sweep.loads, sweep.variants)
     ]
 
 
@@ -70,7 +70,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     """Serve a trace."""
     requests = trace(seed, n, f"poisson:{case['load'] * capacity(case['of']):g}")
     settings = {"max_batch_size": case["rows"], **POOL}
-    settings |= PARTS[case["table"]].variants[case["variant"]]
+    settings |= SWEEPS[case["table"]].variants[case["variant"]]
     outcomes, _ = virtual.served(settings, requests)
     answers = outcomes.answers
     by_length = answers.e2e_s[np.argsort(answers["completion_tokens"], kind="stable")]
@@ -105,7 +105,7 @@ MEASURES = {
 BY = ("rows", "load", "variant")
 FCFS = {"variant": "fcfs"}
 VS_FCFS = [Against(FCFS, ("mean_s", "p99_s", "longest_s"), ("mean_s", "answered"))]
-GRID, MORE = ({"table": table} for table in PARTS)
+GRID, MORE = ({"table": table} for table in SWEEPS)
 HERE = {**GRID, "rows": 8, "load": 1.2}  # where rows bind
 STUDY = Study(
     name="orders",
@@ -130,7 +130,7 @@ arrival, so latencies there depend on the number of requests."""),
     panels=[
         *(
             Panel(f"{n} rows", "latency mean ÷ fcfs's", "mean_s", "load", "load", base=FCFS,
-                  where={**GRID, "rows": n, "variant": EXACT}) for n in PARTS["grid"].rows
+                  where={**GRID, "rows": n, "variant": EXACT}) for n in SWEEPS["grid"].rows
         ),
         Panel("by error of predicted lengths", "latency mean, s", "mean_s", sigma_of, "σ", order_of,
               HERE),

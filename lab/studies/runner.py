@@ -31,7 +31,7 @@ NUMBERS = (
     "Numbers are means over seeds ± half of their 95% interval. Differences and ratios are paired "
     'by seed, and "none shown" means that the interval of a difference holds 0.\n\n'
 )
-Run = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
+CaseRun = tuple[Case, int, int]  # a case, requests of its trace, and the trace's seed
 
 
 class FinishedRuns:
@@ -49,13 +49,13 @@ class FinishedRuns:
                 f"{path} has a line that is no finished run ({error!r}); remove it"
             ) from None
 
-    def __contains__(self, run: Run) -> bool:
+    def __contains__(self, run: CaseRun) -> bool:
         return _key(run) in self._results
 
-    def __getitem__(self, run: Run) -> dict[str, Any]:
+    def __getitem__(self, run: CaseRun) -> dict[str, Any]:
         return self._results[_key(run)]
 
-    def add(self, run: Run, result: Mapping[str, Any]) -> None:
+    def add(self, run: CaseRun, result: Mapping[str, Any]) -> None:
         line = json.dumps({"run": run, "code": self._code, "result": result})
         before = self.path.read_bytes() if self.path.exists() else b""
         saving.write(self.path, before + line.encode() + b"\n")
@@ -108,8 +108,8 @@ def measured(
 
 
 def _results(
-    study: Study, runs: Sequence[Run], kept: FinishedRuns, processes: int, end: float
-) -> Iterator[tuple[Run, dict[str, Any]]]:
+    study: Study, runs: Sequence[CaseRun], kept: FinishedRuns, processes: int, end: float
+) -> Iterator[tuple[CaseRun, dict[str, Any]]]:
     """Yield each run with its result, until the time is over."""
     with contextlib.ExitStack() as stack:
         results: Iterator[dict[str, Any]]
@@ -125,7 +125,7 @@ def _results(
             yield run, next(results)
 
 
-def _call(run: Callable[..., dict[str, Any]], arguments: Run) -> dict[str, Any]:
+def _call(run: Callable[..., dict[str, Any]], arguments: CaseRun) -> dict[str, Any]:
     return run(*arguments)
 
 

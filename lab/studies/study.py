@@ -21,7 +21,7 @@ from compare.report.tables import NONE, cell, formatted, markdown, signed
 
 Case = Mapping[str, Any]  # what is run, and how; "seeds": the measures of each seed's trace
 Cases = Sequence[Case]
-Keys = Mapping[str, Any]  # of a case; a tuple stands for any of its values
+Keys = Mapping[str, Any]  # a case's; a tuple stands for any of its values
 Key = str | Callable[[Case], Any]  # a case's key, or what is computed from the case
 
 
@@ -88,11 +88,11 @@ class Study:
     figure: str = ""  # the figure in words
     drawn: Callable[[Cases, str], Figure] | None = None  # draws it, instead of panels
     source: str = ""  # paper that makes the claim
-    requests: int = 1000  # of a trace; 0: its runs need no number
+    requests: int = 1000  # how many a trace has; 0: its runs need no number
     seeds: int = 5
     options: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # default, help
     text: Callable[[Cases], str] | str = ""  # verdict and explanation, before the tables
-    styles: Mapping[str, Style] = field(default_factory=dict)  # of lines and bars
+    styles: Mapping[str, Style] = field(default_factory=dict)  # by name of a line or bar
     summarized: Callable[..., list[dict[str, Any]]] | None = None  # makes the cases from all runs
     bases: Sequence[str] = ()  # KEY=VALUE of cases with which others are compared, as in --only
     servers: bool = False  # real ones: runs are made one at a time, given the `FinishedRuns`

@@ -18,7 +18,7 @@ from stats import Times
 
 VIRTUAL = "virtual time, with the iteration times of `--model fake`"
 CAPACITY_SEED = 2**31
-Settings = Mapping[str, Any]  # of a server; "mode", if it is not dynamic, among them
+Settings = Mapping[str, Any]  # a server's; "mode", if it is not dynamic, among them
 SETTINGS: Settings = {"model": "fake", "max_waiting": 10**6}
 
 

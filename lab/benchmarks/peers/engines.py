@@ -37,7 +37,7 @@ VLLM_SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "STARTED_AGAIN": "1",
 }
-OPENVINO_PRECISIONS = {  # of products, of keys and values, and the form of the weights
+OPENVINO_PRECISIONS = {  # products', keys' and values', and the form of the weights
     "bfloat16": ("bf16", "bf16", "openvino"),
     "float32": ("f32", "f32", "openvino"),
     # eight bits: weights with a scale per output channel; keys and values by its default
@@ -153,7 +153,7 @@ def ctranslate2(options: Options) -> Started:
             [[f"t{i}" for i in prompt] for prompt, _ in requests],
             max_length=max(ends),
             end_token=[],
-            include_prompt_in_result=False,  # of which some is there if a prompt has one token
+            include_prompt_in_result=False,  # some of it would be there if a prompt has one token
             callback=ended,
         )
         return [tokens + n - end for n, end, (_, tokens) in zip(ran, ends, requests)]

@@ -18,12 +18,12 @@ from tests.programs import ran
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
     less = {
-        "grid": orders.PARTS["grid"]._replace(rows=(4, 32), loads=(0.5, 1.2)),
-        "rows": orders.PARTS["rows"]._replace(rows=(8, 32)),
+        "grid": orders.SWEEPS["grid"]._replace(rows=(4, 32), loads=(0.5, 1.2)),
+        "rows": orders.SWEEPS["rows"]._replace(rows=(8, 32)),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(orders, "BURST", 300)
-        patch.setattr(orders, "PARTS", less)
+        patch.setattr(orders, "SWEEPS", less)
         patch.setattr("client.machine.hardware", dict)
         yield
 
