@@ -60,7 +60,7 @@ class QueuePolicies(Extension):
     def __init__(self, order: Order):
         self._order, self._policies = order, order.queue_policies
         self._sizes: Counter[int] = Counter()  # waiting inferences by level
-        self._timeouts: Timers[Group] = Timers(has_begun)
+        self.timers = Timers[Group](has_begun)
 
     def attach(self, scheduler: Any) -> None:
         self._queue: WaitingQueue = scheduler.queue
@@ -85,7 +85,7 @@ class QueuePolicies(Extension):
     def arrive(self, group: Group, now: float) -> None:
         timeout_s = self._policy_of(group[0]).timeout_s(group[0].queue_timeout_s)
         if timeout_s is not None:
-            self._timeouts.add(now + timeout_s, group)
+            self.timers.add(now + timeout_s, group)
 
     def wait(self, inference: Inference, now: float) -> None:
         self._sizes[inference.priority] += 1
@@ -93,14 +93,10 @@ class QueuePolicies(Extension):
     def leave(self, inference: Inference) -> None:
         self._sizes[inference.priority] -= 1
 
-    @property
-    def next_due(self) -> float | None:
-        return self._timeouts.next
-
     def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
         """Return the requests that their level rejects now; put those that it delays last."""
         rejected: list[tuple[Inference, ServingError]] = []
-        for group in self._timeouts.due(now):
+        for group in self.timers.due(now):
             policy = self._policy_of(group[0])
             if policy.action == "reject":
                 waited_s = policy.timeout_s(group[0].queue_timeout_s) or 0.0

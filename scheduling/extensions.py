@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, Row
+from scheduling.queue import Timers
 
 Group = Sequence[Inference]  # the inferences of one request
 
@@ -16,14 +17,10 @@ class Extension:
     """Called by the scheduler when something happens, for the methods that it overrides alone."""
 
     remembers: ClassVar[Sequence[type[Any]]] = ()  # what it reads in the scheduler's `memories`
+    timers: Timers[Any] | None = None  # whose next time is when `expire` has something to do
 
     def attach(self, scheduler: Any) -> None:
         """A `Scheduler` calls it from now on."""
-
-    @property
-    def next_due(self) -> float | None:
-        """Time at which `expire` has something to do."""
-        return None
 
     def check(self, group: Group, now: float) -> None:
         """Raise a ServingError for a request that must not be queued."""
@@ -64,24 +61,13 @@ class Extension:
         return []
 
 
-HOOKS = [name for name in vars(Extension) if name[0] != "_" and name != "remembers"]
+HOOKS = [name for name, member in vars(Extension).items() if callable(member)]
 
 
-class Extensions(list[Extension]):
-    """Extensions in the order of their calls, by the hooks that they override."""
-
-    def __init__(self) -> None:
-        self._by_hook: dict[str, list[Extension]] = {hook: [] for hook in HOOKS}
-
-    def append(self, extension: Extension) -> None:
-        super().append(extension)
-        for hook, overriding in self._by_hook.items():
-            if getattr(type(extension), hook) is not getattr(Extension, hook):
-                overriding.append(extension)
-
-    def that(self, hook: str) -> list[Extension]:
-        """Return those that override a hook."""
-        return self._by_hook[hook]
+def overridden(extension: Extension) -> list[str]:
+    """Return the hooks for which an extension is called."""
+    kind = type(extension)
+    return [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Extension, hook)]
 
 
 class ResponseOrder(Extension):

@@ -41,9 +41,6 @@ class PausedRows(Extension):
             self._resume(inference, now)
         self.rows = chosen
 
-    def end(self, inference: Inference, now: float) -> None:
-        self._resume(inference, now)
-
     def _pause(self, inference: Inference, now: float) -> None:
         self._place(inference)
         inference.interruptions.paused_at = now
@@ -57,6 +54,8 @@ class PausedRows(Extension):
             self.paused.pop(inference.standing.key, None)  # an order may have failed to place it
             self.rows[inference.id] = inference
             inference.interruptions.end(now)
+
+    end = _resume
 
 
 class PromotedRows(PausedRows):

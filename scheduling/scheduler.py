@@ -8,11 +8,12 @@ Knows inferences, rows, KV blocks (as integers) and the times it is given; no to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from scheduling.adapters import Adapters
 from scheduling.admission import never_fitting, refuse_too_large
 from scheduling.errors import Cancelled, DeadlinePassed, Overloaded, ServingError
-from scheduling.extensions import Extension, Extensions
+from scheduling.extensions import HOOKS, Extension, overridden
 from scheduling.inference import Inference, Iteration, State
 from scheduling.iteration import rows_of
 from scheduling.latency import Shortage
@@ -70,7 +71,9 @@ class Scheduler:
         # finished inferences that are answered once earlier ones are
         self.held: dict[int, Inference] = {}
         core = self.ledger, *self.memories.values(), speculation, adapters, self.pauses
-        self.extensions = Extensions()
+        self._timers: list[Timers[Any]] = [self._deadlines]
+        self.extensions: list[Extension] = []
+        self._hooks: dict[str, list[Extension]] = {hook: [] for hook in HOOKS}
         for each in (*extensions, *core, self.shortage):
             if each is not None:
                 self.attach(each)
@@ -80,6 +83,10 @@ class Scheduler:
         """Call an extension from now on, after those attached before."""
         extension.attach(self)
         self.extensions.append(extension)
+        if extension.timers is not None:
+            self._timers.append(extension.timers)
+        for hook in overridden(extension):
+            self._hooks[hook].append(extension)
 
     def enqueue(self, inferences: Sequence[Inference], now: float) -> None:
         """Queue a request, all or none. Raises InvalidRequest, or Overloaded beyond the limits."""
@@ -91,14 +98,14 @@ class Scheduler:
                 f"{len(self.waiting)} requests are waiting and {running} running; try "
                 "again later, or start the server with a larger --max-waiting."
             )
-        for extension in self.extensions.that("check"):
+        for extension in self._hooks["check"]:
             extension.check(inferences, now)
         group = self._next_id
         for inference in inferences:
             inference.id, inference.group, inference.arrived_at = self._next_id, group, now
             self._unanswered[inference.id] = inference
             self._next_id += 1
-        for extension in self.extensions.that("arrive"):
+        for extension in self._hooks["arrive"]:
             extension.arrive(inferences, now)
         self.order.arrive(inferences, self.processed)
         for inference in inferences:
@@ -111,7 +118,7 @@ class Scheduler:
 
         Raises ValueError, before anything has changed, if the plan is impossible.
         """
-        for extension in self.extensions.that("before_plan"):
+        for extension in self._hooks["before_plan"]:
             extension.before_plan(now)
         view = self.view(now)
         plan, reserved = Plan(), Reservations()
@@ -132,7 +139,7 @@ class Scheduler:
             self._admit(inference, now)
         running, adapters = self.running.values(), self.adapters
         loads = adapters.place(plan.admit, rows, running) if adapters is not None else ()
-        for extension in self.extensions.that("planned"):
+        for extension in self._hooks["planned"]:
             extension.planned(rows, now)
         self._batches += bool(plan.admit)
         iteration = Iteration(
@@ -155,19 +162,19 @@ class Scheduler:
     def _wait(self, inference: Inference, now: float) -> None:
         """Queue an inference that arrives, or was preempted."""
         self.queue.put(inference)
-        for extension in self.extensions.that("wait"):
+        for extension in self._hooks["wait"]:
             extension.wait(inference, now)
 
     def stop_waiting(self, inference: Inference) -> None:
         """Take an inference that is admitted, or ends, from the queue."""
         self.queue.take(inference)
-        for extension in self.extensions.that("leave"):
+        for extension in self._hooks["leave"]:
             extension.leave(inference)
 
     def _admit(self, inference: Inference, now: float) -> None:
         """Waiting → running."""
         self.stop_waiting(inference)
-        for extension in self.extensions.that("admit"):
+        for extension in self._hooks["admit"]:
             extension.admit(inference, now)
         inference.state = State.RUNNING
         if inference.admitted_at is None:
@@ -194,7 +201,7 @@ class Scheduler:
 
     def _stop_running(self, inference: Inference, now: float) -> None:
         del self.running[inference.id]
-        for extension in self.extensions.that("stop_running"):
+        for extension in self._hooks["stop_running"]:
             extension.stop_running(inference, now)
 
     def apply(self, iteration: Iteration, ids: Iterable[int], now: float) -> list[Inference]:
@@ -238,7 +245,7 @@ class Scheduler:
             if prefix is not None and inference.computed >= (prefix.n_blocks + 1) * size:
                 self.pool.cache_computed(inference, prefix)
         self.completion_tokens += len(got_token)
-        for extension in self.extensions.that("sampled"):
+        for extension in self._hooks["sampled"]:
             extension.sampled(got_token, now)
         return self.finish(over, now) if over else []
 
@@ -265,7 +272,7 @@ class Scheduler:
             self._stop_running(inference, now)
         for inference in answered:
             self.pool.release(inference)
-        for extension in self.extensions.that("finish"):
+        for extension in self._hooks["finish"]:
             answered = extension.finish(answered)
         for inference in answered:
             self._end(inference, State.FINISHED, now)
@@ -308,14 +315,14 @@ class Scheduler:
             return []
         passed = DeadlinePassed("The request's deadline passed before its answer.")
         ended = self._fail([(late, passed) for late in self._deadlines.due(now)], now)
-        for extension in self.extensions.that("expire"):
+        for extension in self._hooks["expire"]:
             ended += self._fail(extension.expire(now), now)
         return ended
 
     def next_deadline(self) -> float | None:
         """Return when `expire` must be called next, if anything has a deadline."""
-        times = [extension.next_due for extension in self.extensions.that("next_due")]
-        return min((at for at in (self._deadlines.next, *times) if at is not None), default=None)
+        times = [timers.next for timers in self._timers]
+        return min([at for at in times if at is not None], default=None)
 
     def limit_blocks(self, n_blocks: int, now: float) -> list[Inference]:
         """Make the pool as large as the engine's; return the requests that it can never hold."""
@@ -353,7 +360,7 @@ class Scheduler:
 
     def _end(self, inference: Inference, state: State, now: float) -> None:
         self._unanswered.pop(inference.id, None)
-        for extension in self.extensions.that("end"):
+        for extension in self._hooks["end"]:
             extension.end(inference, now)
         inference.state, inference.answered_at, inference.is_over = state, now, True
         inference.interruptions.end(now)

@@ -55,7 +55,7 @@ class Shedding(Extension):
     remembers = (History,)
 
     def __init__(self) -> None:
-        self._timeouts: Timers[Group] = Timers(has_begun)
+        self.timers = Timers[Group](has_begun)
 
     def attach(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -76,15 +76,11 @@ class Shedding(Extension):
 
     def arrive(self, group: Group, now: float) -> None:
         if (limit_ms := group[0].slo.ttft_ms) is not None:
-            self._timeouts.add(now + limit_ms / 1e3, group)
-
-    @property
-    def next_due(self) -> float | None:
-        return self._timeouts.next
+            self.timers.add(now + limit_ms / 1e3, group)
 
     def expire(self, now: float) -> list[tuple[Inference, ServingError]]:
         """Return the requests that wait although their first token was due."""
-        late = [member for group in self._timeouts.due(now) for member in group]
+        late = [member for group in self.timers.due(now) for member in group]
         text = "The first token was due after {:g} ms, and the request still waited."
         return [(member, DeadlinePassed(text.format(member.slo.ttft_ms))) for member in late]
 
