@@ -21,6 +21,7 @@ from typing import Any
 import sortedcontainers
 
 from client.saving import write
+from config.config import Config
 from config.settings import ConfigError
 from server.live import page
 from simulate.costs import FOLDER, Costs
@@ -41,8 +42,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ("index.html", "style.css", "page.js", "charts.js", "worker.js")
 MOST_BYTES = 16_000_000
 ESTIMATES = ("roofline:h100,gpt2-xl,bfloat16",)  # beside all fitted costs
-LOAD = {"rate": 1e9, "requests": 300, "seed": 0, "prompt": 20, "tokens": 100, "spread": 0.8}
-BURST = LOAD | {"rows": 32, "blocks": 2048, "budget": 256, "stream": False}
+LOAD = {"prompt": 20, "tokens": 100, "spread": 0.8}
+SERVER = {"rows": 32, "blocks": 2048, "budget": 256}
+BURST = LOAD | SERVER | {"longest": 512, "rate": 1e9, "requests": 300, "seed": 0, "stream": False}
 
 
 class BuildError(Exception):
@@ -80,11 +82,10 @@ def _sha256(path: Path) -> str:
 
 
 def settings(own: Path | None = None) -> tuple[worker.Settings, dict[str, Any]]:
-    """Return the settings of each of the costs; and for the page their origin in words, with the
-    rate of requests at which `dynamic` is busy for four fifths of the time. own: a file of costs
-    that is no part of the repository. Raises ConfigError.
+    """Return the settings of each of the costs; and what the page says of them and offers. own: a
+    file of costs that is no part of the repository. Raises ConfigError.
     """
-    all_settings, shown = {}, {}
+    all_settings, offered = {}, {}
     given = {own.name: str(own)} if own else {}  # so a command names a file, and no other costs
     for name in [*given, *sorted(path.stem for path in FOLDER.glob("*.json")), *ESTIMATES]:
         words = given.get(name, name)
@@ -92,11 +93,56 @@ def settings(own: Path | None = None) -> tuple[worker.Settings, dict[str, Any]]:
         config = options.config("dynamic")
         values = config.model_dump(mode="json")
         all_settings[name] = values | {"lora_slots": config.lora_slots}
-        full = worker.served("dynamic", BURST | {"costs": words}, {words: all_settings[name]})
-        last = max(ended_at for *_, ended_at in full["answers"])
-        rate = 0.8 * len(full["answers"]) / last
-        shown[name] = {"rate": float(f"{rate:.2g}"), "words": _origin(options.costs)}
-    return all_settings, shown
+        usual, ranges = _sliders(config)
+        burst = BURST | usual | {"costs": words}
+        answers = worker.served("dynamic", burst, {words: all_settings[name]})["answers"]
+        rate = 0.8 * len(answers) / max(ended_at for *_, ended_at in answers)
+        offered[name] = _menu(name, options.costs, config) | {
+            "words": _origin(options.costs),
+            "doubts": " ".join(options.costs.source.get("remarks", ())),
+            "usual": usual | {"rate": float(f"{rate:.2g}")},
+            "ranges": ranges,
+        }
+    return all_settings, dict(sorted(offered.items(), key=_rank))
+
+
+def _sliders(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return where sliders begin, and their ranges, in which no request is too long for the server.
+
+    A vLLM begins with its own settings, and has the lengths of a chat.
+    """
+    longest = min(worker.LONGEST, config.max_model_len // 2)
+    usual = LOAD | SERVER | {"longest": longest}
+    is_vllm = config.budget_counts == "all"
+    if is_vllm:
+        usual |= {"prompt": 512, "tokens": 200, "rows": config.max_batch_size}
+        usual |= {"blocks": config.n_blocks, "budget": config.token_budget}
+    rows, blocks, budget = (usual[name] for name in SERVER)
+    return usual, {
+        "prompt": (1, 0.8 * longest),
+        "tokens": (2, 0.8 * longest),
+        "rows": (1, max(256, rows)),
+        "blocks": (2 * longest // config.block_size, max(16384, 2 * blocks)),
+        # a vLLM's counts the rows that decode, too
+        "budget": (max(256, rows) if is_vllm else 16, max(2048, 2 * budget)),
+    }
+
+
+def _menu(name: str, costs: Costs, config: Config) -> dict[str, str]:
+    """Return model and GPU as the menus show them, which name the costs of other machines."""
+    model = str(costs.source.get("model", config.model)).rpartition("/")[2]
+    served = costs.source.get("served")
+    if served is None:
+        return {"model": model, "gpu": name}
+    several = f"{served['gpus']} × " if served["gpus"] > 1 else ""
+    gpu = f"{several}{served['gpu'].upper().replace('-', ' ')}"
+    return {"model": model.removeprefix("Meta-"), "gpu": gpu}
+
+
+def _rank(costs: tuple[str, dict[str, Any]]) -> tuple[Any, ...]:
+    """Order models on GPUs first."""
+    name, offered = costs
+    return offered["gpu"] == name, offered["model"].casefold(), name
 
 
 def _origin(costs: Costs) -> str:

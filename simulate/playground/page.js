@@ -45,32 +45,35 @@ function steps(low, high, each = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8], power = 1
 
 const octaves = (low, high) => steps(low, high, [1, 1.5], 2).filter(Number.isInteger);
 
-const SLIDERS = [ // name, group, label, unit, values, help
-  ["rate", "load", "load", "requests/s", steps(0.05, 2000),
+const SLIDERS = [ // name, group, label, unit, values in a range that the costs may give, help
+  ["rate", "load", "load", "requests/s", () => steps(0.05, 2000),
     "Requests come at random instants (a Poisson process), so many per second on average."],
-  ["tokens", "load", "answers", "tokens on average", steps(2, 400),
+  ["tokens", "load", "answers", "tokens on average", steps,
     "Completion tokens: each costs its request a row in one iteration."],
-  ["prompt", "load", "prompts", "tokens on average", steps(1, 400),
+  ["prompt", "load", "prompts", "tokens on average", steps,
     "Prompt tokens are computed first, many in one iteration (prefill)."],
   ["spread", "load", "lengths differ by", "× their mean",
-    [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2],
+    () => [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2],
     "Standard deviation of prompt and answer lengths, divided by their mean; 0: all are alike. " +
-    "None has more than 500 tokens, so that with large means they differ less and are shorter."],
-  ["requests", "load", "how many", "requests", steps(20, 1000),
+    "None has more than 8,192 tokens, nor more than half the context: with large means they differ " +
+    "less and are shorter."],
+  ["requests", "load", "how many", "requests", () => steps(20, 1000),
     "Requests of the whole run. More take longer to simulate."],
-  ["rows", "server", "rows", "in a batch at most", octaves(1, 256),
+  ["rows", "server", "rows", "in a batch at most", octaves,
     "Requests that are computed together (max_batch_size)."],
-  ["blocks", "server", "memory", "KV blocks", octaves(64, 16384),
+  ["blocks", "server", "memory", "KV blocks", octaves,
     "Keys and values of 16 tokens each, or as many as your vLLM's have. A request joins only when " +
-    "blocks for all its tokens are free; “on demand” gives them one by one, and takes them back " +
-    "(preemption) when none is left."],
-  ["budget", "server", "prompt tokens", "in an iteration", octaves(16, 2048),
-    "Token budget: longer prompts are computed in chunks, so that other rows go on meanwhile."],
+    "blocks for all its tokens are free; “on demand”, as vLLM, gives them one by one, and takes " +
+    "them back (preemption) when none is left."],
+  ["budget", "server", "token budget", "in an iteration", octaves,
+    "Longer prompts are computed in chunks, so that other rows go on meanwhile. vLLM's budget has " +
+    "the tokens of these rows, too."],
 ].map(([name, group, label, unit, values, help]) => ({name, group, label, unit, values, help}));
 const MODES = {
   nobatch: "nobatch: one by one", static: "static: whole batches",
   windowed: "windowed: waits first", dynamic: "dynamic: any time",
-  "dynamic --kv-reservation demand": "dynamic, on demand", multibin: "multibin: by length",
+  "dynamic --kv-reservation demand": "dynamic, on demand",
+  "dynamic --prefill first": "dynamic, prompts first", multibin: "multibin: by length",
 };
 const ORDERS = {
   fcfs: "fcfs: first come", sjf: "sjf: short answers", hrrn: "hrrn: relative wait",
@@ -80,10 +83,9 @@ const PAUSE = ["srpt", "mlfq"]; // orders that pause rows, in dynamic alone
 const OWN = /^(dynamic --kv-reservation demand --victim )?yours\.py:[A-Za-z_]\w{0,40}$/,
   MOST = 4, MOST_CODE = 20_000;
 const state = {
-  costs: "demo", rate: 80, tokens: 100, prompt: 20, spread: 0.8, requests: 300, rows: 32,
-  blocks: 2048, budget: 256, seed: 0, stream: false, variants: ["static", "dynamic"],
-};
-let costs = {}; // by name: a rate, and their origin in words
+  costs: "h100-llama-3.1-8b", requests: 300, seed: 0, stream: false, variants: ["static", "dynamic"],
+}; // and where the sliders are
+let costs = {}; // by name: model, gpu; words and doubts; where sliders begin, and their ranges
 let shown = [0, 1]; // variants in the grid
 let code = EXAMPLE, trusted = true, own = {modes: [], orders: [], error: ""};
 
@@ -101,14 +103,23 @@ function parted(variant) {
 const joined = (mode, order) => order === "fcfs" ? mode : `${mode} --order ${order}`;
 const isOwn = (variant) => variant.includes("yours.py");
 const named = (variant) => variant.replaceAll("yours.py:", "").replace(" --order ", ", ")
+  .replace(" --prefill first", ", prompts first")
   .replace(" --kv-reservation", " on").replace(" --victim ", ", ");
+
+/** The values of a slider; that in which it begins is one of them. */
+function valuesOf({name, values}) {
+  const {usual, ranges} = costs[state.costs];
+  return [...new Set([...values(...ranges[name] ?? []), usual[name] ?? state[name]])]
+    .sort((a, b) => a - b);
+}
 
 function fromLink() {
   const link = new URLSearchParams(location.hash.slice(1));
   if (Object.hasOwn(costs, link.get("costs") ?? "")) state.costs = link.get("costs");
-  state.rate = costs[state.costs].rate;
-  for (const {name, values} of SLIDERS) {
-    state[name] = nearest(values, Number(link.get(name) ?? state[name]) || 0);
+  Object.assign(state, costs[state.costs].usual);
+  for (const slider of SLIDERS) {
+    const {name} = slider;
+    state[name] = nearest(valuesOf(slider), Number(link.get(name) ?? state[name]) || 0);
   }
   state.seed = Math.abs(Math.trunc(Number(link.get("seed")))) % 1e6 || 0;
   state.stream = link.get("stream") === "1";
@@ -160,12 +171,16 @@ function on(id, type, act) {
   (typeof id === "string" ? get(id) : id).addEventListener(type, act);
 }
 
-function makeSlider({name, group, label, unit, values, help}) {
+function makeSlider(slider) {
+  const {name, group, label, unit, help} = slider;
   const box = element("div", "slider"), head = element("label", "", "", {htmlFor: name});
-  const input = element("input", "", "", {type: "range", id: name, max: values.length - 1});
+  const input = element("input", "", "", {type: "range", id: name});
   const said = element("output"), value = element("span");
   const say = () => {
-    input.value = values.indexOf(nearest(values, state[name]));
+    const values = valuesOf(slider);
+    state[name] = nearest(values, state[name]);
+    input.max = values.length - 1;
+    input.value = values.indexOf(state[name]);
     said.textContent = state[name].toLocaleString("en");
     input.setAttribute("aria-valuetext", `${said.textContent} ${unit}`);
   };
@@ -174,12 +189,20 @@ function makeSlider({name, group, label, unit, values, help}) {
   box.append(head, input);
   get(group).append(box);
   on(input, "input", () => {
-    state[name] = values[input.value];
+    state[name] = valuesOf(slider)[input.value];
     say();
     changed();
   });
   say();
   return say;
+}
+
+/** Replace what is in a box; a reader who uses keys goes on from the same control. */
+function refill(box, ...content) {
+  const all = () => [...box.querySelectorAll("input, select, button")];
+  const at = all().indexOf(document.activeElement);
+  box.replaceChildren(...content);
+  all()[at]?.focus();
 }
 
 function select(options, chosen, label, act) {
@@ -192,13 +215,43 @@ function select(options, chosen, label, act) {
   return made;
 }
 
+/** The menus of models and GPUs, of pairs that have costs. */
+function makeMenu() {
+  const all = Object.entries(costs), now = costs[state.costs];
+  const of = (model) => all.filter(([, each]) => each.model === model);
+  const menu = (label, help, options, chosen, act) => {
+    const made = element("label", "pick");
+    made.append(term(label, help), select(options, chosen, label, act));
+    return made;
+  };
+  refill(get("menu"),
+    menu("model", "In vLLM, with its default settings; demo, gpt2 and fake: in this project's server.",
+      [...new Set(all.map(([, {model}]) => model))].map((model) => [model, model]), now.model,
+      (model) => choose((of(model).find(([, {gpu}]) => gpu === now.gpu) ?? of(model)[0])[0])),
+    menu("on", "How long an iteration takes: by NVIDIA's measurements of kernels, or, for machines " +
+      "with this project's server, fitted to it.",
+      of(now.model).map(([name, {gpu}]) => [name, gpu]), state.costs, choose));
+  get("origin").textContent = `Costs ${state.costs}: ${now.words}.`;
+  get("doubts").textContent = now.doubts;
+}
+
+/** Take other costs and the settings of their server; another model's requests have other lengths. */
+function choose(name) {
+  const {rate, prompt, tokens, spread} = state, {model} = costs[state.costs];
+  state.costs = name;
+  Object.assign(state, costs[name].usual, model === costs[name].model && {rate, prompt, tokens, spread});
+  makeMenu();
+  for (const say of says) say();
+  changed();
+}
+
+let says = []; // what shows each slider's value
+
 function makeControls() {
-  const says = SLIDERS.map(makeSlider), pick = element("label", "pick"), check = element("label", "pick");
+  const check = element("label", "pick");
   const box = element("input", "", "", {type: "checkbox", checked: state.stream});
   const again = element("button", "", "Another draw", {type: "button"});
-  const sayOrigin = () => {
-    get("origin").textContent = `Costs ${state.costs}: ${costs[state.costs].words}.`;
-  };
+  says = SLIDERS.map(makeSlider);
   on(again, "click", () => {
     state.seed = (state.seed + 1) % 1e6;
     changed();
@@ -207,19 +260,10 @@ function makeControls() {
     state.stream = box.checked;
     changed();
   });
-  pick.append(
-    term("costs", "How long an iteration takes: fitted to a real server, from measured kernels, or estimated."),
-    select(Object.keys(costs).map((name) => [name, name]), state.costs, "costs", (name) => {
-      Object.assign(state, {costs: name, rate: nearest(SLIDERS[0].values, costs[name].rate)});
-      says[0]();
-      sayOrigin();
-      changed();
-    }));
   check.append(box, term("answers are streamed", "Each token is sent as it comes. Otherwise an " +
     "answer is sent as a whole, and in a static batch when the whole batch is finished."));
   get("load").append(again);
-  get("server").append(pick, check);
-  sayOrigin();
+  get("server").append(check);
 }
 
 // ---- variants
@@ -229,8 +273,8 @@ const COLUMNS = [ // head, field of what is measured, format, whether more is be
     "Tokens of all answers, divided by the time from the first request to the last answer."],
   ["latency, mean", "mean", duration, false, "From a request's sending to its whole answer."],
   ["latency, p99", "p99", duration, false, "99 of 100 requests have their answer within this time."],
-  ["first token, median", "ttft", duration, false,
-    "Time to first token (TTFT); where answers are not streamed, until the server has computed it."],
+  ["first token, p99", "ttft", duration, false, "Time to first token (TTFT) of 99 of 100 requests; " +
+    "where answers are not streamed, until the server has computed it."],
   ["gap, p99", "gap", duration, false,
     "From one token of an answer to the next, at the server; 99 of 100 gaps are shorter."],
   ["useful rows", "useful", (x) => percent(x, 1), true,
@@ -250,10 +294,7 @@ function makeHeads() {
 
 function makeVariants() {
   const [body] = get("variants").tBodies;
-  const all = () => [...body.querySelectorAll("input, select, button")];
-  const at = all().indexOf(document.activeElement); // whoever uses keys goes on from there
-  body.replaceChildren(...state.variants.map(makeVariant));
-  all()[at]?.focus();
+  refill(body, ...state.variants.map(makeVariant));
   get("add").disabled = state.variants.length === MOST;
   get("file").hidden = !state.variants.some(isOwn);
   sayUnused();
@@ -554,6 +595,7 @@ async function start() {
   setTheme(dark.matches);
   on(dark, "change", () => setTheme(dark.matches));
   on("theme", "click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+  makeMenu();
   makeControls();
   makeHeads();
   makeCharts();

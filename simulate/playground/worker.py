@@ -36,7 +36,7 @@ from stats import ROW_KINDS, times_of
 FILE = "yours.py"  # the editor's text; a mode, an order or a victim in it is yours.py:NAME
 ON_DEMAND = "dynamic --kv-reservation demand"
 GRID = 6000  # iterations of a history at most
-LONGEST = 500  # tokens of a prompt, and of a completion
+LONGEST = 8192  # tokens of a prompt, and of a completion
 State = Mapping[str, Any]  # the page's state, by the names of its sliders
 Settings = Mapping[str, Mapping[str, Any]]  # a Config's settings, by the name of its costs
 
@@ -70,22 +70,22 @@ class DrawnRequest(NamedTuple):
 
 def trace(state: State) -> list[DrawnRequest]:
     """Draw the requests: Poisson arrivals, and log-normal lengths with a mean and a spread
-    (standard deviation / mean). A slider scales its own part of the draws.
+    (standard deviation / mean), none above `longest`. A slider scales its own part of the draws.
     """
     gaps, prompts, answers = (random.Random(3 * state["seed"] + part) for part in range(3))
     at, requests = 0.0, []
     for i in range(state["requests"]):
         at += gaps.expovariate(1.0) / state["rate"]
-        prompt = _length(prompts, state["prompt"], state["spread"])
-        num_tokens = _length(answers, state["tokens"], state["spread"])
+        prompt = _length(prompts, state["prompt"], state)
+        num_tokens = _length(answers, state["tokens"], state)
         requests.append(DrawnRequest(i, round(at, 9), [0] * prompt, num_tokens, i))
     return requests
 
 
-def _length(rng: random.Random, mean: float, spread: float) -> int:
-    sigma = math.sqrt(math.log(1 + spread**2))
+def _length(rng: random.Random, mean: float, state: State) -> int:
+    sigma = math.sqrt(math.log(1 + state["spread"] ** 2))
     drawn = mean * math.exp(sigma * rng.gauss(0, 1) - sigma**2 / 2)
-    return min(LONGEST, max(1, round(drawn)))
+    return min(state["longest"], max(1, round(drawn)))
 
 
 def jsonl(state: State) -> str:
@@ -100,7 +100,6 @@ def command(state: State) -> str:
         "--max-batch-size": state["rows"],
         "--kv-cache": f"{state['blocks']}blocks",
         "--token-budget": state["budget"],
-        "--max-model-len": 2 * LONGEST,  # that of costs may be less, and requests were left out
     }
     words = ["./simulate.sh", "--trace", "trace.jsonl"]
     words += [str(word) for pair in sliders.items() for word in pair]
