@@ -143,7 +143,8 @@ class RunObserver:
 
     def __init__(self, scheduler: Scheduler, about: Mapping[str, Any], zero: float | None = None):
         self.history = History(about, keep=None)
-        self._zero = zero
+        self.history.zero = zero or 0.0
+        self._has_zero = zero is not None
         self._scheduler = scheduler
         self._skips = SkipFinder()
         self._snapshot_at = float("-inf")
@@ -152,8 +153,9 @@ class RunObserver:
     def iteration(self, record: IterationRecord) -> None:
         """Note an iteration; not several at once."""
         self._now = record.started_at + record.seconds
-        self._begin(min(row.inference.arrived_at for row in record.iteration.rows))
         iteration = record.iteration
+        if not self._has_zero:
+            self._begin(min(row.inference.arrived_at for row in iteration.rows))
         skipped = self._skips.find(iteration)
         begun, seconds = record.started_at, record.seconds
         self.history.iteration(begun, seconds, iteration, skipped, record.drafts)
@@ -162,13 +164,12 @@ class RunObserver:
             self.history.snapshot(snapshot_of(self._scheduler, QUEUE, record.started_at))
 
     def answered(self, inference: Inference) -> None:
-        self._begin(inference.arrived_at)
+        if not self._has_zero:
+            self._begin(inference.arrived_at)
         self.history.answered(inference)
 
     def _begin(self, at: float) -> None:
-        if self._zero is None:
-            self._zero = at
-        self.history.zero = self._zero
+        self.history.zero, self._has_zero = at, True
 
     def json(self, name: str) -> str:
         """Return the history, under this name."""

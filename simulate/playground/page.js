@@ -415,7 +415,7 @@ function showGrid(histories) {
     frame.style.height = `${high}px`;
     requestAnimationFrame(() => fit(times - 1)); // its grids grow with it
   };
-  setTimeout(fit, 300, 6); // once its words are there
+  setTimeout(fit, 300, 12); // once its words are there
 }
 
 function openGrid() {

@@ -1,5 +1,5 @@
 /* The worker: Pyodide with the project's own modules. It runs the state that the page wants last,
-   and leaves an older one between two variants. The grid's rows come when nothing else is wanted.
+   and leaves an older one between two variants.
    The build writes BYTES, which it fetches, above. */
 
 import {loadPyodide} from "./pyodide.mjs";
@@ -86,23 +86,18 @@ async function run({id, state, code, runs, shown}) {
   }
   const {command, requests} = ask("facts", state);
   say("facts", {command});
+  const histories = [];
   for (const _ of state.variants) {
     const index = turn++ % state.variants.length, variant = state.variants[index];
     if (!runs[index]) continue;
     say("begun", {own: variant.includes("yours.py")});
-    const result = ask("served", variant, state);
+    const result = ask("served", variant, state, shown.includes(index));
     say("served", {index, variant, result: result.error ? result : measured(result, requests)});
-    if (result.error) runs[index] = false;
+    if (result.history) histories[index] = [variant, result.history];
     if (await superseded()) return;
   }
   say("done", {ms: performance.now() - began});
-  await new Promise((resolve) => setTimeout(resolve, 150));
-  const histories = [];
-  for (const index of shown.filter((i) => runs[i])) {
-    if (await superseded()) return;
-    histories.push([state.variants[index], ask("history", state.variants[index], state)]);
-  }
-  say("rows", {histories});
+  say("rows", {histories: histories.filter(Boolean)});
 }
 
 addEventListener("message", ({data}) => {

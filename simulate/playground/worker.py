@@ -49,10 +49,8 @@ def answer(words: Sequence[Any], settings: Settings) -> Any:
         case "facts", state:
             drawn = [[request.at, request.num_tokens] for request in trace(state)]
             return {"command": command(state), "requests": drawn}
-        case "served", variant, state:
-            return served(variant, state, settings)
-        case "history", variant, state:
-            return ServedVariant(variant, state, settings, GRID).observer.json(variant)
+        case "served", variant, state, shown:
+            return served(variant, state, settings, GRID * shown)
         case "trace", state:
             return jsonl(state)
     raise ValueError(f"{words!r} is no question")
@@ -100,6 +98,7 @@ def command(state: State) -> str:
         "--max-batch-size": state["rows"],
         "--kv-cache": f"{state['blocks']}blocks",
         "--token-budget": state["budget"],
+        "--max-model-len": 2 * state["longest"],  # KV blocks may hold less than the whole context
     }
     words = ["./simulate.sh", "--trace", "trace.jsonl"]
     words += [str(word) for pair in sliders.items() for word in pair]
@@ -141,6 +140,7 @@ class ServedVariant:
         self.answers: list[list[float]] = []  # id; first token, last one and end at the client
         self.token_times = array("d")  # at the server, in the order of `answers`
         self._costs, self._stream, self._shown = load(state["costs"]), state["stream"], shown
+        self._most_rows = 1
         self._its = its = settings_of(variant, state, settings)
         scheduler = build_scheduler(its)
         facts = about(its, its.model) | {"simulated": f"simulated, costs {self._costs.name}"}
@@ -162,6 +162,7 @@ class ServedVariant:
 
     def _computed(self, stretch: Stretch) -> None:
         iteration = stretch.iteration
+        self._most_rows = max(self._most_rows, len(iteration.rows))
         for kind, n in IterationRecord(0.0, 0.0, iteration).rows.items():
             self.rows[kind] += n * stretch.n
         for k in range(min(stretch.n, self._shown)):
@@ -184,19 +185,27 @@ class ServedVariant:
         self.observer.answered(inference)
         return ()
 
+    def history(self, name: str) -> str:
+        """Return the history, with as many lines as rows were computed together at most."""
+        self.observer.history.about["max_batch_size"] = self._most_rows
+        return self.observer.json(name)
 
-def served(variant: str, state: State, settings: Settings) -> dict[str, Any]:
-    """Serve the trace by a variant; return what charts show, or the error in a sentence."""
+
+def served(variant: str, state: State, settings: Settings, shown: int = 0) -> dict[str, Any]:
+    """Serve the trace by a variant; return what charts show, with the history of so many iterations
+    if any are shown, or the error in a sentence.
+    """
     try:
         _, rules = rules_of(variant)
     except KeyError as missing:
         return {"error": f"there is no {missing.args[0]}"}
     try:
-        run = ServedVariant(variant, state, settings)
+        run = ServedVariant(variant, state, settings, shown)
     except Exception as error:
         return {"error": reason(error, *rules) or str(error)}
     times = base64.b64encode(run.token_times.tobytes()).decode()
-    return {"answers": run.answers, "token_times": times, "rows": run.rows}
+    history = run.history(variant) if shown else ""
+    return {"answers": run.answers, "token_times": times, "rows": run.rows, "history": history}
 
 
 def learn(code: str) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import shlex
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler
@@ -25,6 +28,7 @@ from simulate.server import SimulatedServer
 from tests.servers import wait_until
 
 STATE = BURST | {"costs": "demo", "rate": 60.0, "requests": 40}
+TRACE = ("--trace", "trace.jsonl")
 VARIANTS = ["static", "windowed", "dynamic --order sjf", "dynamic --kv-reservation demand"]
 
 
@@ -46,8 +50,18 @@ def simulated(command: str, trace: Path) -> list[list[list[float]]]:
 
 
 @pytest.fixture(scope="module")
-def of_costs() -> worker.Settings:
-    return settings()[0]
+def built() -> tuple[worker.Settings, dict[str, Any]]:
+    return settings()
+
+
+@pytest.fixture(scope="module")
+def of_costs(built: tuple[worker.Settings, dict[str, Any]]) -> worker.Settings:
+    return built[0]
+
+
+@pytest.fixture(scope="module")
+def menu(built: tuple[worker.Settings, dict[str, Any]]) -> dict[str, Any]:
+    return built[1]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +73,39 @@ def of_costs() -> worker.Settings:
     ],
 )
 def test_a_run_is_that_of_simulate_sh_to_the_picosecond(
-    other: dict[str, Any], of_costs: worker.Settings, tmp_path: Path
+    other: dict[str, Any], of_costs: worker.Settings, menu: dict[str, Any], tmp_path: Path
 ) -> None:
-    state = STATE | other | {"variants": VARIANTS}
+    costs = other.get("costs", "demo")
+    state = STATE | menu[costs]["usual"] | {"rate": 60.0} | other | {"variants": VARIANTS}
     trace = tmp_path / "trace.jsonl"
     trace.write_text(worker.jsonl(state))
     results = [worker.served(variant, state, of_costs) for variant in VARIANTS]
     answers = [sorted(result["answers"]) for result in results]
     assert answers == simulated(worker.command(state), trace)
+
+
+def test_each_model_of_the_menu_serves_its_requests_with_vllms_settings(
+    of_costs: worker.Settings, menu: dict[str, Any]
+) -> None:
+    """And ./simulate.sh takes the command with all sliders at an end."""
+    files = {path.stem for path in FOLDER.glob("*.json")}
+    assert menu.keys() == of_costs.keys() == files | set(ESTIMATES)
+    pairs = [(each["model"], each["gpu"]) for each in menu.values()]
+    assert len(set(pairs)) == len(pairs)
+    assert ("Llama-3.1-8B", "H100") in pairs and ("Qwen3-32B", "2 × RTX PRO 6000") in pairs
+    assert "PCIe" in menu["rtx-pro-6000-qwen3-32b-tp2"]["doubts"]
+    for name, each in menu.items():
+        state = STATE | each["usual"] | {"costs": name, "requests": 500, "tokens": 10}
+        result = worker.served("dynamic", state, of_costs)
+        times = [time for _, *times in result["answers"] for time in times]
+        assert len(times) == 3 * 500 and all(map(math.isfinite, times)), name
+    for name, end in itertools.product(("h100-llama-3.1-8b", "a100-qwen3-8b", "demo"), (0, -1)):
+        ends = {slider: int(of[end]) for slider, of in menu[name]["ranges"].items()}
+        state = STATE | menu[name]["usual"] | ends | {"costs": name, "variants": ["dynamic"]}
+        words = [word for word in shlex.split(worker.command(state))[1:] if word not in TRACE]
+        assert parse(words).config("a").max_batch_size == ends["rows"]
+    h100 = menu["h100-llama-3.1-8b"]["usual"]
+    assert (h100["rows"], h100["budget"], h100["blocks"]) == (1024, 8192, 28327)
 
 
 def test_costs_of_a_readers_own_are_a_file_of_the_command(
@@ -81,10 +120,14 @@ def test_costs_of_a_readers_own_are_a_file_of_the_command(
     (tmp_path / "demo.json").write_text(json.dumps(costs))
     bare = {name: costs[name] for name in ("unit", "products", "decode", "prompts")}
     (tmp_path / "bare.json").write_text(json.dumps(bare))
-    (tmp_path / "trace.jsonl").write_text(worker.jsonl(STATE))
+    (few := tmp_path / "few").mkdir()
+    shutil.copy(FOLDER / "demo.json", few)
+    monkeypatch.setattr(build, "FOLDER", few)
     monkeypatch.chdir(tmp_path)
     of_costs, shown = settings(Path("demo.json"))
-    state = STATE | {"costs": "demo.json", "variants": ["dynamic"]}
+    state = STATE | shown["demo.json"]["usual"] | {"costs": "demo.json", "variants": ["dynamic"]}
+    (tmp_path / "trace.jsonl").write_text(worker.jsonl(state))
+    assert state["longest"] == 32
     assert {"demo", "demo.json"} < shown.keys() == of_costs.keys()
     assert build._origin(load(tmp_path / "bare.json")).startswith("bare, of a file that does not")
     answers = worker.served("dynamic", state, of_costs)["answers"]
@@ -112,7 +155,7 @@ def test_the_page_says_what_is_cut() -> None:
     folder = Path(worker.__file__).parent
     index, page = ((folder / name).read_text() for name in ("index.html", "page.js"))
     assert f"its first {worker.GRID:,}\n" in index
-    assert f"more than {worker.LONGEST} tokens" in page
+    assert f"more than {worker.LONGEST:,} tokens" in page
 
 
 @pytest.fixture
