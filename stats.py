@@ -11,11 +11,10 @@ none).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scheduling.latency import parts_of
+from scheduling.latency import Times, parts_of, times_of
 
 if TYPE_CHECKING:
     from scheduling.inference import Inference
@@ -68,7 +67,8 @@ def _tpot_s(times: Any) -> Any:
     return np.where(n > 1, decode_s / np.maximum(n - 1, 1), np.nan)
 
 
-def _gaps_s(times: Any) -> Any:
+def gaps_s(times: Times) -> Any:
+    """Return the seconds between a request's tokens, as an array."""
     import numpy as np
 
     made = np.array(times.token_times)
@@ -104,7 +104,7 @@ MEASURES = {measure.name: measure for measure in (
         metric="vllm:request_time_per_output_token_seconds", in_timings=False, limited=True,
     ),
     Measure(
-        "itl", "itl_s", _gaps_s,
+        "itl", "itl_s", gaps_s,
         "each gap between consecutive tokens",
         ", pooled over requests, of a sample where there is one; of a stream, between its events",
         "inter-token latency", "ITL", "ms",
@@ -146,54 +146,6 @@ TIMINGS = [m for m in MEASURES.values() if m.in_timings and not m.pooled]  # a n
 LIMITED = {name: measure for name, measure in MEASURES.items() if measure.limited}
 
 
-def measured(name: str) -> property:
-    """A measure as a property of a class that has the time stamps."""
-    return property(MEASURES[name].of)
-
-
-@dataclass(slots=True)
-class Times:
-    """The stamps of an answered request, in seconds on one clock, or columns of many, and what
-    follows from them. Not frozen, which takes 2 µs more for every answer of a server.
-    """
-
-    started_at: Any
-    admitted_at: Any
-    first_token_at: Any
-    last_token_at: Any
-    answered_at: Any
-    completion_tokens: Any = float("nan")
-    token_times: Sequence[float] = ()
-    preempted_s: Any = 0.0
-    paused_s: Any = 0.0
-
-    queue_s = measured("queue_time")
-    ttft_s = measured("ttft")
-    decode_s = measured("decode_time")
-    tpot_s = measured("tpot")
-    itl_s = measured("itl")
-    held_s = measured("held_time")
-    e2e_s = measured("e2el")
-
-    def ending_at(self, answered_at: float) -> Times:
-        """Return these stamps on a clock that shows `answered_at` when the answer comes."""
-        later = answered_at - self.answered_at
-        return Times(
-            self.started_at + later, self.admitted_at + later, self.first_token_at + later,
-            self.last_token_at + later, answered_at, self.completion_tokens,
-        )  # fmt: skip
-
-
-def times_of(inference: Inference) -> Times:
-    """The time stamps of a FINISHED inference."""
-    assert inference.admitted_at is not None and inference.answered_at is not None
-    made = inference.token_times
-    return Times(
-        inference.arrived_at, inference.admitted_at, made[0], made[-1], inference.answered_at,
-        len(made), made, inference.interruptions.preempted_s, inference.interruptions.paused_s,
-    )  # fmt: skip
-
-
 def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any]:
     """A FINISHED inference's `timings`, without its gaps. epoch_offset: seconds since the epoch −
     the manager's clock.
@@ -210,7 +162,7 @@ def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any
 
 
 def times_from(timings: Mapping[str, Any], started_at: Any = 0.0) -> Times:
-    """The stamps behind `timings`, or columns of them, as if `timings_of` were inverted."""
+    """The instants behind `timings`, or columns of them, as if `timings_of` were inverted."""
     first = started_at + timings["ttft_s"]
     last, end = first + timings["decode_s"], started_at + timings["e2e_s"]
     return Times(started_at, started_at + timings["queue_s"], first, last, end)

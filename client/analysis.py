@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from client.load import TICK_S
-from client.outcomes import Answer, Answers
+from client.outcomes import Outcomes
 from client.results import Json, Result, share
 from client.summary import client_behind
 from stats import ROW_KINDS
@@ -28,7 +28,7 @@ OUTSIDE_S = 0.005  # a request's time in HTTP and the client, which the server d
 TOGETHER_S = 1e-4  # requests admitted within so little are admitted together
 
 
-def growth(answers: Answers | Iterable[Answer]) -> float:
+def growth(answers: Outcomes) -> float:
     """Seconds of waiting that each second of sending adds.
 
     That is the slope of TTFT on the instant of sending, less its error.
@@ -36,8 +36,7 @@ def growth(answers: Answers | Iterable[Answer]) -> float:
     It tends to rate / capacity - 1 where the rate is beyond the capacity, else to 0. Waits of
     neighbours are alike, so slope and error are of the means of ten blocks of requests.
     """
-    answers = Answers.of(answers)
-    answers = Answers(answers.rows[~np.isnan(answers.ttft_s)], {})
+    answers = answers.only(~np.isnan(answers.ttft_s))
     ordered = np.argsort(answers["sent_at"], kind="stable")
     blocks = [block for block in np.array_split(ordered, BLOCKS) if len(block)]
     at, ttft_s = (
@@ -157,7 +156,7 @@ def _slope(x: np.ndarray, y: np.ndarray, errors: float = 1) -> float:
     return max(0.0, float(slope) - errors * error)
 
 
-def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
+def always_waiting(answers: Outcomes) -> tuple[int, float]:
     """The tokens and the seconds of the longest stretch from admission to admission that never left
     the queue empty; no seconds where there is none.
 
@@ -166,7 +165,6 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
     request waits until its first token, as this client saw it; where it saw none, there is no
     stretch. Tokens whose gaps are not known come at equal intervals.
     """
-    answers = Answers.of(answers)
     server, client = answers.times_at_server, answers.times
     known = ~np.isnan(server.started_at)
     arrived_at = np.where(known, server.started_at, client.started_at)
@@ -189,10 +187,11 @@ def always_waiting(answers: Answers | Iterable[Answer]) -> tuple[int, float]:
     return inside, best[1] - best[0]
 
 
-def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: float) -> int:
+def _tokens_between(answers: Outcomes, first: np.ndarray, begin: float, end: float) -> int:
     """Tokens that were made after `begin`, until `end`; first: when each answer's first one was."""
-    decode_s = answers.reported("decode_s")
-    last = first + np.where(np.isnan(decode_s), answers.times.decode_s, decode_s)
+    seen, decode_s = answers.times, answers.reported("decode_s")
+    seen_s = seen.last_token_at - seen.first_token_at
+    last = first + np.where(np.isnan(decode_s), seen_s, decode_s)
     whole = (first > begin) & (last <= end)
     tokens = int(answers["completion_tokens"][whole].sum())
     for i in np.flatnonzero((last > begin) & (first <= end) & ~whole):
@@ -208,18 +207,16 @@ def _tokens_between(answers: Answers, first: np.ndarray, begin: float, end: floa
     return tokens
 
 
-def slowest_row_s(answers: Answers | Iterable[Answer]) -> float:
+def slowest_row_s(answers: Outcomes) -> float:
     """Return the longest time from admission to answer, in which an empty server fills."""
-    answers = Answers.of(answers)
     queue_s = answers.reported("queue_s")
     waited_s = np.nan_to_num(np.where(np.isnan(queue_s), answers.ttft_s, queue_s))
     served_s = answers.e2e_s - waited_s
     return float(served_s.max(initial=0.0))
 
 
-def batch_sizes(answers: Answers | Iterable[Answer]) -> list[int]:
+def batch_sizes(answers: Outcomes) -> list[int]:
     """Rows of each request-level batch: requests that the server admitted at the same instant."""
-    answers = Answers.of(answers)
     admitted = answers.times_at_server.admitted_at
     admitted = np.sort(admitted[~np.isnan(admitted)])
     starts = np.flatnonzero(np.diff(admitted, prepend=-np.inf) > TOGETHER_S)

@@ -218,7 +218,7 @@ def load(url: str, known: argparse.Namespace, console: Console) -> Result:
                 "latencies are suspect."
             )
         with progress.step("drawing figures"):
-            if answers := [outcome.answer for outcome in outcomes if outcome.answer]:
+            if answers := [outcome for outcome in outcomes if not outcome.error]:
                 from client import drawing  # matplotlib takes 0.6 s to load
 
                 tokens, seconds = [a.completion_tokens for a in answers], [a.e2e_s for a in answers]

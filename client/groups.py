@@ -150,7 +150,7 @@ def by_groups(
     """Return {kind: {group: result}}, kinds as of `groups_of`. goodput: limits in ms of all."""
 
     def of_group(kind: str, group: np.ndarray) -> Result:
-        rows, answers = outcomes.rows[group], outcomes.answers_of(group)
+        rows, answers = outcomes.rows[group], outcomes.only(group).answers
         limits = trace.limits_ms(group[rows["answered"]], goodput)
         ended, tokens = int(rows["ended"].sum()), trace.num_tokens[group]
         made = int(answers["completion_tokens"].sum())

@@ -16,6 +16,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -186,7 +187,7 @@ class _Replay:
     async def _send(self, request: Request, scheduled_at: float, body: bytes) -> Outcome:
         sent_at = self._now()
         self._watch.sent()
-        answer, text, error = None, "", ""
+        outcome, error = None, ""
         notes: set[str] = set()
         try:
             async with await self._posted(body, notes) as response:
@@ -197,17 +198,18 @@ class _Replay:
             if response.status != 200:
                 location = response.headers.get("Location", "").removesuffix(self._wire.path)
                 raise Unreadable(refusal(response.status, reply.body, location))
-            answer, text = self._wire.read(reply)
+            outcome = self._wire.read(reply)
         except Unreadable as unreadable:
             error = str(unreadable)
         except TimeoutError:
             error = f"the answer was not complete after {self._session.timeout.total:g} s"
         except Exception as failure:  # whatever a server answers: the load goes on
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
-        ended_at = answer.answered_at if answer else self._now()
-        text, error = (utf8(hidden(s, self._key, self._wire.headers)) for s in (text, error))
-        stamps = scheduled_at, sent_at, ended_at
-        outcome = Outcome(request, *stamps, answer, text, error, resent="resent" in notes)
+        if outcome is None:
+            outcome = Outcome(request, scheduled_at, sent_at, self._now(), error=error)
+        secrets = self._key, self._wire.headers
+        text, error = (utf8(hidden(s, *secrets)) for s in (outcome.text, outcome.error))
+        outcome = replace(outcome, text=text, error=error, resent="resent" in notes)
         self._end(outcome)
         return outcome
 

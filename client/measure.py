@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from client.bounds import UNBOUNDED, Bounded, Bounds
 from client.calls import NONE, ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
-from client.outcomes import Answer, Answers, Outcome, Outcomes
+from client.outcomes import Outcome, Outcomes
 from client.processes import number_for, replay_in
 from client.results import ENGINE, OF_STATS, Json, Result
 from client.summary import summarise
@@ -30,7 +30,6 @@ from scheduling.policies import MODES, chosen
 LEAST_BURST = 16
 INVALID = ("400", "422")  # how the error of a request begins whose body a server does not take
 BINS = 400  # bins of rows over time
-ANSWERED = [each.name for each in fields(Answer) if each.name not in ("itl_s", "timings")]
 # /stats, rows over time, and config
 ServerReport = tuple[dict[str, Any], Json, Json]
 # an iteration's start, seconds, and rows of each kind
@@ -173,8 +172,8 @@ def measure(
         except Exception as error:  # what this client measured is kept, whatever a server reports
             why = error if isinstance(error, ServerError) else repr(error)
             result.errors[utf8(f"the server's /stats are missing: {why}")] = 1
-    of_warm_up = set(trace.id[first].tolist())
-    return result, [each._replace(warm_up=each.request.id in of_warm_up) for each in ended]
+    early = set(trace.id[first].tolist())
+    return result, [replace(o, warm_up=True) if o.request.id in early else o for o in ended]
 
 
 def judged(
@@ -188,19 +187,19 @@ def judged(
     answers, rows = outcomes.answers, outcomes.ended
     sent = rows[rows["sent"]]
     sends = np.stack([sent[name] for name in ("scheduled_at", "sent_at", "ended_at")], axis=1)
-    limits = trace.limits_ms(np.flatnonzero(outcomes.rows["answered"]), goodput)
+    limits = trace.limits_ms(np.flatnonzero(outcomes["answered"]), goodput)
     result = summarise(answers, sends, limits, unsent=len(rows) - len(sent))
     workload = describe(trace)
     rate, mean = workload["requested_rate"], workload["mean_num_tokens"]
     # once no more conversations begin, the load only falls, and a queue with it
-    until = outcomes.rows["sent_at"][trace.firsts].max()
+    until = outcomes["sent_at"][trace.firsts].max()
     # a burst, and a closed loop, come at no rate, and so at none beyond what a server can do
     has_rate = float(np.ptp(trace.at[trace.firsts]) > 0)
     sent = sent[sent["sent_at"] <= until]
     fill_s = analysis.slowest_row_s(answers)
     tokens, busy_s = analysis.always_waiting(answers)
-    other_length = outcomes.rows["completion_tokens"] != trace.num_tokens
-    early = Answers(answers.rows[answers["sent_at"] <= until], {})
+    other_length = outcomes["completion_tokens"] != trace.num_tokens
+    early = answers.only(answers["sent_at"] <= until)
     grew_in_flight = analysis.growth_in_flight(sent["sent_at"], sent["ended_at"], fill_s)
     return replace(
         result,
@@ -214,7 +213,7 @@ def judged(
         growth_in_flight=has_rate * grew_in_flight,
         busy_s=busy_s,
         busy_throughput=tokens / busy_s if busy_s else None,
-        other_length=int((other_length & outcomes.rows["answered"]).sum()),
+        other_length=int((other_length & outcomes["answered"]).sum()),
         errors=dict(outcomes.errors.most_common()),
         **by_groups(trace, outcomes, result.wall_clock_s, goodput),
     )
@@ -246,7 +245,7 @@ def _stats_page(url: str, since: int, key: str | None) -> dict[str, Any]:
     return page
 
 
-def _with_server(result: Result, target: Measurable, trace: Trace, answers: Answers) -> Result:
+def _with_server(result: Result, target: Measurable, trace: Trace, answers: Outcomes) -> Result:
     """Return a result with what a server of ours reports of the run. Raises ServerError, and
     ValueError for a report that cannot be saved.
     """
@@ -288,12 +287,18 @@ def _record(outcome: Outcome) -> Json:
     if outcome.sent:
         stamps = ("scheduled_at", "sent_at", "ended_at")
         record |= {name: getattr(outcome, name) for name in stamps}
-    if (answer := outcome.answer) is None:
+    if outcome.error:
         return record | {"error": outcome.error}
-    values = {name: getattr(answer, name) for name in ANSWERED}
-    record |= {name: None if math.isnan(value) else value for name, value in values.items()}
-    timings = answer.timings and {k: v for k, v in answer.timings.items() if k != "itl_s"}
-    return record | {"timings": timings, "text": outcome.text}
+    for name in ("first_token_at", "last_token_at"):
+        record[name] = None if math.isnan(at := getattr(outcome, name)) else at
+    timings = outcome.timings and {k: v for k, v in outcome.timings.items() if k != "itl_s"}
+    return record | {
+        "answered_at": outcome.ended_at,
+        "prompt_tokens": outcome.prompt_tokens,
+        "completion_tokens": outcome.completion_tokens,
+        "timings": timings,
+        "text": outcome.text,
+    }
 
 
 def burst_size(config: Config) -> int:
@@ -309,8 +314,7 @@ def measure_capacity(
     result, outcomes = measure(target, burst, {}, timeout_s, watch)
     if result.partial:
         raise KeyboardInterrupt
-    answers = (outcome.answer for outcome in outcomes if outcome.answer)
-    tokens, seconds = analysis.always_waiting(answers)
+    tokens, seconds = analysis.always_waiting(Outcomes.of(Trace.of(burst), outcomes).answers)
     wrong = None if seconds else "fits into one batch"
     if result.failed:
         wrong = f"failed ({next(iter(result.errors))})"

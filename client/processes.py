@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -139,9 +140,10 @@ class _Shared:
         sender.ticks, sent, ended = message
         for _ in range(sent):
             self._watch.sent()
-        for id, *rest in ended:
-            outcome = self.outcomes[id] = Outcome(self._requests[id], *rest)
-            self._watch.ended(outcome)
+        for outcome in ended:
+            id = outcome.request.id
+            self.outcomes[id] = replace(outcome, request=self._requests[id])  # as it was given
+            self._watch.ended(self.outcomes[id])
         self._tick()
 
     def _lose(self, sender: _Sender) -> None:
@@ -202,7 +204,7 @@ class _Told(Watch):
 
     def __init__(self, pipe: Connection):
         self._pipe, self._ticks, self._sent = pipe, 0, 0
-        self._ended: list[tuple[Any, ...]] = []
+        self._ended: list[Outcome] = []
 
     def clock(self, _: Sequence[Request]) -> Clock:
         """Wait until all processes are ready. Raises Interrupted if nothing is to be sent."""
@@ -221,7 +223,7 @@ class _Told(Watch):
         self._sent += 1
 
     def ended(self, outcome: Outcome) -> None:
-        self._ended.append((outcome.request.id, *outcome[1:]))  # its request is known there
+        self._ended.append(outcome)
 
     def tick(self) -> None:
         self._ticks += 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from client.outcomes import Answer, Answers
+from client.outcomes import Outcomes
 from client.results import Distribution, Result
 from client.traces import Limits
 from stats import IN_RESULTS, MEASURES, distribution, throughputs
@@ -16,7 +16,7 @@ CLIENT_LIMITED_MS = 10.0  # a p99 schedule lag beyond this marks a run as limite
 
 
 def summarise(
-    answers: Answers | Iterable[Answer],
+    answers: Outcomes,
     sends: Sequence[tuple[float, float, float]] | np.ndarray,
     goodput: Limits,
     unsent: int = 0,
@@ -26,7 +26,6 @@ def summarise(
     sends: (scheduled, sent, ended) of every request that was sent, the failed ones too. goodput:
     limits of the answers. unsent: requests that failed before they could be sent.
     """
-    answers = Answers.of(answers)
     scheduled, sent_at, ended = np.reshape(np.array(sends, float), (-1, 3)).T
     n = len(sent_at)
     start = float(sent_at.min()) if n else 0.0
@@ -73,7 +72,7 @@ def resent_in_words(servers: Mapping[str, Sequence[Result]]) -> str:
     )
 
 
-def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
+def goodput_of(answers: Outcomes, limits_ms: Limits, n: int, wall_clock_s: float) -> dict[str, Any]:
     """Return rate and share of n that meet all limits; None without limits or requests."""
     if not limits_ms or not n:
         return {"goodput": None, "attainment": None}
@@ -81,7 +80,7 @@ def goodput_of(answers: Answers, limits_ms: Limits, n: int, wall_clock_s: float)
     return {"goodput": good / wall_clock_s if wall_clock_s else 0.0, "attainment": good / n}
 
 
-def meet(answers: Answers, limits_ms: Limits) -> np.ndarray:
+def meet(answers: Outcomes, limits_ms: Limits) -> np.ndarray:
     """Return which answers meet all limits, from the schedule: a late client helps no server."""
     good = np.ones(len(answers), bool)
     seen = ~np.isnan(answers.ttft_s)  # a measure that is not known meets no limit

@@ -2,7 +2,7 @@
 /v1/chat/completions.
 
 A wire turns a request into a body, and the pieces of an answer, each with the instant at which it
-came, into an `Answer`. An answer is read when it is whole, so that reading does not delay the
+came, into an `Outcome`. An answer is read when it is whole, so that reading does not delay the
 sending of others. Token counts come from the server's `usage`, never from counting chunks.
 """
 
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from client.draws import words
-from client.outcomes import Answer
+from client.outcomes import Outcome
 from client.results import Json
 from client.traces import Request
 from config.reading import parse
@@ -96,8 +96,8 @@ class Wire:
     def body(self, request: Request) -> Json:
         return request.body()
 
-    def read(self, reply: Reply) -> tuple[Answer, str]:
-        """Return the answer and its text. Raises Unreadable."""
+    def read(self, reply: Reply) -> Outcome:
+        """Return the answer. Raises Unreadable."""
         try:
             return self._read(reply)
         except Unreadable:
@@ -105,14 +105,14 @@ class Wire:
         except (ValueError, LookupError, TypeError, AttributeError):
             raise Unreadable(self.form) from None
 
-    def _read(self, reply: Reply) -> tuple[Answer, str]:
+    def _read(self, reply: Reply) -> Outcome:
         raise NotImplementedError
 
 
 class Plain(Wire):
     """POST /inference, answered as a whole: tokens came as the server's `timings` say."""
 
-    def _read(self, reply: Reply) -> tuple[Answer, str]:
+    def _read(self, reply: Reply) -> Outcome:
         body = parse(reply.body)
         if is_error(body):
             raise Unreadable(f"200, and an error: {message(body)}")
@@ -121,8 +121,8 @@ class Plain(Wire):
         first, last = times.first_token_at, times.last_token_at
         if first - reply.sent_at < EARLIEST_S:
             raise ValueError
-        answer = _answer(reply, body["usage"], first, last, timings["itl_s"], timings)
-        return answer, str(body["completion"])
+        text, gaps = str(body["completion"]), timings["itl_s"]
+        return _answer(reply, body["usage"], first, last, gaps, timings, text)
 
 
 class Streaming(Wire):
@@ -133,11 +133,11 @@ class Streaming(Wire):
     def body(self, request: Request) -> Json:
         return {**request.body(), "stream": True}
 
-    def _read(self, reply: Reply) -> tuple[Answer, str]:
+    def _read(self, reply: Reply) -> Outcome:
         *pieces, (_, end) = events(reply)
         times, timings = [at for at, _ in pieces], _checked(end["timings"])
-        answer = _answer(reply, end["usage"], times[0], times[-1], _gaps(times), timings)
-        return answer, "".join(event["text"] for _, event in pieces)
+        text, gaps = "".join(event["text"] for _, event in pieces), _gaps(times)
+        return _answer(reply, end["usage"], times[0], times[-1], gaps, timings, text)
 
 
 class OpenAI(Wire):
@@ -181,7 +181,7 @@ class OpenAI(Wire):
         """
         return choice["text"] or (None if choice.get("finish_reason") else "")
 
-    def _read(self, reply: Reply) -> tuple[Answer, str]:
+    def _read(self, reply: Reply) -> Outcome:
         times, texts, usage = [], [], None
         for at, event in (arrived := events(reply)):
             usage = event.get("usage") or usage
@@ -197,7 +197,8 @@ class OpenAI(Wire):
             raise Unreadable("an answer without a token")
         # tokens that decode to nothing are tokens all the same; a chat may have said its role alone
         times = times or [math.nan if self.greets else arrived[0][0]]
-        return _answer(reply, usage, times[0], times[-1], _gaps(times), None), "".join(texts)
+        text = "".join(texts)
+        return _answer(reply, usage, times[0], times[-1], _gaps(times), None, text)
 
 
 class Chat(OpenAI):
@@ -308,13 +309,18 @@ def _checked(timings: Any) -> Json:
 
 
 def _answer(
-    reply: Reply, usage: Any, first: float, last: float, gaps: Sequence[float], timings: Any
-) -> Answer:
+    reply: Reply,
+    usage: Any,
+    first: float,
+    last: float,
+    gaps: Sequence[float],
+    timings: Json | None,
+    text: str,
+) -> Outcome:
+    stamps = reply.scheduled_at, reply.sent_at, reply.answered_at, first, last
     tokens = Usage.model_validate(usage)
-    return Answer(
-        reply.request.id, reply.scheduled_at, reply.sent_at, first, last, reply.answered_at,
-        tokens.prompt_tokens, tokens.completion_tokens, gaps, timings,
-    )  # fmt: skip
+    n_tokens = tokens.prompt_tokens, tokens.completion_tokens
+    return Outcome(reply.request, *stamps, *n_tokens, gaps, timings, text)
 
 
 def _says(value: Any) -> bool:

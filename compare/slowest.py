@@ -14,7 +14,7 @@ from rich.text import Text
 from client.results import Json, Result
 from client.runs import RunError, SavedRun
 from compare.report.sections import number_of_replicas
-from scheduling.latency import Stay, neighbours
+from scheduling.latency import Times, neighbours
 from stats import times_from
 
 WIDTH = 48  # columns of the longest bar
@@ -98,15 +98,15 @@ def _slow(run: SavedRun, i: int, name: str, record: Json, latency_s: float) -> S
     parts = {"client": latency_s - timings["e2e_s"], **timings["parts"]}
     beside = {}
     if number_of_replicas(result) == 1:
-        stays = (_stay(each) for each in result.requests if each.get("timings"))
-        beside = neighbours(_stay(record), stays)
+        times = {each["id"]: _times(each) for each in result.requests if each.get("timings")}
+        beside = neighbours(record["id"], times)
     return Slow(record, seed, latency_s, parts, beside)
 
 
-def _stay(record: Json) -> Stay:
+def _times(record: Json) -> Times:
     times = times_from(record["timings"], record["timings"]["arrived_at"])
-    instants = times.started_at, times.admitted_at, times.first_token_at, times.last_token_at
-    return Stay(record["id"], record["prompt_tokens"], *instants)
+    times.prompt_tokens = record["prompt_tokens"]
+    return times
 
 
 def _bar(slow: Slow, longest_s: float) -> Text:

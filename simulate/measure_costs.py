@@ -145,14 +145,13 @@ class TrafficServer:
         return Segment(arrivals, stream, held_out, served, iterations)
 
     def _served(self, outcome: Outcome, begun_at: float, stream: bool) -> Served:
-        answer = outcome.answer
-        if answer is None or answer.timings is None:
+        if outcome.error or outcome.timings is None:
             raise ServerError(f"a request failed: {outcome.error}")
-        arrived_at = answer.timings["arrived_at"] - self._epoch
+        arrived_at = outcome.timings["arrived_at"] - self._epoch
         return Served(
-            answer.sent_at + begun_at, arrived_at, arrived_at + answer.timings["queue_s"],
-            arrived_at + answer.timings["e2e_s"], answer.answered_at + begun_at,
-            answer.prompt_tokens, answer.completion_tokens, stream,
+            outcome.sent_at + begun_at, arrived_at, arrived_at + outcome.timings["queue_s"],
+            arrived_at + outcome.timings["e2e_s"], outcome.ended_at + begun_at,
+            outcome.prompt_tokens, outcome.completion_tokens, stream,
         )  # fmt: skip
 
 

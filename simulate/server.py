@@ -18,7 +18,7 @@ from client.calls import ServerError
 from client.draws import BlockIds, WorkloadError
 from client.load import TICK_S, UNSENT, Interrupted, Watch
 from client.measure import ServerReport
-from client.outcomes import Answer, Outcome, Outcomes
+from client.outcomes import Outcome, Outcomes
 from client.results import Json
 from client.traces import Request, Trace
 from config.config import Config
@@ -28,6 +28,7 @@ from scheduling.building import build_group, build_scheduler
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded
 from scheduling.extensions import Group
 from scheduling.inference import Inference, Iteration, Slo
+from scheduling.latency import times_of
 from scheduling.policies import MODES, ORDERS, VICTIMS
 from scheduling.records import IterationRecord, Observer
 from scheduling.sampling import Sampling
@@ -41,7 +42,7 @@ from simulate.fleet import Layout
 from simulate.loop import OBSERVE, PS, Arrival, Loop, instant, seconds
 from simulate.occupancy import Occupancy
 from simulate.replica import Stretch, any_ids
-from stats import times_of, timings_of
+from stats import gaps_s, timings_of
 
 FEW_TICKS = 200  # ticks of a quiet time; its later ones are skipped
 
@@ -345,9 +346,7 @@ class _Replay:
             last_at = inference.answered_at + self._answer_s
         times = times_of(inference)
         at_client = times.ending_at(last_at)
-        gaps = times.itl_s if self.outcomes.keeps(sent.number) else ()
-        stamps = sent_at, sent_at, at_client.first_token_at, at_client.last_token_at, ended_at
+        gaps = gaps_s(times) if self.outcomes.keeps(sent.number) else ()
+        stamps = sent_at, sent_at, ended_at, at_client.first_token_at, at_client.last_token_at
         n_tokens = len(inference.prompt_ids), len(inference.tokens)
-        timings = timings_of(inference) | {"itl_s": gaps}
-        answer = Answer(request.id, *stamps, *n_tokens, gaps, timings)
-        return Outcome(request, sent_at, sent_at, ended_at, answer)
+        return Outcome(request, *stamps, *n_tokens, gaps, timings_of(inference) | {"itl_s": gaps})

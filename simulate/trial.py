@@ -212,7 +212,7 @@ class Trial(NamedTuple):
         trace = self.traffic.requests(question.requests, self.seed)
         factor = self.traffic.factor(question.uncertainty, self.seed)
         outcomes, result = self._served(trace, self.costs.scaled(factor))
-        answered, wall_s = np.flatnonzero(outcomes.rows["answered"]), result.wall_clock_s
+        answered, wall_s = np.flatnonzero(outcomes["answered"]), result.wall_clock_s
         values, shares = dict[str, float](), dict[str, float]()
         for without in (*question.slo, ""):
             limits = {k: v for k, v in question.of_requests.items() if k != without}

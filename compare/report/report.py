@@ -28,7 +28,8 @@ from client.saving import write as write_file
 from client.summary import latency_line, line_text
 from compare.analysis import Estimate
 from compare.report import figures, foreseen, requests_csv, sections, sentences, tables
-from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
+from scheduling.latency import Times
+from stats import DEFINITIONS, LIMITED, ROW_KINDS
 
 Drawing = Callable[[], Figure]
 

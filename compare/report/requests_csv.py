@@ -15,7 +15,8 @@ from typing import Any
 from client.results import Json
 from client.runs import REQUESTS, SavedRun
 from client.saving import written
-from stats import MEASURES, Times
+from scheduling.latency import Times
+from stats import MEASURES
 
 AS_SAVED = {
     **{name: name for name in ("id", "user", "priority", "slo_class")},

@@ -244,7 +244,7 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
     outcomes, seen = serve(case["policy"], trace, case["costs"], requests)
     answers = outcomes.answers
     queued, preempted, paused = map(answers.reported, ("queue_s", "preempted_s", "paused_s"))
-    answered = np.flatnonzero(outcomes.rows["answered"])
+    answered = np.flatnonzero(outcomes["answered"])
     good = meet(answers, traces.Trace.of(requests).limits_ms(answered, {})).sum()
     modest = np.array([request.user == "modest" for request in requests])
     values = {
@@ -257,14 +257,14 @@ def run(case: Case, n: int, seed: int) -> dict[str, Any]:
         "unanswered": 100 * (1 - len(answers) / len(requests)),
     }
     if modest.any():
-        values["modest_ms"] = 1e3 * outcomes.answers_of(modest).ttft_s.mean()
+        values["modest_ms"] = 1e3 * outcomes.only(modest).answers.ttft_s.mean()
     if case["trace"] in MEMORY:
         values |= of_memory(seen)
     if case["trace"] == "jobs":
         values["makespan_s"] = float(outcomes.ended["ended_at"].max())
     prompts = np.array([len(request.ids) for request in requests])
     if len(set(prompts // 100)) > 1:
-        short = outcomes.answers_of(prompts <= np.median(prompts))
+        short = outcomes.only(prompts <= np.median(prompts)).answers
         values["short_ms"] = 1e3 * short.ttft_s.mean()
     values |= of_prompts(seen) if case["trace"] == "starved" else {}
     return {name: float(f"{value:.5g}") for name, value in values.items()}

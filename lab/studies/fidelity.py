@@ -135,7 +135,7 @@ def measured(target: Measurable, requests: Sequence[Request]) -> Trial:
     if result.partial:
         raise KeyboardInterrupt
     engine, _, config = target.report()
-    answers = [outcome.answer for outcome in outcomes if outcome.answer]
+    answers = [outcome for outcome in outcomes if not outcome.error]
     return {
         "config": {**config, **virtual.pool(engine.get("kv_blocks"))},
         "failed": result.failed,

@@ -11,10 +11,10 @@ from client.outcomes import Outcomes
 from client.traces import Request
 from generate.auto import build
 from scheduling.inference import Inference
+from scheduling.latency import Times
 from scheduling.records import IterationRecord
 from simulate.costs import FAKE, Costs
 from simulate.server import SimulatedServer
-from stats import Times
 
 VIRTUAL = "virtual time, with the iteration times of `--model fake`"
 CAPACITY_SEED = 2**31

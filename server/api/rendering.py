@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from generate.tokenizer import Detokenizer, StopRule
 from scheduling.inference import Inference, TokenEvent
+from scheduling.latency import times_of
 from server.api.logprobs import Logprobs
 from server.api.messages import DONE, event
 from server.api.refusals import body_of
 from server.request import Request
 from server.serving import Server
-from stats import times_of, timings_of
+from stats import gaps_s, timings_of
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -181,7 +182,7 @@ class InferenceRenderer(Renderer):
         return values[0] if self.request.alone and self.request.n == 1 else values
 
     def _timings(self, member: Inference) -> dict[str, Any]:
-        gaps = times_of(member).itl_s.round(6).tolist()
+        gaps = gaps_s(times_of(member)).round(6).tolist()
         return timings_of(member, self._epoch_offset) | {"itl_s": gaps}
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scheduling.inference import Inference, Iteration, Row
-from stats import times_of
 
 KEPT = 2000  # iterations that a page can go back to
 QUEUE = 64  # waiting requests of a snapshot
@@ -221,7 +220,7 @@ class History:
             return
         self._introduce(i)
         self._ended.add(i.id)
-        ttft = round(times_of(i).ttft_s, 6) if i.token_times else None
+        ttft = round(i.token_times[0] - i.arrived_at, 6) if i.token_times else None
         values = [i.id, round(i.answered_at - self.zero, 6), i.state.value, ttft, len(i.tokens)]
         self._notes.append(Note("ended", _to_json(values), i.id))
 

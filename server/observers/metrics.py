@@ -21,11 +21,12 @@ from prometheus_client.core import (
 )
 
 from scheduling.inference import Inference, Iteration, State
+from scheduling.latency import times_of
 from scheduling.records import IterationRecord, Snapshot
 from server.observers.run import Run
 from server.observers.server_stats import ServerStats
 from server.observers.tallies import ENDINGS
-from stats import DEFINITIONS, MEASURES, ROW_KINDS, times_of
+from stats import DEFINITIONS, MEASURES, ROW_KINDS, gaps_s
 
 if TYPE_CHECKING:
     from batching import BatchingManager
@@ -202,10 +203,10 @@ class Metrics:
         for measure, histogram in self._histograms:
             if not math.isnan(seconds := measure.of(times)):
                 histogram.observe(seconds)
-        gaps = np.bincount(np.searchsorted(SECONDS, times.itl_s), minlength=len(SECONDS) + 1)
+        gaps = np.bincount(np.searchsorted(SECONDS, gaps_s(times)), minlength=len(SECONDS) + 1)
         with self._lock:
             self._gaps += gaps
-            self._gaps_s += times.decode_s
+            self._gaps_s += times.last_token_at - times.first_token_at
 
     def collect(self) -> Iterator[Metric]:
         """Metrics of the plain counts, for the registry."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from batching import BatchingManager
 from scheduling.inference import Inference
-from scheduling.latency import Stay, neighbours, parts_of, stay_of
+from scheduling.latency import Times, neighbours, parts_of, times_of
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
 
 KEPT = 2000  # requests that ended; each has a dozen numbers
-Known = tuple[Stay, dict[str, Any]]  # a request, and what is told of it
+Known = tuple[Times, dict[str, Any]]  # a request, and what is told of it
 
 
 class RecentRequests:
@@ -44,14 +44,14 @@ class RecentRequests:
             return known
 
         known = self._manager.inspect(look)
-        stays = [stay for stay, _ in known]
+        times = {told["id"]: its for its, told in known}
         named = [each for each in known if each[1]["request_id"] == name]
-        named = named or [each for each in known if str(each[0].id) == name]
-        return [told | {"neighbours": neighbours(stay, stays)} for stay, told in named]
+        named = named or [each for each in known if str(each[1]["id"]) == name]
+        return [told | {"neighbours": neighbours(told["id"], times)} for _, told in named]
 
     def _known(self, inference: Inference, until: float) -> Known:
         i = inference
-        return stay_of(i, until), {
+        return times_of(i, until), {
             "id": i.id, "request_id": i.request_id or None, "state": i.state.value,
             "error": i.error.code if i.error else None,
             "arrived_at": i.arrived_at + self._manager.epoch_offset,

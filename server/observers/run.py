@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from scheduling.inference import Inference
+from scheduling.latency import Times
 from scheduling.records import IterationRecord
 from server.observers.tallies import ENDINGS, KEPT, Tallies, Tally
-from stats import DEFINITIONS, ROW_KINDS, Times, distribution, throughputs
+from stats import DEFINITIONS, ROW_KINDS, distribution, throughputs
 
 OF_TOKENS = ("recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens")
 # counts, as /stats names them
@@ -74,7 +75,7 @@ class Run:
             self.counts["prompt_tokens"] += len(inference.prompt_ids)
             self.counts["cached_tokens"] += inference.cached_tokens
         self.counts["completion_tokens"] += times.completion_tokens
-        e2e_s = times.e2e_s
+        e2e_s = times.answered_at - times.started_at
         self.seconds["normalized"] += e2e_s / times.completion_tokens
         self.by_tokens[inference.num_tokens] += 1
         self.latency_by_tokens[inference.num_tokens] += e2e_s

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from scheduling.inference import Inference
+from scheduling.latency import times_of
 from scheduling.records import IterationRecord
 from server.observers.run import Run
 from server.observers.tallies import KEPT, Ring, Tallies
-from stats import IN_RESULTS, ROW_KINDS, times_of
+from stats import IN_RESULTS, ROW_KINDS
 
 ITERATION = np.dtype(
     [("started_at", float), ("seconds", float), *((kind, np.int32) for kind in ROW_KINDS)]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from scheduling import user_policies
 from scheduling.building import build_group, build_scheduler
 from scheduling.inference import Inference
+from scheduling.latency import times_of
 from scheduling.policies import MODES, ORDERS, VICTIMS
 from scheduling.records import IterationRecord
 from scheduling.sampling import Sampling
@@ -31,7 +32,7 @@ from simulate.asynchronous import AsynchronousReplica
 from simulate.costs import load
 from simulate.loop import PS, Arrival, Loop, seconds
 from simulate.replica import SimulatedReplica, Stretch
-from stats import ROW_KINDS, times_of
+from stats import ROW_KINDS
 
 FILE = "yours.py"  # the editor's text; a mode, an order or a victim in it is yours.py:NAME
 ON_DEMAND = "dynamic --kv-reservation demand"

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from client.draws import BlockIds
-from client.outcomes import Answer, Outcome, Outcomes
+from client.outcomes import Outcome, Outcomes
 from client.runs import RunError
 from client.traces import ANONYMOUS, LIMITED, Request, Trace
 from scheduling.inference import Inference, State
+from scheduling.latency import times_of
 from scheduling.policies.priority import MOST_LEVELS
 from simulate.vllm.costs import parts_of
 from simulate.vllm.recording import HASH, Recording
-from stats import times_of, timings_of
+from stats import gaps_s, timings_of
 
 OWN = 2**48  # ids from here on are of one request alone; those of shared blocks are below
 
@@ -132,12 +133,6 @@ class Traffic:
         at = inference.arrived_at - self.zero
         first, last = (each - self.zero for each in (times.first_token_at, times.last_token_at))
         lengths = len(inference.prompt_ids), len(inference.tokens)
-        gaps = times.itl_s
+        gaps = gaps_s(times)
         timings = timings_of(inference) | {"itl_s": gaps}
-        return Outcome(
-            request,
-            at,
-            at,
-            last,
-            Answer(request.id, at, at, first, last, last, *lengths, gaps, timings),
-        )
+        return Outcome(request, at, at, last, first, last, *lengths, gaps, timings)

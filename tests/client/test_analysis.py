@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,22 +24,32 @@ from client.analysis import (
     slowest_row_s,
 )
 from client.measure import judged
-from client.outcomes import Answer, Outcome
+from client.outcomes import Outcome, Outcomes
 from client.results import Result
 from client.summary import latency_line, summarise
 from client.traces import Request
 from client.workloads import Workload
 from compare.report.tables import label
-from stats import DEFINITIONS, MEASURES, TIMINGS, Times, distribution, times_from
+from scheduling.latency import Times
+from stats import DEFINITIONS, MEASURES, TIMINGS, distribution, times_from
 from tests.compare.test_sweep import CALM, calm
 from tests.counts import nightly_but
 from tests.virtual import simulated
 
+ASK = Request(id=0, at=0.0, prompt="a", num_tokens=1)
 
-def answers(at: np.ndarray, waits: np.ndarray, late: float = 0.0) -> list[Answer]:
+
+def columns(outcomes: Sequence[Outcome]) -> Outcomes:
+    result = Outcomes(len(outcomes))
+    for i, outcome in enumerate(outcomes):
+        result.add(i, outcome)
+    return result
+
+
+def answers(at: np.ndarray, waits: np.ndarray, late: float = 0.0) -> Outcomes:
     """Answers of a token, sent later than scheduled by a share of the time."""
-    asked = enumerate(zip(at.tolist(), (at * (1 + late)).tolist(), waits.tolist()))
-    return [Answer(i, t, s, s + w, s + w, s + w, 1, 1, [], None) for i, (t, s, w) in asked]
+    asked = zip(at.tolist(), (at * (1 + late)).tolist(), waits.tolist())
+    return columns([Outcome(ASK, t, s, s + w, s + w, s + w, 1, 1) for t, s, w in asked])
 
 
 def test_growth_is_the_excess_of_the_rate_and_not_the_clients_lateness() -> None:
@@ -46,7 +57,7 @@ def test_growth_is_the_excess_of_the_rate_and_not_the_clients_lateness() -> None
     assert growth(answers(at, 0.5 * at)) == pytest.approx(0.5)  # half again what the server can do
     late = answers(at, np.full_like(at, 0.1), late=1.0)
     assert growth(late) < 1e-9, "sent later and later, and answered at once"
-    assert growth([]) == growth(answers(np.zeros(9), np.arange(9.0))) == 0.0
+    assert growth(columns([])) == growth(answers(np.zeros(9), np.arange(9.0))) == 0.0
     assert growth(answers(np.arange(9.0), 9 - np.arange(9.0))) == 0.0, "a queue that shrinks"
 
 
@@ -124,7 +135,7 @@ def test_a_burst_and_a_closed_loop_overload_no_server(users: int | None) -> None
     """Of bursts that a client sent in 10 ms, a vLLM's queue grew by 30 s per second."""
     trace = [Request(id=i, at=0.0, users=users, prompt="a", num_tokens=1) for i in range(99)]
     outcomes = [
-        Outcome(request, 0.0, answer.sent_at, answer.answered_at, answer, "x")
+        replace(answer, request=request, scheduled_at=0.0)
         for request, answer in zip(trace, answers(1e-3 * np.arange(99), 0.1 * np.arange(99)))
     ]
     result = judged(trace, outcomes, {})
@@ -143,13 +154,13 @@ def test_the_useful_fraction_of_request_level_batches() -> None:
 
 
 def test_batches_are_the_requests_admitted_together() -> None:
-    def admitted(instant: float, waited: float) -> Answer:
+    def admitted(instant: float, waited: float) -> Outcome:
         timings = {"arrived_at": instant - waited, "queue_s": waited}
-        return Answer(0, 0, 0, 1, 1, 1, 1, 1, [], timings)
+        return Outcome(ASK, 0, 0, 1, 1, 1, 1, 1, timings=timings)
 
     instants = [(5.0, 1.0), (1.7e9, 0.3), (5.0, 4.0), (1.7e9 + 0.002, 0.1)]
-    assert batch_sizes([admitted(*each) for each in instants]) == [2, 1, 1]
-    assert batch_sizes([]) == []
+    assert batch_sizes(columns([admitted(*each) for each in instants])) == [2, 1, 1]
+    assert batch_sizes(columns([])) == []
 
 
 def test_the_latency_line_is_the_least_squares_line() -> None:
@@ -160,16 +171,16 @@ def test_the_latency_line_is_the_least_squares_line() -> None:
     assert flat == pytest.approx({"intercept_s": 3.0, "slope_s_per_token": 0.0, "r": 0.0})
 
 
-def answer(id_: int, scheduled: float, sent: float, answered: float, tokens: int) -> Answer:
+def answer(scheduled: float, sent: float, answered: float, tokens: int) -> Outcome:
     e2e = answered - sent - 0.1  # a tenth of a second was spent outside the server
     first = answered - (e2e - 0.5)
     timings = {"queue_s": 0.0, "ttft_s": 0.5, "decode_s": 1.0, "held_s": e2e - 1.5, "e2e_s": e2e}
-    times = scheduled, sent, first, first + 1.0, answered
-    return Answer(id_, *times, 4, tokens, [0.5, 0.5], timings)
+    times = scheduled, sent, answered, first, first + 1.0
+    return Outcome(ASK, *times, 4, tokens, [0.5, 0.5], timings)
 
 
 def test_a_run_is_summarised_from_the_clients_side() -> None:
-    answers = [answer(0, 0.0, 0.0, 2.0, 3), answer(1, 1.0, 1.5, 5.0, 3)]
+    answers = columns([answer(0.0, 0.0, 2.0, 3), answer(1.0, 1.5, 5.0, 3)])
     sends = [(0.0, 0.0, 2.0), (1.0, 1.5, 5.0), (2.0, 2.0, 4.0)]
     result = summarise(answers, sends, goodput={"e2el": 2500.0})
     expected = {
@@ -189,16 +200,18 @@ def test_a_run_is_summarised_from_the_clients_side() -> None:
 
 
 def test_a_run_in_which_everything_failed_has_no_latencies_and_no_nan() -> None:
-    result = summarise([], [(0.0, 0.0, 3.0), (1.0, 1.0, 1.5)], goodput={})
+    result = summarise(columns([]), [(0.0, 0.0, 3.0), (1.0, 1.0, 1.5)], goodput={})
     assert (result.completed, result.failed, result.output_throughput) == (0, 2, 0.0)
     assert (result.e2el.mean, result.latency_line, result.goodput) == (None, None, None)
-    assert summarise([], [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0}).goodput == 0.0, "and known"
+    assert summarise(columns([]), [(0.0, 0.0, 0.5)], goodput={"e2el": 1.0}).goodput == 0.0, (
+        "and known"
+    )
 
 
 def test_a_server_that_dies_early_is_rated_over_the_whole_run() -> None:
     """Of 97 answers in 5 s it once had 19.4 a second: the time of later failures did not count."""
     instants = [(i / 20, i / 20, i / 20 + 0.15) for i in range(1200)]
-    answers = [answer(i, *instants[i], 1) for i in range(97)]
+    answers = columns([answer(*instants[i], 1) for i in range(97)])
     result = summarise(answers, instants, goodput={"e2el": 1000.0})
     assert (result.completed, result.failed) == (97, 1103)
     assert result.wall_clock_s == pytest.approx(60.1)
@@ -227,9 +240,10 @@ def test_measures_of_a_request_follow_from_its_stamps_one_by_one_or_in_columns()
     assert {measure.field: measure.of(one) for measure in singles} == expected
     assert MEASURES["itl"].of(one).tolist() == [0.25, 0.75]
     start, admitted, first, last, end, n = np.array([(1.0, 1.5, 2.0, 3.0, 4.0, 3), [1.0] * 6]).T
-    columns = Times(start, admitted, first, last, end, n)
-    assert columns.tpot_s[0] == 0.5 and math.isnan(columns.tpot_s[1]), "no gap in one token"
-    assert columns.e2e_s.tolist() == [3, 0]
+    of_many = Times(start, admitted, first, last, end, n)
+    tpot_s = MEASURES["tpot"].of(of_many)
+    assert tpot_s[0] == 0.5 and math.isnan(tpot_s[1]), "no gap in one token"
+    assert MEASURES["e2el"].of(of_many).tolist() == [3, 0]
     timings = {measure.field: measure.of(one) for measure in TIMINGS}
     for again in (times_from(timings, 1.0), times_from(timings).ending_at(4.0)):
         assert (again.started_at, again.admitted_at) == (1.0, 1.5)
@@ -244,39 +258,43 @@ def test_a_distribution_is_described_in_milliseconds() -> None:
     assert set(distribution("ttft", []).values()) == {None}
 
 
-def queued(arrived: float, admitted: float, tokens: int, each_s: float) -> Answer:
+def queued(arrived: float, admitted: float, tokens: int, each_s: float) -> Outcome:
     """A request that gets a token every `each_s` after it was admitted."""
     times = [admitted + each_s * (i + 1) for i in range(tokens)]
     timings: dict[str, Any] = {"arrived_at": arrived, "queue_s": admitted - arrived}
     timings |= {"ttft_s": times[0] - arrived, "itl_s": [each_s] * (tokens - 1)}
-    return Answer(0, arrived, arrived, times[0], times[-1], times[-1], 1, tokens, [], timings)
+    stamps = arrived, arrived, times[-1], times[0], times[-1]
+    return Outcome(ASK, *stamps, 1, tokens, timings=timings)
 
 
 def test_tokens_count_while_requests_always_wait() -> None:
     """One at a time, 4 tokens of 1 s each: they come at 0, 1, 2, 3; the last is admitted at 12."""
     queue = [queued(i, 4.0 * i, 4, 1.0) for i in range(4)]
-    assert always_waiting(queue) == (8, 8.0), "from the second admission to the last"
+    assert always_waiting(columns(queue)) == (8, 8.0), "from the second admission to the last"
     later = [*queue, queued(30.0, 30.0, 4, 1.0)]
-    assert always_waiting(later) == (8, 8.0), "what came to an idle server waited for nothing"
-    assert always_waiting(queue[:1]) == always_waiting([]) == (0, 0.0)
+    assert always_waiting(columns(later)) == (8, 8.0), (
+        "what came to an idle server waited for nothing"
+    )
+    assert always_waiting(columns(queue[:1])) == always_waiting(columns([])) == (0, 0.0)
 
 
 def test_another_server_is_seen_from_its_first_tokens() -> None:
     queue = [replace(queued(0.1 * i, 4.0 * i, 4, 1.0), timings=None) for i in range(6)]
-    tokens, seconds = always_waiting(queue)
+    tokens, seconds = always_waiting(columns(queue))
     assert tokens / seconds == pytest.approx(1.0) and seconds >= 12
     unseen = [replace(queue[-1], first_token_at=math.nan, last_token_at=math.nan)]
-    assert always_waiting(queue[:-1] + unseen) == (0, 0.0), "it may wait, or not"
-    assert slowest_row_s(unseen) == unseen[0].e2e_s and growth(queue + unseen) == growth(queue) > 0
+    assert always_waiting(columns(queue[:-1] + unseen)) == (0, 0.0), "it may wait, or not"
+    assert slowest_row_s(columns(unseen)) == unseen[0].e2e_s
+    assert growth(columns(queue + unseen)) == growth(columns(queue)) > 0
 
 
 def test_what_stays_in_flight_grows_although_nothing_waits() -> None:
     """More rows than requests: first tokens come at once, and each row slows the others."""
     sent = np.arange(0, 20, 0.1)
     ended = 10 * np.cumsum(np.full(200, 0.1)) / 7  # seven per second
-    times = enumerate(zip(sent.tolist(), ended.tolist()))
-    answers = [Answer(i, s, s, s + 0.01, e, e, 1, 9, [], None) for i, (s, e) in times]
-    assert growth(answers) < 0.01
+    times = zip(sent.tolist(), ended.tolist())
+    answers = [Outcome(ASK, s, s, e, s + 0.01, e, 1, 9) for s, e in times]
+    assert growth(columns(answers)) < 0.01
     assert growth_in_flight(sent, ended, 1.0) == pytest.approx(0.3, abs=0.03)
     steady = sent + 4  # it fills for four seconds, and no longer
     assert growth_in_flight(sent, steady, 4.0) == 0.0 < growth_in_flight(sent, steady, 0.0)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from client import addresses, arguments, client, machine, runs
 from client.measure import Target, judged
-from client.outcomes import Answer, Outcome
+from client.outcomes import Outcome
 from client.traces import Request, load_trace
 from client.wire import wire
 from compare.variants import parse_also
@@ -122,8 +122,7 @@ def test_limits_and_an_overload_are_shown_of_any_server() -> None:
     outcomes = []
     for request in requests:
         at, end = request.at, 2 * request.at + 0.1
-        answer = Answer(request.id, at, at, end, end, end, 1, 1, [], None)
-        outcomes.append(Outcome(request, at, at, end, answer, "x"))
+        outcomes.append(Outcome(request, at, at, end, end, end, 1, 1))
     target = Target("vllm", "http://h", wire("openai", "m"), ours=False)
     known = client.parse(split("--numsamples 40 --goodput e2el:1050"))
     console = Console(file=(shown := io.StringIO()), width=80)

@@ -67,11 +67,10 @@ def as_stream(events: list[str], end: str) -> bytes:
     return "".join(f"data: {event}{end}{end}" for event in (*events, "[DONE]")).encode()
 
 
-def saved(answered: list[tuple[Any, str]]) -> None:
-    """Measure and save these answers as those of a load."""
-    outcomes = [Outcome(ASK, 0.0, 0.0, a.answered_at, a, text) for a, text in answered]
-    result = judged(Trace.of([ASK]), outcomes, {"e2el": 100.0})
-    json.dumps(with_requests(result, outcomes).json(OF_FILE), allow_nan=False)
+def saved(answer: Outcome) -> None:
+    """Measure and save an answer as that of a load."""
+    result = judged(Trace.of([ASK]), [answer], {"e2el": 100.0})
+    json.dumps(with_requests(result, [answer]).json(OF_FILE), allow_nan=False)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -94,13 +93,13 @@ def test_any_answer_is_read(wire: Wire, data: st.DataObject, odd: str, cut: int,
     half = len(body) // 2
     reply = Reply(ASK, 0.0, 0.5, [(1.0, body[:half]), (1.5, body[half:])])
     try:
-        answered = wire.read(reply)
+        answer = wire.read(reply)
     except Unreadable as refused:
         assert len(str(refused)) > 10
         str(refused).encode()
     else:
-        saved([answered])
-        tokens = answered[0].completion_tokens, answered[0].prompt_tokens
+        saved(answer)
+        tokens = answer.completion_tokens, answer.prompt_tokens
         assert 0 <= min(tokens) <= max(tokens) < 2**31
 
 

@@ -37,8 +37,9 @@ def test_a_plain_answers_tokens_are_placed_by_the_servers_timings() -> None:
         "itl_s": [0.4, 0.6],
     }  # fmt: skip
     body = {"completion": "abc", "usage": USED, "timings": timings}
-    answer, text = Plain().read(reply((3.2, json.dumps(body).encode())))
-    assert (answer.id, answer.prompt_tokens, answer.completion_tokens, text) == (7, 2, 3, "abc")
+    answer = Plain().read(reply((3.2, json.dumps(body).encode())))
+    assert (answer.request.id, answer.text) == (7, "abc")
+    assert (answer.prompt_tokens, answer.completion_tokens) == (2, 3)
     assert answer.e2e_s == pytest.approx(1.7) and answer.sent_at - answer.scheduled_at == 0.5
     # the server answered 1.1 s after the first token, and so did this client hear of it
     assert (answer.ttft_s, answer.tpot_s) == pytest.approx((0.6, 0.5))
@@ -51,9 +52,9 @@ def test_a_streams_tokens_are_where_this_client_read_them() -> None:
         (2.5, b'ex": 0, "text": "bc", "tokens": 2}\n\n'),
         (2.6, event({"usage": USED, "timings": {"queue_s": 0.1}}) + DONE),
     ]
-    answer, text = Streaming().read(reply(*pieces))
-    assert text == "abc" and answer.timings == {"queue_s": 0.1}
-    assert (answer.first_token_at, answer.last_token_at, answer.answered_at) == (2.0, 2.5, 2.6)
+    answer = Streaming().read(reply(*pieces))
+    assert answer.text == "abc" and answer.timings == {"queue_s": 0.1}
+    assert (answer.first_token_at, answer.last_token_at, answer.ended_at) == (2.0, 2.5, 2.6)
     assert answer.tpot_s == 0.25 and answer.itl_s == [0.5]
 
 
@@ -82,11 +83,11 @@ def test_a_streams_tokens_are_where_this_client_read_them() -> None:
                  id="empty chunks"),
 ])  # fmt: skip
 def test_openais_chunks_in_the_forms_that_occur(pieces: list[tuple[float, bytes]]) -> None:
-    answer, text = OpenAI("m").read(reply(*pieces))
-    assert (answer.prompt_tokens, answer.completion_tokens) == (2, 3) and text in ("abc", "")
-    assert (answer.first_token_at, answer.last_token_at) == (2.0, 2.5 if text else 2.0)
+    answer = OpenAI("m").read(reply(*pieces))
+    assert (answer.prompt_tokens, answer.completion_tokens) == (2, 3) and answer.text in ("abc", "")
+    assert (answer.first_token_at, answer.last_token_at) == (2.0, 2.5 if answer.text else 2.0)
     assert sum(answer.itl_s) == answer.last_token_at - 2.0 and answer.timings is None
-    assert answer.answered_at == pieces[-1][0]
+    assert answer.ended_at == pieces[-1][0]
     assert answer.tpot_s == sum(answer.itl_s) / 2, "tokens from usage: three, not two chunks"
 
 
@@ -119,9 +120,9 @@ def said(finish: str | None = None, used: Any = None, **delta: Any) -> bytes:
 def test_a_chats_token_comes_with_the_first_delta_that_says_something(
     pieces: list[tuple[float, bytes]],
 ) -> None:
-    answer, text = Chat("m").read(reply(*pieces))
+    answer = Chat("m").read(reply(*pieces))
     assert (answer.first_token_at, answer.last_token_at, answer.itl_s) == (2.0, 2.5, [0.5])
-    assert (answer.prompt_tokens, answer.completion_tokens, text) == (2, 3, "abc")
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.text) == (2, 3, "abc")
     with pytest.raises(Unreadable, match="is another --api meant"):
         OpenAI("m").read(reply(*pieces))
     with pytest.raises(Unreadable, match="is another --api meant"):
@@ -140,16 +141,16 @@ def test_what_a_chat_says_under_any_name_are_tokens(delta: dict[str, Any]) -> No
     """All tokens of a call were taken to come with the role: TTFT 2 ms for 500, and no TPOT."""
     begun = said(role="assistant", content="", refusal=None, tool_calls=EMPTY)
     pieces = [(1.6, begun), (2.0, said(**delta)), (2.5, said(**delta)), (3.0, said("stop"))]
-    answer, _ = Chat("m").read(reply(*pieces, (3.0, USAGE + DONE)))
+    answer = Chat("m").read(reply(*pieces, (3.0, USAGE + DONE)))
     assert (answer.first_token_at, answer.last_token_at, answer.itl_s) == (2.0, 2.5, [0.5])
     assert (answer.ttft_s, answer.tpot_s, answer.e2e_s) == (0.5, 0.25, 1.5)
 
 
 def test_where_a_chat_shows_no_token_no_first_one_is_known() -> None:
     pieces = [(1.6, said(role="assistant", content="")), (3.0, said("stop")), (3.0, USAGE + DONE)]
-    answer, text = Chat("m").read(reply(*pieces))
+    answer = Chat("m").read(reply(*pieces))
     assert math.isnan(answer.ttft_s) and math.isnan(answer.tpot_s) and answer.itl_s == []
-    assert (answer.completion_tokens, answer.e2e_s, text) == (3, 1.5, "")
+    assert (answer.completion_tokens, answer.e2e_s, answer.text) == (3, 1.5, "")
 
 
 NO_TOKEN = event({"choices": [], "usage": USED | {"completion_tokens": 0}})

@@ -10,7 +10,7 @@ import pytest
 from client import drawing
 from client.groups import quartiles
 from client.measure import judged, with_requests
-from client.outcomes import Answer, Outcome
+from client.outcomes import Outcome
 from client.results import OF_GROUP, Distribution, Result, keys
 from client.traces import Request
 from compare.report import figures, sections, tables
@@ -21,10 +21,9 @@ from stats import DEFINITIONS
 def answered(request: Request, seconds: float, first_s: float, **timings: float) -> Outcome:
     at, last = request.at, request.at + seconds
     own = {"arrived_at": at, "queue_s": 0.0, "ttft_s": first_s, "itl_s": [], "held_s": 0.0}
-    stamps = (at, at, at + first_s, last, last)
+    stamps = (at, at, last, at + first_s, last)
     server = own | timings if timings else None
-    answer = Answer(request.id, *stamps, 1, request.num_tokens, [], server)
-    return Outcome(request, at, at, last, answer, "x")
+    return Outcome(request, *stamps, 1, request.num_tokens, timings=server)
 
 
 def failed(request: Request, error: str = "500") -> Outcome:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.inference import State
-from scheduling.latency import PARTS, Stay, neighbours, parts_of
+from scheduling.latency import PARTS, Times, neighbours, parts_of
 from scheduling.policies import Dynamic, Order, Policy, Static
 from stats import timings_of
 from tests.virtual import Ask, any_asks, any_order, any_policy, run
@@ -95,12 +95,13 @@ def test_a_request_that_is_in_flight_has_parts_so_far() -> None:
 
 
 def test_neighbours_are_those_that_ran_before_and_beside() -> None:
-    one = Stay(1, 4, 0.0, 2.0, 3.0, 6.0)
-    others = [
-        Stay(2, 9, 0.0, 0.0, 1.0, 3.0), Stay(3, 900, 0.0, 4.0, 5.0, 9.0),
-        Stay(4, 8, 0.0, 6.0, 7.0, 8.0), Stay(5, 50, 0.0, 1.0, 1.5, 2.0), one,
-    ]  # fmt: skip
-    assert neighbours(one, others) == {
+    instants = {
+        1: (2.0, 3.0, 6.0), 2: (0.0, 1.0, 3.0), 3: (4.0, 5.0, 9.0), 4: (6.0, 7.0, 8.0),
+        5: (1.0, 1.5, 2.0),
+    }  # fmt: skip
+    prompts = {1: 4, 2: 9, 3: 900, 4: 8, 5: 50}
+    times = {i: Times(0.0, *at, at[-1], prompt_tokens=prompts[i]) for i, at in instants.items()}
+    assert neighbours(1, times) == {
         "ran_before": 2, "ran_beside": 2, "longest_beside": [3, 2],
         "mean_rows": 0.75, "long_prompts": {"3": 900},
     }  # fmt: skip

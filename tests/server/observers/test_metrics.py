@@ -91,14 +91,14 @@ def test_over_a_run_metrics_stats_log_and_client_agree(mode: str, tmp_path: Path
         before = values(scrape(url))
         assert get(f"{url}/stats")["completed"] == 5
         post(f"{url}/stats/reset")
-        answers = [outcome.answer for outcome in replay(url, requests)]
+        outcomes = replay(url, requests)
         after, stats = values(scrape(url)), get(f"{url}/stats")
     delta = {name: value - before.get(name, 0.0) for name, value in after.items()}
 
     def mean_ms(name: str) -> float:
         return 1e3 * delta[f"{name}_sum"] / delta[f"{name}_count"]
 
-    done = [answer for answer in answers if answer]
+    done = [outcome for outcome in outcomes if not outcome.error]
     assert len(done) == 60
     completion, prompt = sum(a.completion_tokens for a in done), sum(a.prompt_tokens for a in done)
     assert delta["vllm:generation_tokens_total"] == stats["total_output_tokens"] == completion

@@ -41,11 +41,11 @@ def simulated(command: str, trace: Path) -> list[list[list[float]]]:
         for name in options.variants
     ]
     answers = [
-        [each.answer for each in server.replay(load_trace(trace)) if each.answer]
-        for server in servers
+        [each for each in server.replay(load_trace(trace)) if not each.error] for server in servers
     ]
     return [
-        [[a.id, a.first_token_at, a.last_token_at, a.answered_at] for a in of] for of in answers
+        [[a.request.id, a.first_token_at, a.last_token_at, a.ended_at] for a in of]
+        for of in answers
     ]
 
 
