@@ -154,7 +154,7 @@ def timings_of(inference: Inference, epoch_offset: float = 0.0) -> dict[str, Any
     return {
         "arrived_at": times.started_at + epoch_offset,
         **{measure.field: round(measure.of(times), 6) for measure in TIMINGS},
-        "parts": parts_of(inference, times.answered_at),
+        "parts": parts_of(inference, times),
         "recomputed_tokens": inference.interruptions.recomputed_tokens,
         "draft_tokens": inference.drafts.verified,
         "accepted_tokens": inference.drafts.accepted,

@@ -94,13 +94,12 @@ def times_of(inference: Inference, now: float | None = None) -> Times:
     )  # fmt: skip
 
 
-def parts_of(inference: Inference, until: float) -> dict[str, float]:
+def parts_of(inference: Inference, times: Times) -> dict[str, float]:
     """Return the seconds of each of PARTS that took any, to the microsecond, up to its end, or to
-    now: their sum is its latency.
+    now: their sum is its latency. times: its instants.
     """
-    times = times_of(inference, until)
     admitted, first, last = times.admitted_at, times.first_token_at, times.last_token_at
-    queued_s = admitted - times.started_at
+    queued_s, until = admitted - times.started_at, times.answered_at
     blocked_s = min(inference.standing.blocked_s, queued_s)
     parts = dict.fromkeys(PARTS, 0.0)
     parts["batch"], parts["blocks"] = queued_s - blocked_s, blocked_s

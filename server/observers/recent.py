@@ -50,13 +50,13 @@ class RecentRequests:
         return [told | {"neighbours": neighbours(told["id"], times)} for _, told in named]
 
     def _known(self, inference: Inference, until: float) -> Known:
-        i = inference
-        return times_of(i, until), {
+        i, times = inference, times_of(inference, until)
+        return times, {
             "id": i.id, "request_id": i.request_id or None, "state": i.state.value,
             "error": i.error.code if i.error else None,
             "arrived_at": i.arrived_at + self._manager.epoch_offset,
             "latency_s": round(until - i.arrived_at, 6),
             "prompt_tokens": len(i.prompt_ids) if i.leader is None else 0,  # it counts once
             "completion_tokens": len(i.token_times),
-            "parts": parts_of(i, until),
+            "parts": parts_of(i, times),
         }  # fmt: skip

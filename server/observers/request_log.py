@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from scheduling.inference import Inference, State
-from scheduling.latency import parts_of
+from scheduling.latency import parts_of, times_of
 from scheduling.records import IterationRecord
 from server.observers.line_writer import LineWriter
 
@@ -56,7 +56,7 @@ class RequestLog:
             "preemptions": interruptions.preemptions,
             "preempted_s": round(interruptions.preempted_s, 6),
             "paused_s": round(interruptions.paused_s, 6),
-            "parts": parts_of(i, i.answered_at),
+            "parts": parts_of(i, times_of(i)),
             "recomputed_tokens": interruptions.recomputed_tokens,
             "draft_tokens": i.drafts.verified, "accepted_tokens": i.drafts.accepted,
             "arrived_at": epoch(i.arrived_at), "admitted_at": epoch(i.admitted_at),

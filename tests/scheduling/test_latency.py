@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.inference import State
-from scheduling.latency import PARTS, Times, neighbours, parts_of
+from scheduling.latency import PARTS, Times, neighbours, parts_of, times_of
 from scheduling.policies import Dynamic, Order, Policy, Static
 from stats import timings_of
 from tests.virtual import Ask, any_asks, any_order, any_policy, run
@@ -36,7 +36,7 @@ def test_parts_sum_to_the_latency_in_every_mode_and_order(
     for each in served.inferences:
         if each.answered_at is None:  # refused
             continue
-        parts = parts_of(each, each.answered_at)
+        parts = parts_of(each, times_of(each))
         assert sum(parts.values()) == near(each.answered_at - each.arrived_at)
         assert all(seconds > 0 for seconds in parts.values())
         parts, interrupted = dict.fromkeys(PARTS, 0.0) | parts, each.interruptions
@@ -91,7 +91,7 @@ def test_a_request_that_is_in_flight_has_parts_so_far() -> None:
     served = run(Dynamic(), [Ask(0.0, tokens=5)])
     [each] = served.inferences
     each.tokens, each.token_times = each.tokens[:2], each.token_times[:2]
-    assert parts_of(each, 2.5) == {"prefill": 1.0, "decode": 1.5}
+    assert parts_of(each, times_of(each, 2.5)) == {"prefill": 1.0, "decode": 1.5}
 
 
 def test_neighbours_are_those_that_ran_before_and_beside() -> None:
