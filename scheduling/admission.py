@@ -57,10 +57,12 @@ def never_fitting(
 class QueuePolicies(Extension):
     """Limits of each level's queue: requests, and the time of each (Triton's queue policies)."""
 
+    timers: Timers[Group]
+
     def __init__(self, order: Order):
         self._order, self._policies = order, order.queue_policies
         self._sizes: Counter[int] = Counter()  # waiting inferences by level
-        self.timers = Timers[Group](has_begun)
+        self.timers = Timers(has_begun)
 
     def attach(self, scheduler: Any) -> None:
         self._queue: WaitingQueue = scheduler.queue

@@ -53,9 +53,10 @@ class Shedding(Extension):
     """
 
     remembers = (History,)
+    timers: Timers[Group]
 
     def __init__(self) -> None:
-        self.timers = Timers[Group](has_begun)
+        self.timers = Timers(has_begun)
 
     def attach(self, scheduler: Any) -> None:
         self._scheduler = scheduler

@@ -46,7 +46,7 @@ FIELD = re.findall(r"^\|[^|]*\| `([^`|]+)` \|", TEXT[ROOT / "docs" / "field.md"]
 COMMANDS = [shlex.split(line) for line in LINES] + [
     shlex.split(cell if cell.startswith("./") else f"./server.sh {cell}") for cell in FIELD
 ]
-SMALL = "--model fake --numsamples 4 --modes nobatch,windowed --skip-calibration --arrival burst"
+SMALL = "--model fake --numsamples 4 --modes nobatch --skip-calibration --arrival burst"
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "./server.sh": lambda argv: (
         "--help" in argv

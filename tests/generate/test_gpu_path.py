@@ -386,7 +386,7 @@ def test_a_gpu_loads_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     expected = serve(NoBatching(), Oracle(tiny, N_VOCAB), requests())
     limits: dict[str, Any] = {"n_blocks": 15, "max_batch_size": 3, "token_budget": 6}
     asks, drafter = requests(), generator.drafter
-    for policy, limits["speculate"] in ((Static(), 0), (Dynamic(), 0), (Dynamic(), 2)):
+    for policy, limits["speculate"] in ((Static(), 0), (Dynamic(), 2)):
         captures[2].replayed.clear()
         asked = requests()
         generator.drafter = Guesses(asked, expected)

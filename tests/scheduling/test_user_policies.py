@@ -40,6 +40,7 @@ def python(arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_it_is_served_and_its_fields_are_flags(mine: Path) -> None:
     shown = python("-m server.launch mine.py:Bunches --help all", mine.parent).stdout
     assert "--bunch-size X" in shown and "mine.py:Bunches: rows in a batch at most" in shown
