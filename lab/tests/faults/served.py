@@ -118,7 +118,7 @@ def in_flight(served: Served, n: int, tokens: int) -> Iterator[list[Outcome]]:
 
 def errors(outcomes: Sequence[Outcome]) -> list[str]:
     """What was said to each request that has no answer."""
-    return [outcome.error for outcome in outcomes if not outcome.answer]
+    return [outcome.error for outcome in outcomes if outcome.error]
 
 
 def post_bytes(
