@@ -20,6 +20,7 @@ from pathlib import Path
 from client.calls import ServerError
 from client.load import replay
 from client.processes import replay_in
+from client.saving import write
 from client.wire import wire
 from client.workloads import Workload
 from lab.benchmarks.harness import Benchmark, run
@@ -52,13 +53,13 @@ def stub() -> Iterator[str]:
     """Start the server; return its URL. Raises ServerError without a compiler."""
     with tempfile.TemporaryDirectory() as folder:
         program, said = Path(folder) / "stub", Path(folder) / "answer"
-        said.write_bytes(answer())
+        write(said, answer())
         source = Path(__file__).with_name("stub.c")
         try:
             subprocess.run(["cc", "-O2", "-o", program, source], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise ServerError(f"the server in C was not compiled ({error}); install cc") from None
-        with subprocess.Popen([program, said], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen([program, said], stdout=subprocess.PIPE, encoding="utf-8") as process:
             assert process.stdout
             try:
                 yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
