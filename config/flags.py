@@ -25,7 +25,6 @@ from pydantic import ValidationError
 
 from config.checks import refusals
 from config.config import Config
-from config.left import LEFT
 from config.settings import KINDS, ConfigError, flag
 from scheduling import user_policies
 from scheduling.policies import MODES, ORDERS
@@ -160,8 +159,6 @@ def from_environment(environ: Mapping[str, str], dotenv: Path | None = DOTENV) -
             if value is None or not SETTING.match(f"{key}={value}"):
                 continue
             name = key[3:].lower()
-            if name in LEFT:
-                raise ConfigError(f"{key} is no longer a setting: {LEFT[name]}")
             if name not in Config.model_fields or key != key.upper():
                 known = [f"EB_{field.upper()}" for field in Config.model_fields]
                 raise ConfigError(
@@ -227,10 +224,8 @@ def check_replicas(replicas: int) -> None:
         )
 
 
-def refuse_unknown(parser: Parser, unknown: Sequence[str], left: Mapping[str, str] = LEFT) -> None:
-    """Raise ConfigError, naming the nearest flag, if argparse left anything over. left: flags that
-    left, and what to use instead.
-    """
+def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
+    """Raise ConfigError, naming the nearest flag, if argparse left anything over."""
     if unknown:
         valid = [
             option
@@ -238,13 +233,23 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str], left: Mapping[str, st
             if option.startswith("--") and action.help != argparse.SUPPRESS
         ]
         name = unknown[0].split("=")[0]
-        if instead := left.get(name.removeprefix("--").removeprefix("no-").replace("-", "_")):
-            raise ConfigError(f"{name} is no longer a flag: {instead}")
         kind = "flag" if name.startswith("-") else "argument"
         raise ConfigError(
             f"unknown {kind} {name}{_suggest(name, valid)}; {parser.help_flag} shows all flags, "
             f"and docs/settings.md what other systems call them"
         )
+
+
+def refuse_unknown_settings(what: str, settings: Iterable[str]) -> None:
+    """Raise ConfigError, naming the nearest setting, if this version does not know one of those
+    that `what`, which was saved, was made with.
+    """
+    for name in settings:
+        if name not in Config.model_fields and not hasattr(Config, name):
+            raise ConfigError(
+                f"{what} has the setting {name}, which this version does not know"
+                f"{_suggest(name, Config.model_fields)}"
+            )
 
 
 def _suggest(word: str | None, valid: Iterable[str]) -> str:

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from config.config import Config
-from config.left import in_todays_names, used
+from config.flags import refuse_unknown_settings
 from config.reading import parse
+from config.settings import ConfigError
 from scheduling import user_policies
 from scheduling.building import build_group
 from scheduling.errors import Cancelled, DeadlinePassed, GenerationFailed
@@ -155,9 +156,10 @@ def _begin(entry: Entry, observe: Observe | None) -> _Server:
         settings = entry["settings"]
         if absent := user_policies.absent([settings]):
             raise ReplayError(f"{absent}.")
-        if sentence := used(settings):
-            raise ReplayError(f"{sentence}.")
+        refuse_unknown_settings("the recording", settings)
         return _Server(settings, observe)
+    except ConfigError as error:
+        raise ReplayError(f"{error}.") from None
     except (AttributeError, KeyError) as error:
         unknown = error.name if isinstance(error, AttributeError) else error
         raise ReplayError(
@@ -173,8 +175,7 @@ class _Server:
         self._written: list[Entry] = []
         # settings that did not exist yet are at their defaults, as if they did not
         whole = {k: f.default for k, f in Config.model_fields.items()}
-        whole |= {"lora_slots": 0} | in_todays_names(settings)
-        whole["speculate"] = int(whole["speculate"])  # a text in earlier recordings
+        whole |= {"lora_slots": 0} | settings
         values = SimpleNamespace(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in whole.items()}
         )

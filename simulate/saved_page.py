@@ -25,8 +25,7 @@ from client.stopping import fail
 from client.traces import Request, load_trace
 from compare.report import report
 from config.config import Config
-from config.flags import Parser, refuse_unknown
-from config.left import in_todays_names, used
+from config.flags import Parser, refuse_unknown, refuse_unknown_settings
 from config.settings import ConfigError
 from scheduling import user_policies
 from scheduling.scheduler import Scheduler
@@ -151,13 +150,12 @@ def again(run: SavedRun, seed: str) -> dict[str, str]:
     given = {name: result.config for name, result in run.results[0].items()}
     if absent := user_policies.absent(given.values()):
         raise RunError(f"{run.folder}: {absent}")
-    for name, each in given.items():
-        if sentence := used(each):
-            raise RunError(f"{name} of {run.folder} cannot be served again: {sentence}")
     try:
+        for name, each in given.items():
+            refuse_unknown_settings(f"{name} of {run.folder}", each)
         costs, requests = load_costs(first["simulated"]["costs"]), load_trace(trace)
-        configs = {name: Config(**in_todays_names(each)) for name, each in given.items()}
-    except CostsError as error:
+        configs = {name: Config(**each) for name, each in given.items()}
+    except (ConfigError, CostsError) as error:
         raise RunError(str(error)) from None
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:300]

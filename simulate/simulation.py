@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from client.results import Json
 from compare.options import Options
 from config.config import Config
-from config.flags import build, from_environment
-from config.left import in_todays_names
+from config.flags import build, from_environment, refuse_unknown_settings
 from config.settings import NOT_SIMULATED, ConfigError, flag
 from generate.auto import resolve
 from simulate.costs import FAKE, Costs
@@ -80,9 +79,11 @@ class Simulation(Options):
                     f"out, or name other --costs"
                 )
 
+        refuse_unknown_settings(f"the file of costs {costs.name}", measured)
+
         def fill_in(given: Mapping[str, Any]) -> dict[str, Any]:
             own = {name: value for name, value in given.items() if name not in engine}
-            whole = {k: v for k, v in in_todays_names(measured).items() if k != "mode"}
+            whole = {k: v for k, v in measured.items() if k != "mode"}
             if self.own:
                 whole |= {k: v for k, v in self.own.settings.items() if k not in engine}
             if self.served:

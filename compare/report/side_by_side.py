@@ -23,7 +23,6 @@ from compare.foreign import Measured
 from compare.report import figures, sentences, tables
 from compare.report.report import distributions, document, latencies, write_files
 from compare.report.sentences import marked
-from config.left import in_todays_names
 from stats import LIMITED
 
 LINES = ("-", "--", ":", "-.")  # lines of runs, in figures
@@ -168,7 +167,7 @@ def _differing(runs: Mapping[str, SavedRun]) -> list[list[str]]:
     """A table of facts about the runs, and of the settings in which they differ."""
     first = [run.first for run in runs.values()]
     rows = [["", *runs], *([what, *map(of, first)] for what, of in ABOUT.items())]
-    configs = [in_todays_names(summary["config"]) for summary in first]
+    configs = [summary["config"] for summary in first]
     for name in dict.fromkeys(name for config in configs for name in config):
         settings = [sentences.setting(config.get(name, tables.NONE)) for config in configs]
         if len(set(settings)) > 1:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from config.config import MAX_BODY_BYTES
-from config.left import ROUTES as LEFT
 from scheduling import errors
 from scheduling.errors import InvalidRequest, Overloaded, ServingError
 from server.api.messages import Answer, answer
@@ -92,8 +91,6 @@ def unauthorized(message: str) -> Refused:
 
 
 def no_such_route(method: str, path: str, has_page: bool) -> Refused:
-    if instead := LEFT.get(path):
-        return Refused("not_found", f"{path} is no longer a route: {instead}.")
     routes = ", ".join(route.name for route in offered(has_page))
     return Refused("not_found", f"There is no {method} {path} here; routes: {routes}.")
 

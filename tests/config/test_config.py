@@ -13,39 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-from compare.options import parse as parse_comparison
 from config import environment, open_files
-from config.config import HANDOFF, Config
-from config.flags import from_environment
-from config.left import LEFT, in_todays_names, used
-from config.settings import PARTS, ConfigError, flag, has_effect, varying_parts
+from config.config import HANDOFF
+from config.settings import PARTS, has_effect, varying_parts
 from generate import auto, kernels
 from scheduling.building import build_scheduler
 from scheduling.extensions import ResponseOrder
 from scheduling.policies import Mlfq, Priority
 from scheduling.policies.windowed import Windowed
 from server import launch
-from simulate.program import parse as parse_simulation
-from tests.config import parsed, refused, serve
+from tests.config import parsed, refused
 from tests.servers import free_port
 
 EXAMPLE = "1:timeout_ms=500,action=delay,max_size=100,override=yes"
-
-
-def test_the_settings_of_an_older_run_are_read() -> None:
-    sizes: dict[str, Any] = {"kv_blocks": None, "kv_cache_gb": 4.0, "gpu_memory_utilization": 0.9}
-    sizes |= {"mode": "dynamic", "model": "demo"} | dict.fromkeys(LEFT - sizes.keys(), "set")
-
-    def today(**earlier: Any) -> Config:
-        return Config(**in_todays_names(sizes | earlier))
-
-    assert today().kv_cache == "4GB" and today(kv_blocks=70).n_blocks == 70
-    assert today(kv_cache_gb=None).kv_cache == "90%"
-    assert today(prefill="last", decode_floor=16).prefill == "last:16"
-    assert today(prefill="adaptive", tbt_ms=12.5).prefill == "adaptive:12.5"
-    assert today(prefill="last:3").prefill == "last:3"
-    assert used({"mlfq_levels": 6, "batch_size_limit": None}) is None
-    assert "had --mlfq-levels 3, which left" in str(used({"mlfq_levels": 3}))
 
 
 def test_the_pool_is_never_larger_than_its_rows_can_use() -> None:
@@ -372,16 +352,3 @@ def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() ->
     ):
         assert message in refused(line, environ)
     assert "no weight" in refused("dynamic", {"EB_USER_WEIGHTS": "a"}), "it cannot be read"
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_what_left_is_refused_with_what_to_use_instead(name: str) -> None:
-    """By a server, a comparison and a simulation, as a flag or in the environment."""
-    servers = [serve] * (name != "autoscale")  # a flag of theirs today
-    simulations = [parse_simulation] * (name != "gpu_memory_utilization")  # likewise
-    for read in (*servers, parse_comparison, *simulations):
-        with pytest.raises(ConfigError, match=f"{flag(name)} is no longer a flag: ") as caught:
-            read([flag(name), "1"])
-        assert LEFT[name] in str(caught.value)
-    with pytest.raises(ConfigError, match=f"EB_{name.upper()} is no longer a setting: "):
-        from_environment({f"EB_{name.upper()}": "1"})

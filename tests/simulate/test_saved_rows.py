@@ -74,19 +74,16 @@ def test_a_simulated_run_is_shown_as_it_was_served(simulated: Path, tmp_path: Pa
     assert done.stdout == f"{out}\n" and len(histories(out)) == 2 and not done.stderr
 
 
-def test_an_earlier_run_is_shown_unless_it_used_what_left(simulated: Path, tmp_path: Path) -> None:
-    """Its rows would be those of other settings, without a word."""
+def test_a_run_with_a_setting_that_is_unknown_names_it(simulated: Path, tmp_path: Path) -> None:
+    """Its rows would be those of other settings, without a word; its report opens."""
     shutil.copytree(simulated, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "dynamic.json"
-    result = json.loads(path.read_text())
-    earlier = {"host_kv_gb": 1.0, "prefill_only": False, "prefill_url": None, "speculate": "0"}
-    result["config"] |= earlier
-    for value, code in (("recompute", 0), ("swap", 1)):
-        result["config"]["preemption"] = value
-        path.write_text(json.dumps(result))
-        done = ran("simulate.saved_page", str(tmp_path))
-        assert done.returncode == code, done.stderr
-    assert "dynamic of" in done.stderr and "swap, which left; use the code" in done.stderr
+    result = json.loads((path := tmp_path / "dynamic.json").read_text())
+    result["config"]["kv_cache_gb"] = 4.0
+    path.write_text(json.dumps(result))
+    done = ran("simulate.saved_page", str(tmp_path))
+    said = f"error: dynamic of {tmp_path} has the setting kv_cache_gb, which this version does not"
+    assert done.returncode == 1 and done.stderr == f"{said} know (did you mean kv_cache?)\n"
+    output("compare.report", str(tmp_path))
 
 
 def test_a_recorded_run_is_shown_as_it_was_served(measured: Path) -> None:
@@ -167,10 +164,7 @@ def test_a_run_that_cannot_be_shown_is_refused(
 def test_what_cannot_be_shown_is_a_sentence(simulated: Path, tmp_path: Path) -> None:
     (notes := tmp_path / "notes.txt").write_text("hello\n")
     for words, said in (
-        (
-            ("--timeline", str(simulated)),
-            "--timeline is no longer a flag: python -m simulate.saved",
-        ),
+        (("--timeline", str(simulated)), "unknown flag --timeline"),
         ((str(notes),), "line 1"),
         ((str(simulated), "--out", str(tmp_path)), f"{tmp_path} cannot be written: Is a directory"),
     ):

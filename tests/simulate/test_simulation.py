@@ -284,7 +284,6 @@ REFUSED = [
     ("--replay=calls.jsonl --stream", "leave out all other flags"),
     ("--slo ttft:9", "--slo belongs to --find; add it"),
     ("--verify 2", "--verify belongs to --find; add it"),
-    ("--plan --slo ttft:9", "--plan is no longer a flag: --find replicas looks for the fewest"),
     ("--find --arrival poisson:15", "--slo ttft:200"),
     (FIND, "--arrival poisson:200"),
     (f"{FIND} --arrival poisson:x", "unknown arrival 'poisson:x'"),
@@ -301,7 +300,7 @@ REFUSED = [
     (f"{WITH_RATE} --find rows=4,8", "--find rows=4,8: there is no setting rows; docs/settings"),
     (f"{WITH_RATE} --find order=fcfs,best", "--find: --order 'best'"),
     (f"{WITH_RATE} --find prefill", "say which values to try, as in --find prefill=A,B"),
-    ("--step", "--step is no longer a flag: a simulation jumps over equal iterations, with"),
+    ("--step", "unknown flag --step"),
     ("--jobs 0", "--jobs must be at least 1"),
     ("--vllm tests/simulate/own_vllm.jsonl.gz --warm-up 1000000", "--warm-up 1000000 leaves none"),
 ]

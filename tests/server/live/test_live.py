@@ -69,11 +69,6 @@ def test_live_off_leaves_nothing_of_it(client_of: ClientOf) -> None:
     assert "/live" not in client.get("/openapi.json").get_data(as_text=True)
 
 
-def test_a_route_that_left_names_what_to_use(client_of: ClientOf) -> None:
-    message = client_of().get("/timeline").get_json()["error"]["message"]
-    assert message.startswith("/timeline is no longer a route: GET /stats?iterations=1 has")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_of_stats(name: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of each iteration, in each mode, with padding, preempted and paused ones."""

@@ -176,22 +176,12 @@ def test_what_cannot_be_replayed_says_why(
         replay_file(str(path))
 
 
-def test_an_earlier_recording_is_replayed_unless_it_used_what_left(lines: list[str]) -> None:
-    """One that did not, as nearly all are, has the same calls and results as of today."""
+def test_a_recording_with_a_setting_that_is_unknown_names_it(lines: list[str]) -> None:
     first = json.loads(lines[0])
-
-    def with_settings(**earlier: Any) -> list[str]:
-        return [json.dumps(first | {"settings": first["settings"] | earlier}), *lines[1:]]
-
-    result = replay(with_settings(host_blocks=0, speculate="0", draft="ngram"))
-    assert result.first_difference is None and result.equal == result.iterations > 5
-    used: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"host_blocks": 9}, "--preemption swap"), ({"speculate": "auto"}, "--speculate auto"),
-        ({"speculate": "4:8,2:16"}, "--speculate 4:8,2:16"),
-    )  # fmt: skip
-    for settings, what in used:
-        with pytest.raises(ReplayError, match=f"line 1: .* {what}, which left; use .* 7f5e74e\\.$"):
-            replay(with_settings(**settings))
+    first["settings"]["kv_cache_gb"] = 4.0
+    said = "line 1: the recording has the setting kv_cache_gb, which this version does not know"
+    with pytest.raises(ReplayError, match=rf"^{said} \(did you mean kv_cache\?\)\.$"):
+        replay([json.dumps(first), *lines[1:]])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from server.api.messages import Answer
 from server.replicas import serve
 from server.replicas.replica import Full, Replica
 from server.request import Request
-from simulate import program as simulate
 from tests.programs import output
 from tests.servers import asks, processes_with
 
@@ -75,9 +74,7 @@ WORDS: dict[Callable[[list[str]], Any], dict[str, str]] = {
         "--replicas two": "argument --replicas",
         "--replicas 2 --router rr": "on Ray Serve there are power_of_two, least_tokens",
         "--router prefix": "add --replicas N",
-        "--deploy ray --replicas 2": "--deploy is no longer a flag: ./compare.sh --replicas N",
     },
-    simulate.parse: {"--deploy ray --replicas 2": "--deploy is no longer a flag"},
     of_serve: {
         "--replicas 0": "give 1 or more",
         "--router prefix": "add --replicas N",
