@@ -277,8 +277,8 @@ def occupancy_over_time(
     """Mean rows of each kind in equal time bins, from rows of [started_at, seconds, live, idle,
     padding, recomputed, rejected].
 
-    Time without an iteration counts as no rows, so the means are over wall-clock. span: of the
-    bins, if it is not that of these iterations.
+    Time without an iteration counts as no rows, so the means are over wall-clock. span:
+    begin and end of the bins, if not those of these iterations.
     """
     if not iterations:
         return {"started_at": 0.0, "bin_s": 0.0, **{kind: [] for kind in ROW_KINDS}}

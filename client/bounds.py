@@ -45,7 +45,7 @@ class Bounds:
 UNBOUNDED = Bounds()
 
 
-class Bounded(Watch):
+class BoundedWatch(Watch):
     """Ends a replay at its bounds, counts requests in flight at every tick, and notifies another
     watch of all events. cut: the flag of the bound that was reached.
     """

@@ -27,7 +27,7 @@ COLOURS = 128  # a PNG's colours
 INK = "#444444"  # in a legend, for the colour of any variant
 MANY = 5_000  # points, which as shapes would make a page of megabytes
 OF_ALL: dict[Any, Any] = {
-    # whatever a user's matplotlibrc says; of MPLBACKEND see config/environment.py
+    # whatever a user's matplotlibrc says; config/environment.py says more about MPLBACKEND
     **{name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"},
     "font.size": 12,
     "axes.spines.top": False,

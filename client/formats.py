@@ -58,9 +58,10 @@ KNOWN = "docs/measuring.md lists the forms of traces"
 class RecordedRow:
     """A request of a file, without its ids; times in microseconds.
 
-    text: the prompt's, or None. own: its part that is new, if this is a later turn. tokens: of a
-    prompt without text; adds: in a later turn they follow all that was said before. num_tokens: 0
-    where it failed, None where none are recorded. blocks: hash ids, each of `block` tokens.
+    text: the prompt's, or None. own: its part that is new, if this is a later turn. tokens:
+    their number in a prompt without text; adds: in a later turn they follow all that was said
+    before. num_tokens: 0 where it failed, None where none are recorded. blocks: hash ids, each of
+    `block` tokens.
     """
 
     at: float | None = None

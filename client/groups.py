@@ -66,7 +66,7 @@ def groups_of(trace: Trace) -> dict[str, Groups]:
 
 
 def describe(requests: Sequence[Request]) -> Json:
-    """Return the load of a trace, as realised; of conversations the rate is that of first turns."""
+    """Return the load of a trace, as realised. The rate of conversations is that of first turns."""
     trace = Trace.of(requests)
     groups = groups_of(trace)
     at = np.sort(trace.at[trace.firsts])

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from client import analysis
-from client.bounds import UNBOUNDED, Bounded, Bounds
+from client.bounds import UNBOUNDED, BoundedWatch, Bounds
 from client.calls import NONE, ServerError, get, post
 from client.groups import by_groups, describe
 from client.load import Interrupted, Watch, replay
@@ -143,7 +143,7 @@ def measure(
     """
     if target.ours:
         target.begin()
-    trace, stopped, counting = Trace.of(requests), False, Bounded(watch, bounds)
+    trace, stopped, counting = Trace.of(requests), False, BoundedWatch(watch, bounds)
     try:
         outcomes = target.replay(requests, timeout_s, counting)
     except Interrupted as interrupted:

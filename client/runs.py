@@ -1,5 +1,5 @@
-"""Runs on disk: a folder with the trace, NAME.json of each server, and summary.json; of several
-seeds, a folder each. NAME.json may be compressed (NAME.json.gz).
+"""Runs on disk: a folder with the trace, NAME.json of each server, and summary.json. Several seeds
+have a folder each. NAME.json may be compressed (NAME.json.gz).
 """
 
 from __future__ import annotations

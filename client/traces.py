@@ -29,7 +29,7 @@ MOST_SAVED = 100_000  # requests of a trace that is saved
 LIMITED = ("ttft", "tpot")  # measures on which a request may have a limit of its own
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # in ms
 Wide = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # as wide as columns and the server's fields
-Limits = Mapping[str, float | np.ndarray]  # in ms, by measure: of all answers, or of each
+Limits = Mapping[str, float | np.ndarray]  # in ms, by measure: one of all answers, or each answer's
 
 
 class Request(BaseModel):
@@ -69,7 +69,7 @@ class Request(BaseModel):
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the prompt; of a text by `--tokenizer bytes`; of a later turn its own words."""
+        """Ids of the prompt: a text's by `--tokenizer bytes`, a later turn's of its own words."""
         return self.prompt_ids or list((self.prompt or "").encode())
 
 

@@ -216,7 +216,7 @@ TOOLS = (GUIDELLM, AIPERF, VLLM)
 
 
 def settings(path: Path) -> list[Path]:
-    """Return the folders of a sweep of vLLM, one of each setting; of all else the path itself."""
+    """Return the folders of a sweep of vLLM, one of each setting; else the path itself."""
     folders = {run.parent for run in path.glob(f"*/{OF_SWEEP}")}
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name)) or [path]
 

@@ -135,7 +135,7 @@ class Options:
     seed: int
     repeats: int
     sweep: bool
-    seconds: float | None  # of sending, at each rate of a sweep; None: as long as numbers need
+    seconds: float | None  # time of sending, at each rate of a sweep; None: as long as numbers need
     goodput: dict[str, float]
     price: float | None  # a machine's, per hour
     stream: bool

@@ -100,7 +100,7 @@ def _saved(folder: Path, program: str) -> tuple[runs.SavedRun, list[str]]:
 
 def kept(options: Options, facts: Json) -> dict[tuple[int, str], Any]:
     """Return what was measured to its end, by seed and server: a result, the points of a sweep, and
-    whether there was one. facts: of this comparison, as a summary has them.
+    whether there was one. facts: those of this comparison, as in a summary.
 
     Raises ConfigError where these, or settings that come from variables, differ.
     """

@@ -115,7 +115,7 @@ def read_sizes(text: str) -> tuple[int, ...]:
         raise ValueError("must be numbers separated by commas, such as 32,8,4,1, or none") from None
 
 
-# ---- API keys: one for all users, or a file with a key and a name for each. Of these only digests
+# ---- API keys: one for all users, or a file with a key and a name for each. Only digests of keys
 # are kept
 
 MOST_KEYS = 500  # all are handed on in one variable, which Linux limits to 128 KiB

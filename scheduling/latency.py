@@ -133,7 +133,7 @@ def neighbours(number: int, times: Mapping[int, Times]) -> dict[str, Any]:
     """Return how many requests ran while one waited, and beside it; the numbers of those that ran
     beside it longest, the mean of their number at a time, and the longest prompts computed then.
 
-    times: of all requests, by number.
+    times: those of all requests, by number.
     """
     before, beside, prompts = 0, list[tuple[float, int]](), list[tuple[int, int]]()
     one = times[number]

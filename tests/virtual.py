@@ -131,7 +131,7 @@ def any_asks(most: int, least: int = 0, **fields: Any) -> st.SearchStrategy[list
 
 
 @dataclass
-class Run:
+class ServedAsks:
     groups: list[list[Inference]]
     iterations: list[tuple[float, Iteration]]
     scheduler: Scheduler
@@ -204,13 +204,13 @@ def run(
     seconds: Callable[[Iteration], float] = lambda iteration: 1.0,
     generate: Callable[[Iteration], Iterable[int]] = any_ids, drafter: Drafter | None = None,
     **limits: Any,
-) -> Run:  # fmt: skip
+) -> ServedAsks:  # fmt: skip
     """Serve `asks` (in order of arrival) to the end. Fails if there is no progress, if KV blocks
     are lost, or if a row has a token without a KV slot. seconds: of an iteration.
     """
     scheduler = make_scheduler(policy, **limits)
     groups = [ask.group(scheduler.limits.block_size) for ask in asks]
-    result = Run(groups, [], scheduler)
+    result = ServedAsks(groups, [], scheduler)
     most = 2 * sum(ask.rows * ask.n * (ask.prompt + ask.tokens) for ask in asks) + 100
     if scheduler.order.preemptive:  # what paused rows lose is computed again
         most *= 10

@@ -222,7 +222,7 @@ def changes(run: SavedRun) -> dict[str, Changes]:
 
 
 def number_of_replicas(result: Result) -> int:
-    """Return the number of replicas: of simulated ones the most at once, of real ones all."""
+    """Return the number of replicas: the most simulated ones at once, or all real ones."""
     server = result.server  # none of one that ended before it was asked
     at_once = [up + others for _, up, others in server.get("replicas", {}).get("changes", ())]
     return len(server.get("by_replica", {})) or max(at_once, default=1)

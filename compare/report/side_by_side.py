@@ -1,4 +1,4 @@
-"""The report of several runs: of different commits, machines or settings, or of other tools."""
+"""The report of several runs: other commits, machines or settings, or other tools' runs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from compare.analysis import Estimate, difference, estimate
 from compare.sweep import Swept
 
 Results = Mapping[str, Sequence[Result]]  # by server: one result per seed
-Rows = Sequence[Sequence[str]]  # a table's rows, the headings first
+TableRows = Sequence[Sequence[str]]  # a table's rows, the headings first
 Case = tuple[Sequence[str], Sequence[Result]]  # a row: its names, and its results, one a seed
 
 PRICE = "cost_per_million_tokens cost_per_thousand_within"
@@ -60,7 +60,7 @@ NONE = "–"
 MOST = 1000  # columns of a table, however wide the terminal is
 
 
-def markdown(rows: Rows, left: int = 1) -> str:
+def markdown(rows: TableRows, left: int = 1) -> str:
     """A Markdown table, headings first, numbers right of `left` columns; pipes are quoted."""
     rows = [[re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row] for row in rows]
     lines = [rows[0], ["---"] * left + ["--:"] * (len(rows[0]) - left), *rows[1:]]
@@ -74,7 +74,7 @@ class Terminal:
     left: columns of text, which break only where they are too wide by themselves.
     """
 
-    rows: Rows
+    rows: TableRows
     left: int = 1
     caption: str | None = None
 
@@ -201,7 +201,7 @@ def answered(results: Sequence[Result]) -> str:
 
 
 def present(keys: Sequence[Key], cases: Iterable[Case]) -> list[Key]:
-    """Keys that any result has; of rare ones those which would be shown as more than zero."""
+    """Keys that any result has; rare ones only where they would be shown as more than zero."""
     results = [result for _, seeds in cases for result in seeds]
 
     def is_shown(key: Key) -> bool:
@@ -289,7 +289,7 @@ def _difference(value: Estimate | None, key: Key) -> str:
 
 
 def runs_table(runs: Mapping[str, Results], paired: bool) -> str:
-    """Each server's headlines in several runs, and changes; paired: of the same traces."""
+    """Each server's headlines in several runs, and changes. paired: they have the same traces."""
     columns = present(COMPARED, (case for run in runs.values() for case in run.items()))
     rows = [["variant", "run", *(key.heading for key in columns)]]
     for name in dict.fromkeys(name for run in runs.values() for name in run):
@@ -347,7 +347,7 @@ def _swept(outcomes: Sequence[Swept]) -> list[str]:
 
 
 def _between(borders: Sequence[tuple[float | None, float | None]]) -> str:
-    """A border between two rates, "8.72 to 9.51"; of several seeds the widest."""
+    """A border between two rates, "8.72 to 9.51"; the widest where there are several seeds."""
     below, above = ([rate for rate in rates if rate] for rates in zip(*borders))
     if len(below) < len(borders):
         return f"below {max(above):.3g}" if above else NONE

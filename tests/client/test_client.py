@@ -195,7 +195,7 @@ def test_errors_are_counted_shown_and_never_timed(tmp_path: Path) -> None:
     ("--numsamples 3 --numtokens 7", "--numtokens belongs to --prompt; leave it out"),
     ("--numsamples 3 --model x", "--model is for --api openai and chat; leave it out"),
     ("--numsamples 3 --svg", "add --out FOLDER"),
-    ("--numsamples 3 --arival burst", r"unknown flag --arival \(did you mean --arrival\?\)"),
+    ("--numsamples 3 --arival burst", "unknown flag --arival (did you mean --arrival?)"),
     ("--numsamples 3 --scale-tokens 0.1", "add --trace FILE"),
     ("--users a,2,normal b,2,normal", "give --prompt TEXT, --numsamples N or"),
     ("--users a,2,normal b,2,normal,0-3 --prompt hi", "contradict each other"),

@@ -142,7 +142,7 @@ def test_a_prompt_that_does_not_fit_stops_no_decode_row(rule: str) -> None:
 
 
 @dataclass
-class Request:
+class AskInFlight:
     """A request as vLLM V0's scheduler sees it. length: of prompt and completion so far."""
 
     id: int
@@ -158,8 +158,8 @@ def as_vllm_v0(asks: list[Ask], max_rows: int, budget: int, n_blocks: int, size:
     is left the latest gives its own up.
     """
     ends = (ask.prompt + ask.tokens for ask in asks)
-    arriving = [Request(i, a.at, a.prompt, end) for i, (a, end) in enumerate(zip(asks, ends))]
-    waiting, running = list[Request](), list[Request]()
+    arriving = [AskInFlight(i, a.at, a.prompt, end) for i, (a, end) in enumerate(zip(asks, ends))]
+    waiting, running = list[AskInFlight](), list[AskInFlight]()
     seen, now = [], 0.0
 
     def free() -> int:

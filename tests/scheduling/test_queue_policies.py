@@ -14,7 +14,7 @@ from scheduling.inference import Inference, State
 from scheduling.policies import Dynamic, MultiBin, NoBatching, Policy, Priority, Static, Windowed
 from scheduling.queue import Timers
 from scheduling.scheduler import Scheduler
-from tests.virtual import Ask, Run, begun, make_scheduler, run, step
+from tests.virtual import Ask, ServedAsks, begun, make_scheduler, run, step
 
 MODES: list[Policy] = [
     NoBatching(), Static(), Static(compact_batches=True), Windowed(batch_size_target=1),
@@ -30,20 +30,20 @@ def levels(queue_policy: str = "", n: int = 2, default: int = 1, **more: float) 
     )
 
 
-def triton(asks: list[Ask], order: Priority, sizes: tuple[int, ...] = (4, 8)) -> Run:
+def triton(asks: list[Ask], order: Priority, sizes: tuple[int, ...] = (4, 8)) -> ServedAsks:
     """Its dynamic batcher: these preferred sizes, else a batch forms after 100 s."""
     policy = Windowed(max_batch_delay_ms=100_000, preferred_batch_sizes=sizes)
     return run(policy, asks, order=order, max_batch_size=32)
 
 
-def ends(served: Run) -> list[float | None]:
+def ends(served: ServedAsks) -> list[float | None]:
     """When each request ended, all of it at one instant."""
     for group in served.groups:
         assert len({(i.answered_at, i.state, str(i.error)) for i in group}) == 1, "only a half did"
     return [group[0].answered_at for group in served.groups]
 
 
-def states(served: Run) -> str:
+def states(served: ServedAsks) -> str:
     """How each request ended: F(inished), E(xpired), W(aiting): it never came in."""
     return "".join(group[0].state.name[0] for group in served.groups)
 

@@ -24,14 +24,14 @@ from server.request import Request
 from server.serving import Server
 from simulate import any_ids
 from tests.counts import examples
-from tests.virtual import Ask, Run, any_asks, any_order, any_policy, begun, run
+from tests.virtual import Ask, ServedAsks, any_asks, any_order, any_policy, begun, run
 
 
 def serve(
     asks: Sequence[Ask],
     policy: Policy = Dynamic(),  # noqa: B008  (it is frozen)
     rates: Sequence[float] = (1.0,), **settings: Any,
-) -> Run:  # fmt: skip
+) -> ServedAsks:  # fmt: skip
     engine = ForcedAcceptance(any_ids, rates)
     return run(policy, asks, generate=engine.generate, drafter=engine, **settings)
 
