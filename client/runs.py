@@ -26,6 +26,8 @@ FIGURES = {  # {file name without its ending: title}
     "by_group": "Mean and p99 of latency by length, and by user and priority where a trace has "
     "them, of each variant",
     "latency_vs_throughput": "Median latency per token against throughput, as the rate rises",
+    "ttft_vs_throughput": "99th percentile of the time to first token against throughput, as the "
+    "rate rises",
     "goodput": "Goodput against the rate of requests",
     "occupancy": "Rows over time: live, idle, padding, recomputed, empty",
     "rows": "Computed rows by kind",

@@ -117,13 +117,15 @@ def _kinds(runs: Collection[Json]) -> list[str]:
 
 
 @styled
-def latency_vs_throughput(sweeps: Sweeps, caption: str) -> Figure:
-    """Median latency per token against throughput while the rate rises (Orca's figure 10)."""
-    figure, axis = _curves(sweeps, "output_throughput", "p50_normalized_latency_ms", caption)
+def latency_vs_throughput(sweeps: Sweeps, caption: str, measure: str, words: str) -> Figure:
+    """A measure of latency against throughput while the rate rises (Orca's figure 10 has the median
+    per token).
+    """
+    figure, axis = _curves(sweeps, "output_throughput", measure, caption)
     axis.set(
         xlabel="throughput, completion tokens per second",
-        ylabel="latency per token, median, ms (log scale)",
-        title="Latency per token over throughput",
+        ylabel=f"{words}, ms (log scale)",
+        title=f"{words[0].upper()}{words[1:]}, over throughput",
     )
     axis.set_yscale("log")
     plain_log(axis.yaxis)

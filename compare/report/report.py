@@ -32,6 +32,10 @@ from scheduling.latency import Times
 from stats import DEFINITIONS, LIMITED, ROW_KINDS
 
 Drawing = Callable[[], Figure]
+OVER_THROUGHPUT = {  # figures of a sweep: the measure, and its words
+    "latency_vs_throughput": ("p50_normalized_latency_ms", "latency per token, median"),
+    "ttft_vs_throughput": ("p99_ttft_ms", "time to first token, p99"),
+}
 
 
 def contents(run: SavedRun) -> str:
@@ -54,7 +58,7 @@ def contents(run: SavedRun) -> str:
         *foreseen.section(run),
         *shown("latency_vs_tokens"),
         *sections.by_group(run.variants, shown("by_group")),
-        *sections.rates(run, shown("latency_vs_throughput", "goodput")),
+        *sections.rates(run, shown(*OVER_THROUGHPUT, "goodput")),
         "## Rows and latencies",
         *shown("occupancy", "rows", "distributions"),
         live,
@@ -106,7 +110,8 @@ def drawings(run: SavedRun) -> dict[str, Drawing]:
     if points := run.points:
         n = sum(len(rates) for seeds in points.values() for rates in seeds)
         of_rates = _caption(run, f"{n} rates, lengths {load['lengths']}")
-        drawn["latency_vs_throughput"] = partial(figures.latency_vs_throughput, points, of_rates)
+        for name, of in OVER_THROUGHPUT.items():
+            drawn[name] = partial(figures.latency_vs_throughput, points, of_rates, *of)
         if limits := sections.limits_of(run):
             drawn["goodput"] = partial(figures.goodput, points, limits, of_rates)
     ours = {name: r for name, r in first.items() if r.config}

@@ -178,7 +178,7 @@ def test_figures_are_drawn_where_nothing_was_answered_or_all_is_equal(tmp_path: 
         drawing.latency_vs_tokens(dict.fromkeys(("static", "dynamic"), ([], [], None)), ""),
         figures.distributions({"static": {"ttft": [], "tpot": [], "e2el": []}}, ""),
         figures.distributions({"static": equal}, ""),
-        figures.latency_vs_throughput({"static": [[]]}, ""),
+        figures.latency_vs_throughput({"static": [[]]}, "", "p99_ttft_ms", "first token"),
         figures.goodput({"static": [[]]}, "e2el ≤ 1 ms", ""),
         figures.occupancy({"static": rows}, {"static": False}, 8, ""),
         figures.computed_rows({"static": dict.fromkeys(ROW_KINDS, 0)}, {"static": None}, ""),
