@@ -32,31 +32,21 @@ BENCHMARK = Benchmark(
 )
 
 
-def loaded(config: Config) -> Server:
+def measure(config: Config, requests: Sequence[Prompted]) -> dict[str, Any]:
+    """Serve the burst: throughput, latency and memory."""
+    start = time.perf_counter()
     server = Server(config)
     if not server.manager.wait_until_loaded():
         raise server.manager.failure or RuntimeError("the engine did not load")
-    return server
-
-
-def serve(server: Server, requests: Sequence[Prompted]) -> float:
-    """Serve the burst; return the seconds until its last answer."""
-    inferences = [inference(server.config, *request, Sampling()) for request in requests]
+    load_s = time.perf_counter() - start
+    inferences = [inference(config, *request, Sampling()) for request in requests]
     start = time.perf_counter()
     server.manager.enqueue(inferences)
     for each in inferences:
         each.done.wait()
         if each.error:
             raise each.error
-    return time.perf_counter() - start
-
-
-def measure(config: Config, requests: Sequence[Prompted]) -> dict[str, Any]:
-    """Serve the burst: throughput, latency and memory."""
-    start = time.perf_counter()
-    server = loaded(config)
-    load_s = time.perf_counter() - start
-    seconds = serve(server, requests)
+    seconds = time.perf_counter() - start
     report = server.report(since=0)
     server.close()
     tokens = report["total_output_tokens"]

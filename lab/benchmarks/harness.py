@@ -48,12 +48,9 @@ class Benchmark:
     unused: Collection[str] = ()
     of_engine: bool = False
 
-    @property
-    def program(self) -> list[str]:
-        return ["python", "-m", f"lab.benchmarks.{self.name}"]
-
-    def parser(self, most_used: Sequence[str] = ()) -> Parser:
-        parser = Parser(description=self.description, usage=argparse.SUPPRESS, most_used=most_used)
+    def parser(self) -> Parser:
+        about: dict[str, Any] = {"description": self.description, "usage": argparse.SUPPRESS}
+        parser = Parser(**about, most_used=[*self.options])
         for flag, (default, text) in self.options.items():
             if default == []:
                 parser.add_argument(flag, action="append", default=default, help=text)
@@ -63,6 +60,7 @@ class Benchmark:
                 text = f"{text} (default: {default})"
                 kind = folder if isinstance(default, Path) else type(default)
                 parser.add_argument(flag, type=kind, default=default, help=text)
+        add_settings(parser, self.unused)
         return parser
 
     def configs(
@@ -72,8 +70,7 @@ class Benchmark:
 
         defaults: values of settings, or functions of the options. Raises ConfigError.
         """
-        parser = self.parser(most_used=[*self.options])
-        add_settings(parser, self.unused)
+        parser = self.parser()
         options, unknown = parser.parse_known_args()
         refuse_unknown(parser, unknown)
         values = {
@@ -95,11 +92,10 @@ class Benchmark:
             )
         return options, configs
 
-    def record(self, configs: Sequence[Config] = ()) -> dict[str, Any]:
+    def record(self, configs: Sequence[Config]) -> dict[str, Any]:
         """Machine, commit, date, command, and of the settings those that had an effect."""
-        command = command_line(self.program[0], [*self.program[1:], *sys.argv[1:]])
-        if not configs:
-            return stamp() | {"command": command}
+        program = ["-m", f"lab.benchmarks.{self.name}"]
+        command = command_line("python", [*program, *sys.argv[1:]])
         # where a model's folder lies on this machine means nothing elsewhere
         model = Path(configs[0].model).name
         settings = [config.model_dump() for config in configs]
