@@ -242,7 +242,7 @@ class BatchingManager:
         with self._changed:
             self._answer(answered)  # first, so that it is counted before its stream ends
             for row in record.iteration.rows:  # most have no listener: many calls are spared
-                if row.inference.listener is not None and row.samples and not row.idle:
+                if row.inference.streamed and row.samples and not row.idle:
                     _call(Inference.notify, row.inference)
         if self._loop_interval_s:
             time.sleep(self._loop_interval_s)
@@ -310,7 +310,8 @@ class BatchingManager:
         for inference in inferences:
             for observer in self._observers:
                 _call(observer.answered, inference)
-            if inference.error is not None:  # else its listener is notified of its last token
+            # else its listener is notified of its last token
+            if inference.error is not None or not inference.streamed:
                 _call(Inference.notify, inference)
             inference.done.set()
 

@@ -22,7 +22,8 @@ DOOMED_FILES = 4096  # connections that may wait to be closed, where the system 
 # how long Ctrl-C waits for clients; gunicorn kills the worker 2 s after a second signal
 END_S = 1.5
 BOOT_ERROR = 3  # exit code that gunicorn takes for a worker that is not to be started again
-HANDOFF = "EFFECTIVE_BATCHING_CONFIG"  # the variable that hands the Config to gunicorn's worker
+# variables that hand the Config, and the name of what loads the engine, to gunicorn's workers
+HANDOFF, LOADER = "EFFECTIVE_BATCHING_CONFIG", "EFFECTIVE_BATCHING_LOADER"
 
 
 class Config(Settings):

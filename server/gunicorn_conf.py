@@ -46,7 +46,7 @@ logging.getLogger("gunicorn.error").addFilter(is_needed)
 
 def post_worker_init(worker: Any) -> None:
     """End the server with its engine; requests in flight have their errors by then."""
-    worker.wsgi.extensions["server"].manager.on_failure(lambda error: worker.end())
+    worker.wsgi.extensions["engine"].on_failure(lambda error: worker.end())
 
 
 def worker_exit(arbiter: Any, worker: Any) -> None:
@@ -54,7 +54,7 @@ def worker_exit(arbiter: Any, worker: Any) -> None:
     app = getattr(worker, "wsgi", None)  # there is none if it was stopped while it loaded
     if app is None:
         return
-    server = app.extensions["server"]
-    server.close_files()
-    if server.manager.failure is not None:
+    engine = app.extensions["engine"]
+    engine.close_files()
+    if engine.failure is not None:
         os._exit(BOOT_ERROR)

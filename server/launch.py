@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from config.config import DOOMED_FILES, HANDOFF, SPARE_FILES, Config, check_port
+from config.config import DOOMED_FILES, HANDOFF, LOADER, SPARE_FILES, Config, check_port
 from config.flags import parse
 from config.open_files import allow_open_files
 from config.settings import ConfigError
@@ -31,8 +31,10 @@ def starts_replicas(argv: Sequence[str]) -> bool:
     return any(word.partition("=")[0] in OF_REPLICAS for word in argv)
 
 
-def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
-    """Become gunicorn, whose worker calls `entry`, or the program that starts replicas."""
+def main(argv: Sequence[str], loader: str = "generate.loading:load_generator") -> None:
+    """Become gunicorn, or the program that starts replicas. loader: the name of what makes the
+    engine, a `serving.Load`.
+    """
     if starts_replicas(argv):
         os.execv(sys.executable, [sys.executable, "-m", "server.replicas.serve", *argv])
     try:
@@ -53,10 +55,10 @@ def main(argv: Sequence[str], entry: str = "app:serve()") -> None:
     tempfile.gettempdir()  # gunicorn needs it, and ends with a traceback without
     _allow_files(config)
     _clear_gunicorns_own()
-    os.environ[HANDOFF] = config.handoff()
-    command = [sys.executable, "-m", "gunicorn", "--config", "server/gunicorn_conf.py", entry]
+    os.environ |= {HANDOFF: config.handoff(), LOADER: loader}
+    command = [sys.executable, "-m", "gunicorn", "--config", "server/gunicorn_conf.py"]
     os.chdir(Path(__file__).resolve().parents[1])
-    os.execv(sys.executable, command)
+    os.execv(sys.executable, [*command, "app:serve()"])
 
 
 def _served(config: Config) -> str:

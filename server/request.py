@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from generate.tokenizer import StopRule
 from scheduling.errors import ModelNotFound
 from scheduling.extensions import Extension
 from scheduling.inference import Inference
 from scheduling.sampling import Sampling
 
 if TYPE_CHECKING:
+    from tiktoken import Encoding
+
     from config.config import Config
 
 GREEDY = Sampling()
@@ -73,3 +76,11 @@ class Models(Extension):
 
     def check(self, group: Sequence[Inference], now: float) -> None:
         self.adapter_of(group[0].adapter or None)
+
+
+def stop_rule(request: Request, tokenizer: Encoding) -> StopRule | None:
+    """Return the rule by which a request's completions end early, if one may."""
+    if request.stop is None:
+        return None
+    how = request.sampling
+    return StopRule(tokenizer, [*request.stop], how.stop_ids, how.min_tokens)

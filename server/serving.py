@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from batching import LONGEST_WAIT_S, BatchingManager
+from batching import BatchingManager
 from config.config import Config
 from generate.loading import load_generator
 from generate.tokenizer import load_tokenizer
 from generate.weights import locate
 from scheduling.building import build_group, build_scheduler
-from scheduling.errors import InvalidRequest
+from scheduling.errors import InvalidRequest, Overloaded, ServingError
 from scheduling.inference import Generator, Inference, Slo
 from scheduling.sampling import Scores
 from server.asynchronous import AsynchronousManager
@@ -31,7 +31,7 @@ from server.observers.recent import RecentRequests
 from server.observers.recording import END, Entry, gap, line_of, record
 from server.observers.request_log import RequestLog
 from server.observers.server_stats import ServerStats
-from server.request import Models, Request
+from server.request import Models, Request, stop_rule
 
 # makes an engine, from a Config, its checkpoint and the size of the vocabulary
 Load = Callable[[Config, Path | None, int], Generator]
@@ -78,13 +78,12 @@ class Server:
         self.manager = manager(
             self.scheduler, loaded, loop_interval_s=config.loop_interval_ms / 1e3
         )
+        self.epoch_offset = self.manager.epoch_offset
         self.stats = ServerStats(config.max_batch_size)
         self.metrics = Metrics(config, self.manager, self.stats, replica)
         self.request_log: RequestLog | None = None
         if config.request_log:
-            self.request_log = RequestLog(
-                config.request_log, config.mode, self.manager.epoch_offset
-            )
+            self.request_log = RequestLog(config.request_log, config.mode, self.epoch_offset)
         self.recent = RecentRequests(self.manager)
         for observer in (self.stats, self.metrics, self.request_log, self.recent):
             if observer is not None:
@@ -116,8 +115,8 @@ class Server:
         return [(first + i) % 2**63 for i in range(n)]
 
     def group(self, request: Request) -> list[Inference]:
-        """Return the inferences of a request: n for each prompt, each with a seed of its own. Stop
-        strings are the renderer's: no text is known here.
+        """Return the inferences of a request: n for each prompt, each with a seed and, if
+        strings or ids stop it, a rule of its own.
 
         Raises InvalidRequest if they are more than the server takes.
         Requests with another cache_salt share no KV blocks: their speed reveals nothing of others.
@@ -144,7 +143,25 @@ class Server:
         if top is not None:
             for member in group:
                 member.scores = Scores(top, 1 if echo else len(member.prompt_ids))
+        if request.num_tokens and (rule := stop_rule(request, self.tokenizer)):
+            for member in group:
+                member.stop = rule.new()
         return group
+
+    def queue(self, request: Request, group: Sequence[Inference]) -> None:
+        """Queue a request's group. Raises ServingError, which is counted if it is a refusal."""
+        try:
+            self.manager.enqueue(group)
+        except ServingError as error:
+            self.refused(error, group[0])
+            raise
+
+    def refused(self, error: ServingError, first: Inference | None = None) -> None:
+        """Count a refusal. first: of the request's inferences, if it has become any."""
+        if isinstance(error, InvalidRequest):
+            self.stats.invalid()
+        elif isinstance(error, Overloaded):
+            self.stats.refused(first)
 
     def add_adapter(self, name: str, folder: str) -> None:
         """Read a LoRA adapter, which requests may name from then on. Raises ValueError."""
@@ -170,9 +187,3 @@ class Server:
         report = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}
         report |= self.stats.run().report()
         return report if since is None else report | self.stats.iterations(since)
-
-    def seconds_until(self, deadline: float | None) -> float | None:
-        """Return a timeout for waiting until a deadline on the manager's clock, if there is one."""
-        if deadline is None:
-            return None
-        return min(max(0.01, deadline - self.manager.clock()), LONGEST_WAIT_S)

@@ -27,7 +27,7 @@ from client.calls import post
 from generate import kernels
 from generate.auto import build
 from generate.loading import load_generator
-from server.serving import Server
+from server.engine import LocalEngine
 from tests.programs import empty_figures
 from tests.servers import ClientOf, Serve, server, wait_until_free
 
@@ -126,7 +126,7 @@ def client_of() -> Iterator[ClientOf]:
         mode: str = "dynamic", engine: Callable[[], Any] | None = None, **settings: Any
     ) -> FlaskClient:
         config = build(mode, {"model": "fake", **settings}, {})
-        server = Server(config, load_generator if engine is None else lambda *_: engine())
+        server = LocalEngine(config, load_generator if engine is None else lambda *_: engine())
         managers.append(server.manager)
         return create_app(config, server).test_client()
 

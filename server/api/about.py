@@ -66,6 +66,7 @@ def of_server(server: Server, pids: Sequence[int]) -> Handlers:
 
     return {
         routes.DESCRIPTION: lambda call: description(server.config, pids),
+        routes.HEALTH: health,
         routes.REQUEST: request,
         routes.READY: lambda call: readiness(manager.not_ready_because()),
         routes.STATS: lambda call: answer(server.report(iterations_since(call.query))),

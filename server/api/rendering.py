@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from generate.tokenizer import Detokenizer, StopRule
+from generate.tokenizer import Detokenizer
 from scheduling.inference import Inference, TokenEvent
 from scheduling.latency import times_of
 from server.api.logprobs import Logprobs
 from server.api.messages import DONE, event
 from server.api.refusals import body_of
-from server.request import Request
-from server.serving import Server
+from server.engine import Engine
+from server.request import Request, stop_rule
 from stats import gaps_s, timings_of
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ class Part:
 
 
 class Renderer(ABC):
-    """Renders the answer to a request in its form, once `group` is computed or while it is. Sets
-    the stop strings and ids that end the group, which is not queued yet.
+    """Renders the answer to a request in its form, once `group` is computed or while it is.
 
     model: its name in the answer. epoch_offset: from the manager's clock to the epoch, in seconds.
     """
@@ -72,9 +71,7 @@ class Renderer(ABC):
     ):
         self.request, self.group = request, group
         self._model, self._epoch_offset = model, epoch_offset
-        rule, echo, how = None, request.echo, request.sampling
-        if request.stop is not None:
-            rule = StopRule(tokenizer, [*request.stop], how.stop_ids, how.min_tokens)
+        rule, echo = stop_rule(request, tokenizer), request.echo
         hidden = rule.hidden if rule else ()
         self._logprobs = [
             Logprobs(tokenizer, member, echo, hidden)
@@ -83,8 +80,6 @@ class Renderer(ABC):
         ]
         self._parts = {}  # by the id() of each inference that is not over
         for i, member in enumerate(group):
-            if rule and request.num_tokens:
-                member.stop = rule.new()
             echoed = member.prompt_ids if echo else ()
             part = Part(i, Detokenizer(tokenizer, rule), echoed, request.num_tokens)
             self._parts[id(member)] = part
@@ -253,10 +248,10 @@ FORMS: dict[str, type[Renderer]] = {
 }
 
 
-def renderer_of(server: Server, request: Request) -> Renderer:
+def renderer_of(engine: Engine, request: Request) -> Renderer:
     """Return the renderer of a request's answer; its group is to be queued. Raises what
-    Server.group does.
+    Engine.group does.
     """
-    group, tokenizer = server.group(request), server.tokenizer
-    model, offset = request.adapter or server.config.model_name, server.manager.epoch_offset
-    return FORMS[request.form](request, group, tokenizer, model, offset)
+    model = request.adapter or engine.config.model_name
+    made = FORMS[request.form]
+    return made(request, engine.group(request), engine.tokenizer, model, engine.epoch_offset)

@@ -121,7 +121,7 @@ class Worker(base.Worker):
         if self._drain_until is not None:
             return
         self._drain_until = time.monotonic() + self.config.drain_timeout_s
-        self.wsgi.extensions["server"].manager.drain()
+        self.wsgi.extensions["engine"].drain()
         for listener in self.sockets:
             # connections that the system has let in already are answered
             self._accept(listener, listener.getsockname())
@@ -137,9 +137,9 @@ class Worker(base.Worker):
         self._ending = True
         self._drain()
         self._connections.shorten(ENDING_S)
-        manager = self.wsgi.extensions["server"].manager
+        engine = self.wsgi.extensions["engine"]
         # in a thread, since it waits for the handler thread, but not for a model that still loads
-        threading.Thread(target=manager.close, daemon=not manager.loaded).start()
+        threading.Thread(target=engine.end, daemon=not engine.loaded).start()
         leave = threading.Timer(END_S, self._leave)
         leave.daemon = True
         leave.start()
@@ -307,6 +307,7 @@ class Worker(base.Worker):
             self._pool.submit(partial(self._serve, connection, request))
 
     def _refuse(self, connection: Connection, error: ServingError) -> None:
+        self.wsgi.extensions["engine"].refused(error)
         connection.send(rendered(error))
         self._linger(connection)
 

@@ -8,6 +8,7 @@ import logging
 import random
 import secrets
 import threading
+from contextlib import suppress
 from typing import Any
 
 from scheduling.errors import ContextTooLong, InvalidRequest, Overloaded, ServingError
@@ -126,19 +127,16 @@ class _Load:
 
     def _send(self, rng: random.Random) -> None:
         """Send a request. Raises ServingError, but not for one that is refused."""
-        server, request = self._server, self._request
-        num_tokens, length = rng.randint(*request.num_tokens), rng.randint(*request.prompt_tokens)
+        server, asked = self._server, self._request
+        num_tokens, length = rng.randint(*asked.num_tokens), rng.randint(*asked.prompt_tokens)
         ids = rng.choices(range(server.tokenizer.n_vocab), k=length)
         name = rng.choice([*server.models.roots])
         adapter = "" if name == server.models.base else name
-        group = server.group(Request([ids], num_tokens, adapter=adapter))
-        try:
-            server.manager.enqueue(group)
-        except Overloaded:
-            server.stats.refused(group[0])
-        except InvalidRequest:  # beyond what a user may ask for, or its adapter has gone
-            server.stats.invalid()
-        else:
+        request = Request([ids], num_tokens, adapter=adapter)
+        group = server.group(request)
+        # beyond what a user may ask for, or its adapter has gone
+        with suppress(Overloaded, InvalidRequest):
+            server.queue(request, group)
             self._in_flight()
             self._sent += group
         self._n_sent += 1

@@ -62,12 +62,13 @@ class ServerStats:
         with self._lock:
             self._run.counts["invalid"] += 1
 
-    def refused(self, inference: Inference) -> None:
-        """Count a refused request, of which this is the first inference."""
+    def refused(self, inference: Inference | None = None) -> None:
+        """Count a refused request, of which this is the first inference, if it has one."""
         with self._lock:
             self._run.counts["refused"] += 1
-            for tallies in (self._run.tallies, self._tallies):
-                tallies.refused(inference)
+            if inference is not None:
+                for tallies in (self._run.tallies, self._tallies):
+                    tallies.refused(inference)
 
     def iteration(self, record: IterationRecord) -> None:
         with self._lock:

@@ -44,7 +44,7 @@ class Replica(replica.Replica):
         return {"at": time.time(), "tokens": self.manager.remaining_tokens()}
 
     def __del__(self) -> None:
-        self.server.close()
+        self.engine.close()
 
 
 def application(

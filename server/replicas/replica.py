@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
 from config.config import Config
-from scheduling.errors import InvalidRequest, Overloaded, RateLimited, ServingError
-from scheduling.inference import Inference, TokenEvent
-from scheduling.records import IterationRecord
-from server.api import about
+from scheduling.errors import Overloaded, RateLimited, ServingError
+from scheduling.inference import TokenEvent
 from server.api.messages import Answer, answer
 from server.api.refusals import Refused, failure
-from server.api.rendering import renderer_of
-from server.api.routes import HEALTH, METRICS, RESET, Call, Handlers
-from server.live.panel import PageRoutes
+from server.api.rendering import Renderer, renderer_of
+from server.api.routes import METRICS, RESET, Call
+from server.engine import LocalEngine, seconds_until
 from server.observers.run import Run
 from server.request import Request
-from server.serving import Server
 
 
 class Report(NamedTuple):
@@ -46,41 +43,8 @@ class Full(NamedTuple):
     name: str
 
 
-class LoopCalls:
-    """Calls that threads hand to an event loop, which wakes once for many; sets events of ends."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = loop
-        self._calls: deque[Callable[[], None]] = deque()
-        self._woken = False
-        self._ends: dict[int, asyncio.Event] = {}  # by id() of inferences
-
-    def put(self, call: Callable[[], None]) -> None:
-        self._calls.append(call)
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._woken = False  # first, so that a call put from now on wakes the loop again
-        while self._calls:
-            self._calls.popleft()()
-
-    def expect(self, inference: Inference) -> asyncio.Event:
-        """Return the event of an inference that is not queued yet."""
-        end = self._ends[id(inference)] = asyncio.Event()
-        return end
-
-    def forget(self, group: Sequence[Inference]) -> None:
-        for inference in group:
-            self._ends.pop(id(inference), None)
-
-    def iteration(self, record: IterationRecord) -> None:
-        pass
-
-    def answered(self, inference: Inference) -> None:
-        if (end := self._ends.pop(id(inference), None)) is not None:
-            self.put(end.set)
+class NoRoom(Exception):
+    """This replica has no room, and another may have some."""
 
 
 class Replica:
@@ -93,96 +57,68 @@ class Replica:
 
     def __init__(self, config: Config, name: str):
         self.name = name
-        self.server = Server(config, replica=name)
-        self.manager = self.server.manager
-        self._calls = LoopCalls(asyncio.get_running_loop())
-        self.manager.observe(self._calls)
-        self._handlers: Handlers = {HEALTH: about.health}
-        self._handlers |= about.of_server(self.server, [os.getpid()])
-        if config.live != "off":
-            self._handlers |= PageRoutes(self.server).handlers()
+        self.engine = LocalEngine(config, replica=name)
+        self.manager = self.engine.manager
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[Callable[[], None]] = deque()  # for the loop, which wakes once for many
+        self._woken = False
 
     async def answer(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> Answer | Full:
         """Return the whole answer. Cancelling this call cancels the request."""
-        group: Sequence[Inference] = ()
-        queued: Sequence[Inference] = ()
         try:
-            self._check(to)
-            renderer = renderer_of(self.server, request)
-            group = renderer.group
-            ends = [self._calls.expect(member) for member in group]
-            if not self._enqueue(group, to, tried, tries):
-                return Full(self.name)
-            queued = group
-            for member, end in zip(group, ends):
-                await self._until(end, member.deadline)
-                if member.error is not None:
-                    raise member.error
+            renderer = self._renderer(request, to)
+            offered = self._offered(to, tried, tries)
+            async with aclosing(self._progress(renderer, offered)) as progress:
+                async for updates in progress:
+                    for each in updates.values():
+                        if each.inference.error is not None:
+                            raise each.inference.error
             return answer(renderer.whole())
+        except NoRoom:
+            return Full(self.name)
         except ServingError as error:
-            return self._failed(error)
-        finally:
-            self._calls.forget(group)
-            self.manager.cancel(queued)  # without effect on answered ones
+            return failure(error)
 
     async def stream(
         self, request: Request, to: str | None = None, tried: Sequence[str] = (), tries: int = 1
     ) -> AsyncIterator[Answer | Full | bytes]:
         """Yield events as tokens are computed; or the answer to an error before the first."""
-        updates: dict[int, TokenEvent] = {}
-        turn = asyncio.Event()
-
-        def receive(update: TokenEvent) -> None:
-            def keep() -> None:
-                updates[id(update.inference)] = update
-                turn.set()
-
-            self._calls.put(keep)
-
-        queued: Sequence[Inference] = ()
         try:
-            self._check(to)
-            renderer = renderer_of(self.server, request)
-            group = renderer.group
-            for member in group:
-                member.listener, member.streamed = receive, True
-            if not self._enqueue(group, to, tried, tries):
-                yield Full(self.name)
-                return
-            queued = group
-            while not renderer.over:
-                await self._until(turn, group[0].deadline)
-                turn.clear()
-                latest, updates = updates, {}
-                if data := renderer.render(latest):
-                    yield data
+            renderer = self._renderer(request, to)
+            offered = self._offered(to, tried, tries)
+            async with aclosing(self._progress(renderer, offered)) as progress:
+                async for updates in progress:
+                    if data := renderer.render(updates):
+                        yield data
+                    if renderer.over:
+                        break
+        except NoRoom:
+            yield Full(self.name)
         except ServingError as error:
-            yield self._failed(error)
-        finally:
-            self.manager.cancel(queued)  # without effect unless the reader left before the end
+            yield failure(error)
 
     async def ask(self, call: Call, to: str | None = None) -> Answer:
         """Return the answer of a route about one server."""
         try:
             self._check(to)
-            return self._handlers[call.route](call)
+            return self.engine.ask(call)
         except ServingError as error:
-            return self._failed(error)
+            return failure(error)
 
     async def report(self) -> Report:
         manager = self.manager
-        run = self.server.stats.run().later(manager.epoch_offset)
+        run = self.engine.stats.run().later(manager.epoch_offset)
         blocks = manager.snapshot().n_blocks
         return Report(self.name, manager.not_ready_because(), blocks, run)
 
     async def metrics(self) -> bytes:
-        return self._handlers[METRICS](Call(METRICS)).body
+        return self.engine.ask(Call(METRICS)).body
 
     async def reset(self) -> None:
         """Start a new run."""
-        self._handlers[RESET](Call(RESET))
+        self.engine.ask(Call(RESET))
 
     async def forget_prefixes(self) -> None:
         self.manager.forget_prefixes()
@@ -192,30 +128,72 @@ class Replica:
             message = f"There is no replica {to} here; GET /stats lists all."
             raise Refused("replica_not_found", message)
 
-    def _failed(self, error: ServingError) -> Answer:
-        if isinstance(error, InvalidRequest):
-            self.server.stats.invalid()
-        return failure(error)
+    def _offered(self, to: str | None, tried: Sequence[str], tries: int) -> bool:
+        """Return whether another replica may take what this one has no room for."""
+        return to is None and self.name not in tried and len(tried) + 1 < tries
 
-    def _enqueue(
-        self, group: Sequence[Inference], to: str | None, tried: Sequence[str], tries: int
-    ) -> bool:
-        """Queue a group; return False if there is no room, and another replica may have some."""
-        may_try_another = to is None and self.name not in tried and len(tried) + 1 < tries
+    def _renderer(self, request: Request, to: str | None) -> Renderer:
+        """Return the renderer of a request. Raises ServingError, which is counted."""
+        self._check(to)
+        try:
+            return renderer_of(self.engine, request)
+        except ServingError as error:
+            self.engine.refused(error)
+            raise
+
+    async def _progress(
+        self, renderer: Renderer, offered: bool
+    ) -> AsyncGenerator[Mapping[int, TokenEvent], None]:
+        """Queue the group of a request; yield its updates, until it is over. Raises NoRoom if it
+        may be offered to another replica.
+        """
+        updates: dict[int, TokenEvent] = {}
+        turn, group = asyncio.Event(), renderer.group
+
+        def receive(update: TokenEvent) -> None:
+            def keep() -> None:
+                updates[id(update.inference)] = update
+                turn.set()
+
+            self._call(keep)
+
+        for member in group:
+            member.listener, member.streamed = receive, renderer.request.stream
         try:
             self.manager.enqueue(group)
-        except Overloaded as error:
-            if may_try_another and not isinstance(error, RateLimited):
-                return False
-            self.server.stats.refused(group[0])
+        except ServingError as error:
+            if offered and isinstance(error, Overloaded) and not isinstance(error, RateLimited):
+                raise NoRoom from None
+            self.engine.refused(error, group[0])
             raise
-        return True
+        left = len(group)
+        try:
+            while left:
+                await self._until(turn, group[0].deadline)
+                turn.clear()
+                latest, updates = updates, {}
+                left -= sum(update.is_over for update in latest.values())
+                yield latest
+        finally:
+            self.manager.cancel(group)  # without effect unless the reader left before the end
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Have the loop make a call. May be called from any thread."""
+        self._calls.append(call)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # first, so that a call that comes from now on wakes the loop again
+        while self._calls:
+            self._calls.popleft()()
 
     async def _until(self, event: asyncio.Event, deadline: float | None) -> None:
         """Wait for an event; past a deadline expire from here, as the manager may be busy long."""
         while not event.is_set():
             try:
-                async with asyncio.timeout(self.server.seconds_until(deadline)):
+                async with asyncio.timeout(seconds_until(deadline, self.manager.clock)):
                     await event.wait()
             except TimeoutError:
                 self.manager.expire()

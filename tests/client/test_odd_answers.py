@@ -24,7 +24,7 @@ from client.traces import Request, Trace, save_trace
 from client.wire import Chat, OpenAI, Plain, Reply, Streaming, Unreadable, Wire, message
 from generate.auto import build
 from generate.loading import load_generator
-from server.serving import Server
+from server.engine import LocalEngine
 from tests.counts import examples
 from tests.stub import Handler, Stub, stub
 
@@ -231,7 +231,7 @@ def test_a_load_is_kept(data: st.DataObject, odd: str, which: str, reports: dict
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Any]:
     config = build("static", {"model": "fake"}, {})
-    http = create_app(config, server := Server(config, load_generator)).test_client()
+    http = create_app(config, server := LocalEngine(config, load_generator)).test_client()
     http.post("/inference", json={"prompt": "hi", "num_tokens": 3})
     got = {path: http.get(f"{path}?iterations=1").get_json() for path in ("/stats", "/")}
     server.manager.close()

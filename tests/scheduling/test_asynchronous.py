@@ -386,7 +386,7 @@ def test_requests_end_in_the_middle_of_an_iteration() -> None:
     late, reached, go = paused()
     manager = AsynchronousManager(make_scheduler(Dynamic(), max_batch_size=4), lambda: late)
     events: list[TokenEvent] = []
-    leaves = Inference([1], 50, listener=events.append)
+    leaves = Inference([1], 50, listener=events.append, streamed=True)
     other, short = Inference([2], 50), Inference([3], 3)
     manager.enqueue([leaves, other, short])
     assert reached.wait(PATIENCE_S)

@@ -89,7 +89,7 @@ def test_observers_and_listeners_that_raise_disturb_nobody(manager_of: ManagerOf
     manager = manager_of(Dynamic())
     for observer in (broken, whole):
         manager.observe(observer)
-    manager.enqueue([inference := Inference([0], 3, listener=listener)])
+    manager.enqueue([inference := Inference([0], 3, listener=listener, streamed=True)])
     wait(inference)
     assert broken.live_rows == whole.live_rows == [1, 1, 1]
     assert broken.states == whole.states == [State.FINISHED]
@@ -233,7 +233,7 @@ def test_a_stream_learns_of_its_end_last(manager_of: ManagerOf) -> None:
             cancelling[0].join(0.2)  # time enough to overtake
         told.append(news.is_over)
 
-    inference = Inference([1], 100, listener=listen)
+    inference = Inference([1], 100, listener=listen, streamed=True)
     manager.enqueue([inference])
     wait(inference)
     cancelling[0].join()
@@ -344,7 +344,7 @@ def test_over_http_a_broken_engine_is_503_and_ready_says_why(client_of: ClientOf
     body: dict[str, Any] = {"prompt": "hi", "num_tokens": 3}
     statuses = [client.post("/inference", json=body).status_code for _ in range(FAILURES)]
     assert statuses == [500] * FAILURES
-    ended(client.application.extensions["server"].manager)
+    ended(client.application.extensions["engine"].manager)
     ready, refused = client.get("/ready"), client.post("/inference", json=body)
     assert ready.status_code == refused.status_code == 503
     assert "no luck" in ready.get_json()["reason"]

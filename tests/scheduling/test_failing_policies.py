@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import app
 from batching import FAILURES, BatchingManager
 from client.calls import ServerError, post
 from config.config import BOOT_ERROR
@@ -41,6 +40,7 @@ from scheduling.policies import (
 )
 from scheduling.records import IterationRecord
 from scheduling.user_policies import LONGEST_S
+from server import engine
 from server.asynchronous import AsynchronousManager
 from server.observers.recording import line_of, record
 from simulate import drive, loop
@@ -367,8 +367,8 @@ def test_a_plan_that_hangs_is_named_without_the_lock_and_ends_the_process(
 
     codes, server = list[int](), mock.Mock(manager=manager)
     monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(app, "PROBED_S", 0.0)
-    app.end_hanging(server)
+    monkeypatch.setattr(engine, "PROBED_S", 0.0)
+    engine.end_hanging(server)
     assert codes == [BOOT_ERROR]
     server.close_files.assert_called_once_with()
     assert f"the server ends: {why}" in caplog.text

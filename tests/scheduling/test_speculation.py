@@ -20,8 +20,8 @@ from scheduling.planning import rows_to_draft
 from scheduling.policies import Dynamic, Fcfs, Mlfq, Order, Policy
 from scheduling.scheduler import Scheduler
 from server.api.rendering import renderer_of
+from server.engine import LocalEngine
 from server.request import Request
-from server.serving import Server
 from simulate import any_ids
 from tests.counts import examples
 from tests.virtual import Ask, ServedAsks, any_asks, any_order, any_policy, begun, run
@@ -161,7 +161,7 @@ def test_answers_are_the_same_with_stops_and_scores(settings: dict[str, Any], ne
     answers, scores = list[Any](), list[list[float]]()
     for speculate in (0, 6):
         given = {"model": "demo", "dtype": "float32", "speculate": speculate}
-        server = Server(build("static", given | settings, {}))
+        server = LocalEngine(build("static", given | settings, {}))
         exchanges = [renderer_of(server, request) for request in REQUESTS]
         for exchange in exchanges:
             server.manager.enqueue(exchange.group)

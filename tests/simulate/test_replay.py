@@ -26,8 +26,8 @@ from scheduling.policies import ORDERS, VICTIMS
 from scheduling.records import IterationRecord
 from scheduling.scheduler import Scheduler
 from server.api.rendering import renderer_of
+from server.engine import LocalEngine
 from server.request import Request
-from server.serving import Server
 from simulate.replay import replay_file
 from tests.counts import ALL, SOME_MODES
 
@@ -66,7 +66,7 @@ class Witness:
         self.seen["paused"] += inference.interruptions.paused_s > 0
 
 
-def random_request(server: Server, draw: random.Random) -> list[Inference]:
+def random_request(server: LocalEngine, draw: random.Random) -> list[Inference]:
     """Draw groups, alike prompts, several completions, stop strings, deadlines, levels, streams."""
     begin = list(range(97, 97 + draw.choice([0, 9, 20])))
     prompts = [
@@ -85,7 +85,7 @@ def random_request(server: Server, draw: random.Random) -> list[Inference]:
     adapter = draw.choice(["", *server.config.adapters])
     for member in group:
         member.adapter = adapter
-        if follows:  # as server.http.completions.Streamer.follow has it
+        if follows:  # as server/http/completions.py has it
             member.listener, member.streamed = lambda event: None, True
     return [*group]
 
@@ -143,7 +143,7 @@ def serve(path: Path, mode: str, settings: dict[str, Any], n_blocks: int | None 
                 manager.expire()
         unanswered.clear()
 
-    server = Server(build(mode, SMALL | settings | {"record": str(path)}, {}), load)
+    server = LocalEngine(build(mode, SMALL | settings | {"record": str(path)}, {}), load)
     manager = server.manager
     manager.observe(witness)
     with ThreadPoolExecutor(CLIENTS) as pool:

@@ -17,16 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from flask import Flask
-
-import app
 from config.config import Config
 from generate.loading import load_generator
 from generate.memory import OutOfMemory
 from scheduling.inference import Generator, Iteration
 from server import launch
 
-HANDOFF = "EFFECTIVE_BATCHING_FAULT"  # from the launcher to gunicorn's worker, as the Config goes
+HANDOFF = "EFFECTIVE_BATCHING_FAULT"  # to the engine's process, as the Config goes
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -58,20 +55,17 @@ class FaultyGenerator(Generator):
         return self._generator.generate(iteration)
 
 
-def serve() -> Flask:
-    """gunicorn's entry point."""
+def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
+    """Load an engine with the fault that was asked for."""
     fault, number = os.environ[HANDOFF].split(":")
-    if fault == "clock":
-        right = time.time
-        time.time = lambda: right() + int(number) * (int(right()) % 2)
-        return app.serve()
-
-    def load(config: Config, path: Path | None, n_vocab: int) -> Generator:
-        return FaultyGenerator(load_generator(config, path, n_vocab), fault, int(number))
-
-    return app.serve(load)
+    generator = load_generator(config, path, n_vocab)
+    if fault != "clock":
+        return FaultyGenerator(generator, fault, int(number))
+    right = time.time
+    time.time = lambda: right() + int(number) * (int(right()) % 2)
+    return generator
 
 
 if __name__ == "__main__":
     os.environ[HANDOFF] = sys.argv[1]
-    launch.main(sys.argv[2:], "lab.tests.faults.faulty:serve()")
+    launch.main(sys.argv[2:], "lab.tests.faults.faulty:load")

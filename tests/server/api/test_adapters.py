@@ -37,7 +37,7 @@ def test_every_route_takes_an_adapter_for_a_model(client_of: ClientOf, tmp_path:
         }  # fmt: skip
     stats = client.get("/stats").get_json()
     assert {name: each["completed"] for name, each in stats["adapters"].items()} == {"lora-1": 3}
-    client.application.extensions["server"].close()
+    client.application.extensions["engine"].close()
     logged = [json.loads(line)["adapter"] for line in log.read_text().splitlines()]
     assert logged == [None, "lora-1"] * 3
 
@@ -48,7 +48,7 @@ def test_models_and_adapters_that_run_are_told_in_vllm_s_form(client_of: ClientO
     facts = [(each["id"], each["root"], each["parent"]) for each in listed]
     assert facts[:2] == [("fake", "fake", None), ("lora-0", "lora-0", "fake")]
     assert client.get("/v1/models/lora-0").get_json() == listed[1]
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     manager.enqueue(long := [Inference([0], 900, adapter="lora-2"), Inference([0], 900)])
     wait_until(lambda: manager.snapshot().running == 2)
     manager.enqueue(more := [Inference([0], 1, adapter="lora-1")])
@@ -85,7 +85,7 @@ def test_what_cannot_be_loaded_or_unloaded_is_refused_in_a_sentence(
 def test_an_adapter_comes_and_goes_beside_requests(client_of: ClientOf, tmp_path: Path) -> None:
     """Its requests in flight end before it goes; none begins from then on."""
     client = client_of(**WITH_KEY, lora_random="1:8")
-    server = client.application.extensions["server"]
+    server = client.application.extensions["engine"]
 
     def asked(path: str, **body: Any) -> tuple[int, str]:
         response = client.application.test_client().post(path, json=body, headers=HEADERS)

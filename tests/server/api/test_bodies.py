@@ -173,7 +173,7 @@ def test_a_field_is_refused_unless_neutral(client: FlaskClient, path: str, model
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
 def test_openais_sampling_in_our_terms(client: FlaskClient, path: str) -> None:
     """top_p 0 is greedy and 1 is none; seed −1 is none; sixteen stop strings are taken."""
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     given: list[dict[str, Any]] = [
         {"top_p": 0}, {"top_p": 0.0}, {"top_p": 1, "top_k": 7}, {"top_p": 0.5, "top_k": 0},
         {"seed": -1}, {"seed": -1}, {"stop": ["a"] * 16}, {"stop": []},

@@ -178,7 +178,7 @@ def test_a_refusal_is_the_reference_s_and_names_the_same_field(
 def test_beyond_the_queue_it_is_a_429(slow: str, client_of: ClientOf, stream: bool) -> None:
     client = client_of(**SLOW)
     full = [Inference([0], 300) for _ in range(4)]
-    client.application.extensions["server"].manager.enqueue(full)
+    client.application.extensions["engine"].manager.enqueue(full)
     ours = reference(client, "POST", INFERENCE, ASK)
     servers = servers_of(slow)
 

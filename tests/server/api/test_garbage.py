@@ -84,7 +84,7 @@ def post(client: FlaskClient, path: str, body: Any) -> str:
     data = body if isinstance(body, str) else json.dumps(body)
     builder = EnvironBuilder(path, method="POST", data=data, content_type="application/json")
     _, status, _ = run_wsgi_app(client.application, builder.get_environ(), buffered=True)
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     wait_until(lambda: not manager.snapshot().running)
     return status
 

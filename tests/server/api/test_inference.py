@@ -126,7 +126,7 @@ def test_an_n_that_cannot_be_served_is_refused(client_of: ClientOf) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_inference_has_a_user_and_level(path: str, stream: bool, client_of: ClientOf) -> None:
     client = client_of(order="priority", queue_policy="2:timeout_ms=60000,override=yes")
-    scheduler = client.application.extensions["server"].scheduler
+    scheduler = client.application.extensions["engine"].scheduler
     who = {"user": "ann", "priority": 2, "queue_timeout_s": 20.5, "n": 2}
     with mock.patch.object(scheduler, "enqueue", wraps=scheduler.enqueue) as enqueue:
         for more in (who, {}):

@@ -180,7 +180,7 @@ def test_answers_that_fail_are_as_the_document_says(
 
 def test_refusals_are_as_the_document_says(client_of: ClientOf) -> None:
     client = client_of(max_batch_size=1, max_waiting=0)
-    api, manager = document_of(client), client.application.extensions["server"].manager
+    api, manager = document_of(client), client.application.extensions["engine"].manager
     manager.enqueue(group := [Inference([0], 1000)])
     assert [checked(api, path, ask).status_code for path, ask in LONG] == [429] * 3
     manager.cancel(group)

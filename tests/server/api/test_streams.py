@@ -97,7 +97,7 @@ def test_a_stream_without_a_token_has_its_errors_status(failure: str, client_of:
 
     for path, body in STREAMS:
         client = client_of(model="demo", engine=Failing, max_batch_size=2)
-        manager = client.application.extensions["server"].manager
+        manager = client.application.extensions["engine"].manager
         body = body | {"stream": True} | ({"timeout_s": 0.01} if failure == "deadline" else {})
         response = client.post(path, json=body)
         assert response.status_code == status, (path, body)
@@ -187,12 +187,13 @@ def test_a_request_without_its_thread_is_refused_and_not_computed(
                 message = refused.get_json()["error"]["message"]
                 assert f"could not start its {name} thread (can't start new thread)" in message
                 assert "ulimit -u" in message
-                after = client.application.extensions["server"].manager.snapshot()
+                after = client.application.extensions["engine"].manager.snapshot()
                 assert (after.waiting, after.running, after.blocks_used) == (0, 0, 0)
             assert client.post("/inference", json=HI).status_code == 200, "it needs no thread"
         served = client.post("/inference", json=HI | {"stream": stream}, **watched)
         assert served.status_code == 200 and served.data
-    assert client.get("/stats").get_json()["cancelled"] == (2 if name == "watcher" else 0)
+    stats = client.get("/stats").get_json()
+    assert (stats["refused"], stats["cancelled"]) == (2, 0)
 
 
 def test_a_connection_that_is_closed_cancels_its_request_also_where_bytes_are_unread() -> None:
@@ -201,7 +202,9 @@ def test_a_connection_that_is_closed_cancels_its_request_also_where_bytes_are_un
     watched, other = endless = [Inference([0], 10_000), Inference([0], 10_000)]
     manager.enqueue(endless)
     ours, theirs = socket.socketpair()
-    with ours, theirs, Watcher(manager, interval_s=0.01).watching(ours, [watched]):
+    watcher = Watcher(manager.cancel, interval_s=0.01)
+    watcher.start()
+    with ours, theirs, watcher.watching(ours, [watched]):
         theirs.sendall(b"\r\nGET /stats HTTP/1.1\r\n\r\n")
         assert not watched.done.wait(0.1), "more to read is no reason"
         theirs.close()

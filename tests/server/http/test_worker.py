@@ -28,7 +28,7 @@ from client.addresses import server_url
 from client.calls import get
 from client.load import replay
 from compare.servers import wait_until_ready
-from config.config import HANDOFF, MAX_BODY_BYTES, SPARE_FILES, check_port
+from config.config import HANDOFF, LOADER, MAX_BODY_BYTES, SPARE_FILES, check_port
 from config.settings import ConfigError
 from generate.auto import build
 from tests.servers import (
@@ -263,7 +263,8 @@ def changed(**constants: float) -> Iterator[tuple[str, Popen[str]]]:
     run = f"from server.http import worker; {change}; "
     run += "from gunicorn.app import wsgiapp; wsgiapp.run()"
     config = build("dynamic", {"model": "fake", "port": port}, {})
-    given = f"{HANDOFF}={config.model_dump_json()}", sys.executable, "-c", run
+    handed_on = f"{HANDOFF}={config.model_dump_json()}", f"{LOADER}=generate.loading:load_generator"
+    given = *handed_on, sys.executable, "-c", run
     with launched("env", *given, "--config", "server/gunicorn_conf.py", "app:serve()") as process:
         wait_until_ready(process, url := f"http://127.0.0.1:{port}")
         yield url, process

@@ -145,7 +145,7 @@ def test_bounds_are_kept(path: str, values: list[Any], message: str, client_of: 
 def test_a_load_lasts_as_its_page(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the page polls; the clock jumps, as a busy machine makes two polls lie far apart."""
     client = client_of(max_batch_size=2, loop_interval_ms=20)
-    manager, jumps = client.application.extensions["server"].manager, list[float]()
+    manager, jumps = client.application.extensions["engine"].manager, list[float]()
     monkeypatch.setattr(made_load, "LEASE_S", 20.0)
     monkeypatch.setattr(manager, "clock", lambda: time.perf_counter() + sum(jumps))
     load = {"rate": 200, "num_tokens": [50, 60], "prompt_tokens": [3, 5], "seconds": 60}

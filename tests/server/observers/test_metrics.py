@@ -164,7 +164,7 @@ def test_gauges_are_of_this_moment_and_rows_of_the_latest_iteration(client_of: C
     rows: Mapping[str, float] = metrics(client)
     assert [rows[f"batching_rows/{kind}"] for kind in ("live", "idle", "padding")] == [1, 0, 0]
     assert rows["batching_occupancy"] == 0.5
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     manager.enqueue(long := [Inference([0] * 16, 1000), Inference([0], 500)])
     waiting = [Inference([0], 5) for _ in range(3)]
     wait_until(lambda: manager.snapshot().running == 2)

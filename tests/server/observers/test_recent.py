@@ -35,7 +35,7 @@ def test_a_request_is_known_while_it_waits_and_runs_and_afterwards(client_of: Cl
     asked[0].start()
     gate.started.acquire()
     asked[1].start()
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     wait_until(lambda: manager.snapshot().waiting)
     first, second = told(client, "first"), told(client, "second")
     assert (first["state"], [*first["parts"]][-1]) == ("running", "prefill")
@@ -67,7 +67,7 @@ def test_a_request_that_failed_is_known_and_old_ones_are_forgotten(
 ) -> None:
     monkeypatch.setattr(recent, "KEPT", 2)
     client = client_of()
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     ended = [Inference([0], 1000, request_id=name) for name in "abc"]
     manager.enqueue(ended)
     manager.cancel(ended)

@@ -36,7 +36,7 @@ def test_a_line_has_the_request_s_id(client_of: ClientOf, tmp_path: Path, stream
         assert response.status_code == 200 and response.data
         [told] = response.headers.getlist("X-Request-Id")
         found += [told, told]
-    client.application.extensions["server"].close()
+    client.application.extensions["engine"].close()
     assert [line["request_id"] for line in lines(tmp_path / "log.jsonl")] == found
     for line in lines(tmp_path / "log.jsonl"):
         assert (line["user"], line["priority"], line["predicted_tokens"]) == ("ann", -1, 2)
@@ -48,11 +48,11 @@ def test_what_ended_otherwise_is_a_line_too(client_of: ClientOf, tmp_path: Path)
     path = tmp_path / "log.jsonl"
     path.write_text('{"from": "an earlier run"}\n')
     client = client_of("nobatch", request_log=str(path))
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     manager.enqueue([Inference([0], 1000)])
     client.post("/inference", json={"prompt": "hi", "num_tokens": 5, "timeout_s": 0.02})
     manager.close()
-    client.application.extensions["server"].request_log.close()
+    client.application.extensions["engine"].request_log.close()
     earlier, expired, stopped = lines(path)
     assert earlier == {"from": "an earlier run"}
     late: dict[str, Any] = {

@@ -91,7 +91,7 @@ def test_users_and_priorities_have_measures_of_their_own(client_of: ClientOf) ->
 
 def test_every_ending_is_its_users(client_of: ClientOf) -> None:
     client = client_of("nobatch", max_batch_size=1, max_waiting=0)
-    manager = client.application.extensions["server"].manager
+    manager = client.application.extensions["engine"].manager
     long = {"prompt": "hi", "num_tokens": 1000}
     late = client.post("/inference", json=long | {"user": "late", "timeout_s": 0.02})
     assert late.status_code == 504

@@ -140,7 +140,7 @@ def test_a_server_that_wants_no_requests_is_not_healthy(client_of: ClientOf) -> 
     thread.start()
     try:
         assert healthy(str(server.port))
-        app.extensions["server"].manager.drain()
+        app.extensions["engine"].manager.drain()
         assert not healthy(str(server.port))
     finally:
         server.shutdown()

@@ -208,7 +208,7 @@ def run(what: Callable[[Replica], Awaitable[Any]], **settings: Any) -> Any:
             assert await asyncio.to_thread(replica.manager.wait_until_loaded)
             return await what(replica)
         finally:
-            await asyncio.to_thread(replica.server.close)
+            await asyncio.to_thread(replica.engine.close)
 
     return asyncio.run(alone())
 
@@ -225,7 +225,7 @@ def status(result: Any) -> int:
 
 
 def counts(replica: Replica) -> list[int]:
-    stats = replica.server.report(None)
+    stats = replica.engine.report(None)
     return [stats[name] for name in ("completed", "refused", "cancelled")]
 
 
