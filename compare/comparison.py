@@ -46,8 +46,7 @@ class Comparison:
         self.kept: dict[Task, Measured] = {}  # results of the resumed run
         if options.resume:
             self.earlier = runs.load(options.resume, requests=False).first
-            kept = resume.kept(options, self.facts())
-            self.kept = {task: Measured(*each) for task, each in kept.items()}
+            self.kept = resume.kept(options, self.facts())
             self.saved = bool(self.kept)
 
     def facts(self) -> Json:

@@ -188,7 +188,9 @@ class Options:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Return a variant's settings: its own, and those for all that its mode has."""
-        return variants.flags_of(self.variants[name], self.flags)
+        variant = self.variants[name]
+        of_all = {k: v for k, v in self.flags.items() if meaningful(k, variant.mode)}
+        return of_all | variant.flags
 
     def config(self, name: str) -> Config:
         """Return all settings of a variant. Raises ConfigError."""

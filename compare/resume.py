@@ -12,6 +12,7 @@ from client import runs
 from client.results import Json
 from client.traces import Request, load_trace
 from compare.check import Check, junit, limits_of
+from compare.measuring import Measured, Task
 from compare.options import HOW, OF_RUN, Options
 from config.flags import Parser, add_flags
 from config.settings import ConfigError, flag
@@ -98,14 +99,13 @@ def _saved(folder: Path, program: str) -> tuple[runs.SavedRun, list[str]]:
     return run, parser.parse_known_args(words)[1]
 
 
-def kept(options: Options, facts: Json) -> dict[tuple[int, str], Any]:
-    """Return what was measured to its end, by seed and server: a result, the points of a sweep, and
-    whether there was one. facts: those of this comparison, as in a summary.
+def kept(options: Options, facts: Json) -> dict[Task, Measured]:
+    """Return what was measured to its end. facts: those of this comparison, as in a summary.
 
     Raises ConfigError where these, or settings that come from variables, differ.
     """
     assert options.resume
-    whole = {}
+    whole: dict[Task, Measured] = {}
     for folder, summary in runs.summaries(options.resume).items():
         _check("the run", summary, facts, ["commit"])
         if simulated := summary.get("simulated"):
@@ -125,7 +125,7 @@ def kept(options: Options, facts: Json) -> dict[tuple[int, str], Any]:
                 then, now = result.config, options.config(name).model_dump(mode="json")
                 _check(name, then, now, then.keys() & now.keys() - {*runs.NOT_SHOWN, "api_key"})
             points = (summary["sweep"] or {}).get(name, [])
-            whole[summary["seed"], name] = (result, points, options.sweep)
+            whole[summary["seed"], name] = Measured(result, points, options.sweep)
     return whole
 
 

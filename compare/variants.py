@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from client.addresses import base_url
 from client.users import NAME, missing
 from config.config import Config
 from config.flags import Parser, add_settings, refuse_unknown
-from config.settings import ConfigError, flag, meaningful
+from config.settings import ConfigError, flag
 from scheduling.policies import MODES
 
 BASIC = ("nobatch", "static", "windowed", "dynamic")  # compared by default
@@ -39,12 +39,6 @@ def settings(known: argparse.Namespace) -> dict[str, Any]:
                 f"{flag(name)} has no meaning here: every variant gets a free port on this machine"
             )
     return flags
-
-
-def flags_of(variant: Variant, of_all: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a variant's settings: its own, and those for all that its mode has."""
-    outside = {name: each for name, each in of_all.items() if meaningful(name, variant.mode)}
-    return outside | variant.flags
 
 
 def parse_modes(text: str | None) -> dict[str, Variant]:

@@ -358,8 +358,7 @@ def _between(borders: Sequence[tuple[float | None, float | None]]) -> str:
 
 def points_table(points: Mapping[str, Sequence[Point]]) -> str:
     """Every rate of a sweep, marked where it was beyond the capacity."""
-    each = [(name, point) for name, rates in points.items() for point in rates]
-    cases: list[Case] = [([name], [point]) for name, point in each]
-    head, *rows = rows_of(["variant"], POINTS, cases)
-    said = [sweep.in_words(point) for _, point in each]
-    return markdown([[*head, "verdict"], *([*row, words] for row, words in zip(rows, said))])
+    every = [(name, point) for name, rates in points.items() for point in rates]
+    head, *rows = rows_of(["variant"], POINTS, [([name], [point]) for name, point in every])
+    said = ([*row, sweep.in_words(point)] for row, (_, point) in zip(rows, every))
+    return markdown([[*head, "verdict"], *said])
