@@ -15,7 +15,8 @@ import torch
 
 from config import environment, open_files
 from config.config import HANDOFF
-from config.settings import PARTS, has_effect, varying_parts
+from config.flags import refuse_unknown_settings
+from config.settings import PARTS, ConfigError, has_effect, varying_parts
 from generate import auto, kernels
 from scheduling.building import build_scheduler
 from scheduling.extensions import ResponseOrder
@@ -352,3 +353,13 @@ def test_settings_of_other_modes_and_orders_in_the_environment_are_no_error() ->
     ):
         assert message in refused(line, environ)
     assert "no weight" in refused("dynamic", {"EB_USER_WEIGHTS": "a"}), "it cannot be read"
+
+
+def test_runs_and_costs_in_results_have_settings_of_today() -> None:
+    """But those of the laboratory's own policies, which are not loaded here."""
+    results = Path(__file__).resolve().parents[2] / "results"
+    files = [*results.rglob("summary.json"), *(results / "costs").glob("*.json")]
+    for file in (each for each in files if "arena" not in each.parts):
+        refuse_unknown_settings(str(file), json.loads(file.read_text()).get("config", ()))
+    with pytest.raises(ConfigError, match=r"x has the setting kv_cach, .* \(did you mean kv_cache"):
+        refuse_unknown_settings("x", ["kv_cach"])
