@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from config.settings import ConfigError
 from generate.auto import build
 from simulate import find, program, verify
 from simulate.costs import FAKE, save
-from simulate.space import space_of, trial_of
+from simulate.space import Space, space_of, trial_of
 from simulate.trial import Trial, TrialResult
 from tests.programs import ran
 
@@ -232,24 +233,20 @@ def test_a_limit_on_a_statistic_is_one_of_the_trace() -> None:
     assert not result.meets(0.1) and result.meets(0.1, "e2el:p99")
 
 
-@pytest.mark.parametrize(("words", "names"), [
-    ("order=fcfs,srpt mode=static,dynamic", [
-        "order=fcfs mode=static", "order=fcfs mode=dynamic", "order=srpt mode=dynamic"]),
-    ("mode=static,multibin bins=2,4", [
-        "mode=static", "mode=multibin bins=2", "mode=multibin bins=4"]),
-    ("max_num_seqs", [f"max_batch_size={n}" for n in (8, 16, 32, 64, 128)]),
-    ("prefix_caching", ["prefix_caching=False", "prefix_caching=True"]),
-    ("kv_reservation", ["kv_reservation=whole", "kv_reservation=demand"]),
-])  # fmt: skip
-def test_what_is_tried(words: str, names: Sequence[str]) -> None:
-    """All that goes together; a setting without a meaning in a mode is left out of its name."""
-    made = program.parse(["--find", *words.split(), *["--slo", "ttft:9", "--arrival", "poisson:9"]])
-    space = space_of(made, made.find)
-    assert [one.name for one in space.settings] == names
-    assert space.left_out == ("srpt" in words), "srpt pauses rows, and a static batch has none"
+def space(words: str) -> Space:
+    made = program.parse(shlex.split(f"--find {words} --slo ttft:9 --arrival poisson:9"))
+    return space_of(made, made.find)
 
 
 @pytest.mark.parametrize(("words", "names", "left_out", "why"), [
+    ("order=fcfs,srpt mode=static,dynamic", [
+        "order=fcfs mode=static", "order=fcfs mode=dynamic", "order=srpt mode=dynamic"], 1,
+     "--order srpt pauses rows"),
+    ("mode=static,multibin bins=2,4", [
+        "mode=static", "mode=multibin bins=2", "mode=multibin bins=4"], 0, ""),
+    ("max_num_seqs", [f"max_batch_size={n}" for n in (8, 16, 32, 64, 128)], 0, ""),
+    ("prefix_caching", ["prefix_caching=False", "prefix_caching=True"], 0, ""),
+    ("kv_reservation", ["kv_reservation=whole", "kv_reservation=demand"], 0, ""),
     ("length_predictor=exact,constant order=fcfs,sjf", ["length_predictor=exact order=sjf"], 3,
      "--length-predictor has no meaning without --order sjf"),
     ("length_predictor=constant,noisy:1 order=sjf", ["length_predictor=noisy:1 order=sjf"], 1,
@@ -261,38 +258,35 @@ def test_what_is_tried(words: str, names: Sequence[str]) -> None:
     ("kv_cache=8blocks,64blocks", ["kv_cache=64blocks"], 1, "kv_cache 8blocks of 16 tokens hold"),
     ("mode=static order=fcfs,srpt", ["mode=static order=fcfs"], 1, "--order srpt pauses rows"),
 ])  # fmt: skip
-def test_what_does_not_fit_together_is_left_out(
+def test_all_that_goes_together_is_tried(
     words: str, names: Sequence[str], left_out: int, why: str
 ) -> None:
-    """One value that fitted nowhere refused all the others."""
-    made = program.parse(["--find", *words.split(), *["--slo", "ttft:9", "--arrival", "poisson:9"]])
-    space = space_of(made, made.find)
-    assert [one.name for one in space.settings] == names
-    assert space.left_out == left_out and space.why.startswith(why)
+    """A setting without a meaning in a mode is left out of its name. One value that fitted nowhere
+    refused all the others.
+    """
+    made = space(words)
+    assert [one.name for one in made.settings] == names
+    assert made.left_out == left_out and made.why.startswith(why)
 
 
 @pytest.mark.parametrize("words", ["order=fcfs,sjff", "mode=dynamic,dinamic", "max_batch_size=0,4",
                                    "length_predictor=constant order=sjf"])  # fmt: skip
 def test_what_is_no_value_and_what_fits_nowhere_is_refused(words: str) -> None:
-    made = program.parse(["--find", *words.split(), *["--slo", "ttft:9", "--arrival", "poisson:9"]])
     with pytest.raises(ConfigError, match="--find: "):
-        space_of(made, made.find)
+        space(words)
 
 
 def test_all_orders_are_tried_by_their_name_alone() -> None:
-    made = program.parse(["--find", "order", "--slo", "ttft:9", "--arrival", "poisson:9"])
-    space = space_of(made, made.find)
-    assert {"order=fcfs", "order=mlfq"} <= {one.name for one in space.settings}
-    assert space.default.name == "order=fcfs" and "add --prefix-caching" in space.why
+    made = space("order")
+    assert {"order=fcfs", "order=mlfq"} <= {one.name for one in made.settings}
+    assert made.default.name == "order=fcfs" and "add --prefix-caching" in made.why
 
 
 def test_the_default_is_the_baseline() -> None:
     """--baseline changed nothing."""
-    words = ["--find", "max_batch_size", "--slo", "ttft:9", "--arrival", "poisson:9"]
-    words += ["--variant", "a=dynamic", "--variant", "b=dynamic --max-batch-size 4"]
-    for named, rows in (([], 32), (["--baseline", "b"], 4)):
-        made = program.parse([*words, *named])
-        assert space_of(made, made.find).default.config.max_batch_size == rows
+    words = "max_batch_size --variant a=dynamic --variant b='dynamic --max-batch-size 4'"
+    for named, rows in (("", 32), (" --baseline b", 4)):
+        assert space(words + named).default.config.max_batch_size == rows
 
 
 # ---- the search, in a table of stated results
