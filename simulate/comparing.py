@@ -18,6 +18,7 @@ from compare.report.foreseen import NEAR_KEYS
 from simulate.fleet import Layout
 from simulate.jobs import Jobs, Reporting, lost
 from simulate.layouts import described
+from simulate.loop import PS
 from simulate.server import SimulatedServer
 from simulate.simulation import Simulation
 from simulate.vllm.comparing import RecordedTraces, foreseen
@@ -81,6 +82,9 @@ class Simulated:
         costs, layout = self._options.costs, described(self._options.layout)
         known = ("hardware", "commit", "date", "estimate", "fidelity", "recording")
         fitted = {key: costs.source.get(key) for key in known}
+        if self._options.served:
+            assumed = f"; HTTP and tokenizing {1e3 * costs.request / PS:g} ms per request (assumed)"
+            fitted["estimate"] = f"{fitted['estimate']}{assumed}"
         engine = {"engine": costs.source.get("config")}
         simulated = {"costs": costs.name, "costs_sha256": costs.sha256, "layout": layout}
         own: dict[str, Any] = {"recorded": self._recorded} if self._options.own else {}
