@@ -118,8 +118,8 @@ class SimulatedServer:
             "occupancy": rows.occupied / (rows.busy * most) if rows.busy else 0.0,
         }
         stats = self.stats.run().report() | exact | {"replicas": self.replicas}
-        source = self.costs.source  # a recording's source names its model
-        engine = {name: source[name] for name in ("model", "dtype") if name in source}
+        source = self.costs.source  # a recording and kernels name their model, kernels no type
+        engine = {name: source.get(name) for name in ("model", "dtype") if "model" in source}
         return stats, rows.over_time(), self.config.model_dump(mode="json") | engine
 
 

@@ -148,7 +148,8 @@ def latencies(start: Any, first: Any, last: Any, end: Any, tokens: Any) -> dict[
 
 def _caption(run: SavedRun, what: str) -> str:
     config, simulated = run.first["config"], run.first.get("simulated")
-    model = f"{config['model']}, {config['dtype']}, " if config else ""
+    engine = (config.get("model"), config.get("dtype"))
+    model = "".join(f"{each}, " for each in engine if each)
     by = processor(run.first["hardware"], config)
     if simulated:
         by = f"simulated, costs {simulated['costs']}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client.runs import load as load_run
-from compare.report import foreseen, sentences
+from compare.report import foreseen, report, sentences
 from config.settings import ConfigError
 from scheduling.inference import Inference, Iteration, Row
 from simulate import comparing, costs, kernels
@@ -237,6 +237,10 @@ def test_what_is_not_to_be_trusted_is_said_first(tmp_path: Path) -> None:
     few = foreseen.by_factor(run.results[0]["few"])
     waits = [few[factor]["p99_ttft_ms"] or 0.0 for factor in ("0.95", "1", "1.05")]
     assert f"{waits[0]:,.0f} to {waits[2]:,.0f}" in near and waits == sorted(waits)
+    engine = run.first["config"]
+    assert engine["model"] == "Qwen/Qwen3-32B" and engine["dtype"] is None, "kernels name no type"
+    [drawn, *_] = report.drawings(run).values()
+    assert drawn().get_suptitle().startswith("Qwen/Qwen3-32B, 120 requests")
 
 
 def test_a_long_trace_shows_the_range_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
