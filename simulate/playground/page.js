@@ -398,7 +398,7 @@ function showResults() {
   });
 }
 
-/** Give histories to the live page in its frame, which becomes as high as they need. */
+/** Give histories to the live page in its frame. */
 function showGrid(histories) {
   const frame = get("live"), page = frame.contentWindow;
   const known = Boolean(page.showRuns && histories.length); // else it is loading, or none is ticked
@@ -409,13 +409,6 @@ function showGrid(histories) {
     parsed.about.name = named(variant);
     return parsed;
   }));
-  const fit = (times) => {
-    const high = page.document.documentElement.scrollHeight;
-    if (high <= frame.clientHeight || !times) return;
-    frame.style.height = `${high}px`;
-    requestAnimationFrame(() => fit(times - 1)); // its grids grow with it
-  };
-  setTimeout(fit, 300, 12); // once its words are there
 }
 
 function openGrid() {
@@ -423,6 +416,10 @@ function openGrid() {
   on(frame, "load", () => {
     frame.contentDocument.querySelector("header").hidden = true;
     frame.contentDocument.body.style.padding = "0";
+    new ResizeObserver(() => { // as high as its grids need, which grow with it up to a limit
+      const high = frame.contentDocument.documentElement.scrollHeight;
+      if (high > frame.clientHeight) frame.style.height = `${high}px`;
+    }).observe(frame.contentDocument.body);
     setTheme(document.documentElement.dataset.theme === "dark");
   });
   frame.src = "live.html";
