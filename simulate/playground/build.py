@@ -115,7 +115,7 @@ def _sliders(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     usual = LOAD | SERVER | {"longest": longest}
     is_vllm = config.budget_counts == "all"
     if is_vllm:
-        usual |= {"prompt": 512, "tokens": 200, "rows": config.max_batch_size}
+        usual |= {"prompt": 500, "tokens": 200, "rows": config.max_batch_size}
         usual |= {"blocks": config.n_blocks, "budget": config.token_budget}
     rows, blocks, budget = (usual[name] for name in SERVER)
     return usual, {

@@ -106,11 +106,10 @@ const named = (variant) => variant.replaceAll("yours.py:", "").replace(" --order
   .replace(" --prefill first", ", prompts first")
   .replace(" --kv-reservation", " on").replace(" --victim ", ", ");
 
-/** The values of a slider; that in which it begins is one of them. */
-function valuesOf({name, values}) {
-  const {usual, ranges} = costs[state.costs];
-  return [...new Set([...values(...ranges[name] ?? []), usual[name] ?? state[name]])]
-    .sort((a, b) => a - b);
+/** The values of a slider; the server's own settings are among them. */
+function valuesOf({name, group, values}) {
+  const {usual, ranges} = costs[state.costs], own = group === "server" ? [usual[name]] : [];
+  return [...new Set([...values(...ranges[name] ?? []), ...own])].sort((a, b) => a - b);
 }
 
 function fromLink() {
