@@ -60,8 +60,8 @@ GROUPS = {
         "Order of the waiting requests": "order max_wait_s priority_levels default_priority_level "
         "queue_policy length_predictor prefill_weight aging user_weights mlfq_quantum slo_classes "
         "shed preserve_ordering",
-        "Memory": "kv_cache kv_dtype kv_reservation victim watermark prefix_caching max_model_len "
-        "block_size",
+        "Memory": "kv_cache kv_dtype kv_reservation row_order victim watermark prefix_caching "
+        "max_model_len block_size",
         "Model and engine": "model weights tokenizer device dtype threads kernels generator "
         "padded_prefill fake_slowdown",
         "Speculative decoding": "speculate draft",

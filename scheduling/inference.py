@@ -100,6 +100,7 @@ class Inference:
     leader: Inference | None = None
     scores: Scores | None = None  # log-probabilities, if wanted
     prompt_only: bool = False  # its one token is not shown, and needs no KV slot
+    expected_tokens: int | None = None  # what its answer was taken for, if not num_tokens
 
     # set by the scheduler
     id: int = -1  # in arrival order

@@ -198,6 +198,7 @@ class _Replay:
             adapter=self._adapter_of(request), user=request.user, streamed=self._server.stream,
             deadline=timeout_s and arrives + timeout_s, priority=request.priority or 0,
             slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
+            expected_tokens=getattr(ids, "expected_tokens", None),  # a recording knows it
         )  # fmt: skip
         greedy = request.temperature == 0 and config.model != "fake"
         token = zlib.crc32(array("q", ids)) if greedy else seed

@@ -112,3 +112,29 @@ class PlannerOnDemand(Planner):
             return (False,), inference.id
         rank, *others = inference.standing.key
         return (True, rank), *others
+
+
+class PlannerAsJoined(PlannerOnDemand):
+    """Planner of rows in the order in which they joined (vLLM's `schedule`). Any may be preempted:
+    the last one, or with vLLM's priorities the last in the order.
+    """
+
+    def __init__(self, row_order: str, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._by_turn = row_order.startswith("vllm_priority")
+        self._ends = row_order == "vllm_priority_0.32"
+
+    def compute_rows(self) -> None:
+        self.rows = [*self.view.running]
+        for inference in self.rows:
+            if inference.id not in self.preempted:
+                self.compute(inference)
+                # an iteration without rows is none: vLLM plans again
+                if self._ends and self.run and inference.id in self.preempted:
+                    break
+
+    def victim_of_row(self) -> Inference | None:
+        rows = [row for row in self.rows if row.id not in self.preempted]
+        if self._by_turn:
+            rows.sort(key=self.view.order.turn)
+        return self.choose(rows)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Literal
 
 from scheduling.history import Memory
 from scheduling.policies.base import Plan, Policy, View, setting
-from scheduling.policies.demand import PlannerOnDemand
+from scheduling.policies.demand import PlannerAsJoined, PlannerOnDemand
 from scheduling.policies.planner import Planner
 from scheduling.policies.preemptive import PlannerByTurns
 from scheduling.policies.prefill import Prefill, read_prefill
@@ -39,6 +39,14 @@ class Dynamic(Policy):
     )
     watermark: float = setting(
         0.01, "share of the KV blocks that admission leaves free", needs=DEMAND, ge=0, lt=1
+    )
+    row_order: Literal["turn", "joined", "vllm_priority", "vllm_priority_0.32"] = setting(
+        "turn",
+        "rows are computed in turn (as waiting requests are ordered); joined: as they joined, the "
+        "last is preempted, and no order pauses any (vLLM); vllm_priority: as they joined, and the "
+        "last in the order is preempted (vLLM's priorities; up to 0.32 a row that preempts itself "
+        "ends the iteration's rows)",
+        needs=DEMAND,
     )
     budget_counts: Literal["prefill", "all"] = setting(
         "prefill",
@@ -75,8 +83,12 @@ class Dynamic(Policy):
 
     def plan(self, view: View) -> Plan:
         on_demand = self.on_demand
-        kind: type[Planner] = PlannerOnDemand if on_demand else Planner
-        return (PlannerByTurns if view.order.preemptive else kind)(
+        kind: Callable[..., Planner] = PlannerOnDemand if on_demand else Planner
+        if on_demand and self.row_order != "turn":
+            kind = partial(PlannerAsJoined, self.row_order)
+        elif view.order.preemptive:
+            kind = PlannerByTurns
+        return kind(
             view,
             needed=(lambda i: i.computed + i.uncomputed if on_demand else i.total_tokens),
             prefill=self.prefill_rule,

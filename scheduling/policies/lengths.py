@@ -27,7 +27,7 @@ class Predictor:
     """Completion tokens expected of a request when it arrives: here its stated limit."""
 
     def predict(self, inference: Inference) -> int:
-        return inference.num_tokens
+        return inference.expected_tokens or inference.num_tokens
 
     def learn(self, inference: Inference) -> None:
         """Learn from an answered inference."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from config.config import Config
 from scheduling.building import build_group, build_scheduler
 from scheduling.errors import Cancelled
-from scheduling.inference import Inference, Iteration
-from simulate.vllm.recording import Recording, read
+from scheduling.inference import Inference, Iteration, Slo, State
+from simulate.vllm.recording import Asked, Head, RecordedIteration, Recording, read
 from simulate.vllm.traffic import Traffic
 
 
@@ -37,7 +37,11 @@ def agreement(recording: Recording, traffic: Traffic, config: Config) -> Agreeme
     of what it computed, or the file begins in the middle. recording: read to its end.
     """
     again = build_scheduler(config)
-    tokens = {number: len(i.tokens) or 1 for number, i in recording.requests.items()}
+    tokens = {  # a client that gives up ends a request that would go on
+        number: recording.asked[number].max_tokens if ended is State.CANCELLED else n
+        for number, i in recording.requests.items()
+        for ended, n in [(i.state, len(i.tokens) or 1)]
+    }
     flying: dict[int, Inference] = {}
     numbers: dict[Inference, int] = {}
     equal, total, until, difference = 0, 0, 0.0, ""
@@ -54,10 +58,15 @@ def agreement(recording: Recording, traffic: Traffic, config: Config) -> Agreeme
         if gave_up := [flying[number] for number in step.aborted if number in flying]:
             again.fail(gave_up, Cancelled("Its client gave up."), step.at)
         for asked in step.new:
+            if asked.number in step.aborted:  # the scheduler never saw it
+                continue
             ids = traffic.ids(recording.requests[asked.number], asked.number)
-            level = traffic.level(asked.priority)
-            group = build_group(config, [ids], tokens[asked.number], priority=level)
-            again.enqueue(group, step.at)
+            group = build_group(
+                config, [ids], tokens[asked.number], priority=traffic.level(asked.number),
+                user=asked.user, slo=Slo(asked.ttft_ms, asked.tpot_ms),
+                expected_tokens=ids.expected_tokens,
+            )  # fmt: skip
+            again.enqueue(group, _came(recording.head, asked, step))
             flying[asked.number] = group[0]
             numbers[group[0]] = asked.number
         iteration, _ = again.schedule(step.at)
@@ -69,6 +78,13 @@ def agreement(recording: Recording, traffic: Traffic, config: Config) -> Agreeme
         equal += 1
         again.apply(iteration, next_ids(iteration), step.until)
     return Agreement(equal, total, difference)
+
+
+def _came(head: Head, asked: Asked, step: RecordedIteration) -> float:
+    """Return the instant by which what scheduled it took a request to have come."""
+    if head.policy == "priority":
+        return asked.arrived_at
+    return asked.queued_at if head.order and asked.queued_at is not None else step.at
 
 
 def next_ids(iteration: Iteration) -> list[int]:

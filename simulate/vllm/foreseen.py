@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +23,8 @@ from client.summary import distribution_of
 from compare import foreign
 from config.config import Config
 from generate.auto import build
+from scheduling.policies import ORDERS
+from scheduling.user_policies import SOURCES
 from simulate.costs import Costs
 from simulate.loop import PS
 from simulate.vllm.agreement import agreement
@@ -49,10 +53,6 @@ UNCOUNTED = (
     "How far our scheduler agrees cannot be counted: vLLM planned iterations ahead, or the file "
     "begins in the middle of its traffic."
 )
-BY_PRIORITY = (
-    "vLLM computes running rows in the order in which they joined, ours by priority: where prompts "
-    "are computed in chunks or rows are preempted, schedules differ."
-)
 AT_CLIENT = "Times are the client's, and those of HTTP are simulated, too."
 AT_VLLM = (
     "Times begin when a request reaches vLLM, and end with its last token there. HTTP is in "
@@ -79,11 +79,35 @@ def settings_of(head: Head, longest: int, levels: int) -> dict[str, Any]:
         "max_waiting": 10**9,
         "kv_reservation": "demand",
         "budget_counts": "all",
+        "row_order": "joined",
         "watermark": head.watermark,
         "prefix_caching": head.prefix_caching,
     }
     if head.policy == "priority":
+        minor = re.match(r"vLLM 0\.(\d+)\.", head.engine)
+        ends = minor and int(minor[1]) <= 32
         settings |= {"order": "priority", "priority_levels": max(1, levels)}
+        settings["row_order"] = "vllm_priority_0.32" if ends else "vllm_priority"
+    return settings | order_of(head)
+
+
+def order_of(head: Head) -> dict[str, Any]:
+    """Return the settings of an order of ours that vLLM had. Raises RunError."""
+    if not head.order:
+        return {}
+    name, *words = shlex.split(head.order)
+    if sha256 := head.order_sha256:  # the file may lie elsewhere here
+        files = {(kind.__name__, of.sha256): of.word for kind, of in SOURCES.items()}
+        name = files.get((name.rpartition(":")[2], sha256), "")
+    if name not in ORDERS:
+        raise RunError(
+            f"it was recorded with ORDER={head.order!r}, which is not loaded here; set "
+            "EB_ORDER=FILE.py:NAME in the environment, of the same file"
+        )
+    settings, left = {"order": name}, iter(words)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        settings[flag.removeprefix("--").replace("-", "_")] = value if equals else next(left, "")
     return settings
 
 
@@ -175,8 +199,6 @@ class OwnServer:
             remarks.append(f"Stalls, not simulated: {stalls:.2g}{OF_STALLS}.")
         if self.recording.is_cut:
             remarks.append("The file's last line was cut off, and is left out.")
-        if head.policy == "priority":
-            remarks.append(BY_PRIORITY)
         remarks += [
             f"vLLM ran with {name} {value}, which is not simulated."
             for name, default in NOT_SIMULATED.items()

@@ -24,6 +24,7 @@ HASH = 8  # characters of a block's hash
 GAVE_UP = ("abort", "error")  # endings without an answer
 MAKE = "record it with simulate/vllm/vllm_recorder.py, as docs/your_vllm.md says"
 Whole = Annotated[int, Field(ge=0, lt=2**53)]
+Limit = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 Instant = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # seconds since the epoch
 
 
@@ -42,6 +43,12 @@ class Asked(NamedTuple):
     priority: int = 0
     hashes: str = ""
     queued_at: Instant | None = None  # when the scheduler got it
+    # what an order of ours knew of it (vllm_order.py)
+    expected: Count | None = None  # completion tokens
+    user: str | None = None
+    level: Whole = 0
+    ttft_ms: Limit = None
+    tpot_ms: Limit = None
 
 
 def _asked(value: Any) -> Any:
@@ -53,6 +60,7 @@ def _asked(value: Any) -> Any:
 
 class Head(BaseModel):
     """The first line: what was served, on what, and the settings of its scheduler by vLLM's names.
+    order: one of ours and its settings, if any; order_sha256: of its file, the first digits.
     num_blocks: KV blocks that requests can have. graph_sizes: batch sizes with a CUDA graph each.
     unknown: features in use that the other lines do not describe.
     """
@@ -66,6 +74,8 @@ class Head(BaseModel):
     hardware: str = ""
     versions: dict[str, str] = {}
     policy: Literal["fcfs", "priority"] = "fcfs"
+    order: str = ""
+    order_sha256: str = ""
     max_num_seqs: Count
     max_num_active_seqs: Count | None = None
     max_num_batched_tokens: Count

@@ -22,6 +22,12 @@ from stats import gaps_s, timings_of
 OWN = 2**48  # ids from here on are of one request alone; those of shared blocks are below
 
 
+class Prompt(BlockIds):
+    """A recorded prompt. expected_tokens: those that vLLM could expect of its answer."""
+
+    expected_tokens = 0
+
+
 class Traffic:
     """Requests of a recording that was read to its end, without those that began before it, got no
     token, or failed. Times are seconds from the first arrival.
@@ -49,7 +55,8 @@ class Traffic:
                 f"{recording.path}: its requests have {len(levels)} different priorities, of which "
                 f"{MOST_LEVELS} can be simulated; record requests of fewer"
             )
-        self._levels = {}
+        self._asked, self._levels = recording.asked, dict[int, int]()
+        self._users = [ANONYMOUS, *{a.user: None for a in recording.asked.values() if a.user}]
         if len(levels) > 1:  # in vLLM the lowest number goes first
             self._levels = {priority: k for k, priority in enumerate(levels, 1)}
         self._ids = self._shared_blocks(recording) if recording.head.prefix_caching else {}
@@ -76,9 +83,10 @@ class Traffic:
     def n_levels(self) -> int:
         return len(self._levels)
 
-    def level(self, priority: int) -> int:
+    def level(self, number: int) -> int:
         """Return a request's level, 1 the highest; 0: levels have no meaning."""
-        return self._levels.get(priority, 0)
+        asked = self._asked[number]
+        return self._levels.get(asked.priority, asked.level)
 
     def trace(self, seed: int) -> Trace:
         """Return the requests as they came (seed 0), or a bootstrap of their minutes: as many,
@@ -98,26 +106,34 @@ class Traffic:
 
     def _trace(self, numbers: np.ndarray, at: np.ndarray) -> Trace:
         n, served = len(numbers), [self.served[number] for number in numbers.tolist()]
-        zeros = np.zeros(n, int)
+        zeros, asked = np.zeros(n, int), [self._asked[inference.id] for inference in served]
+        limits = {
+            name: np.array([getattr(each, f"{name}_ms") or np.inf for each in asked], float)
+            for name in LIMITED
+        }
         return Trace(
             functools.partial(self._request, served, at), np.arange(n), at,
-            np.array([len(inference.tokens) for inference in served]), zeros, [ANONYMOUS],
-            np.array([self.level(inference.priority) for inference in served]), zeros, [ANONYMOUS],
-            {name: np.full(n, np.inf) for name in LIMITED},
+            np.array([len(inference.tokens) for inference in served]),
+            np.array([self._users.index(each.user or ANONYMOUS) for each in asked]), self._users,
+            np.array([self.level(each.number) for each in asked]), zeros, [ANONYMOUS], limits,
             np.full(n, -1), np.full(n, np.nan), None,
         )  # fmt: skip
 
     def _request(self, served: Sequence[Inference], at: np.ndarray, i: int) -> Request:
         """Return a request, unchecked: a prompt may have 131,072 ids, which are not there."""
         inference = served[i]
+        asked = self._asked[inference.id]
         return Request.model_construct(
-            id=i, at=float(at[i]), num_tokens=len(inference.tokens), seed=i,
-            priority=self.level(inference.priority) or None, prompt_ids=self.ids(inference, i),
+            id=i, at=float(at[i]), num_tokens=len(inference.tokens), seed=i, user=asked.user,
+            priority=self.level(asked.number) or None, prompt_ids=self.ids(inference, i),
+            slo_ttft_ms=asked.ttft_ms, slo_tpot_ms=asked.tpot_ms,
         )  # fmt: skip
 
-    def ids(self, inference: Inference, own: int) -> BlockIds:
-        blocks = self._ids.get(inference.id, ())
-        return BlockIds(blocks, self.block_size, len(inference.prompt_ids), OWN + own)
+    def ids(self, inference: Inference, own: int) -> Prompt:
+        blocks, asked = self._ids.get(inference.id, ()), self._asked[inference.id]
+        ids = Prompt(blocks, self.block_size, len(inference.prompt_ids), OWN + own)
+        ids.expected_tokens = asked.expected or asked.max_tokens
+        return ids
 
     def outcomes(self) -> tuple[Trace, Outcomes]:
         """Return the requests as they came, and as vLLM served them."""

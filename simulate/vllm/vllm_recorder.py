@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from itertools import count, islice
 from typing import Any
 
@@ -42,6 +43,9 @@ OF_SCHEDULER = (  # settings that are written under vLLM's names, if this versio
 
 class RecordingScheduler(Scheduler):
     """Scheduler for a vLLM that was started with --no-async-scheduling."""
+
+    order: Mapping[str, str] = {}  # what the first line says of one of ours (vllm_order.py)
+    now = 0.0  # when the last iteration was planned
 
     def __init__(self, *args: Any, **kwargs: Any):
         if not __version__.startswith(VERSIONS):
@@ -86,6 +90,7 @@ class RecordingScheduler(Scheduler):
                 "block_size": self.block_size,
                 "prefix_caching": bool(self.cache_config.enable_prefix_caching),
                 "graph_sizes": [] if current_platform.is_cpu() else sorted(graphs or []),
+                **self.order,
                 "unknown": self._unknown(),
                 "in_flight": in_flight,
             }
@@ -125,14 +130,19 @@ class RecordingScheduler(Scheduler):
     def add_request(self, request: Any) -> None:
         """Number the request, and pass it on."""
         if request.request_id not in self._known:
-            number = next(self._count)
+            number, at = next(self._count), round(time.time(), 6)
             self._known[request.request_id] = number, request
-            self._new.append([*self._described(number, request), round(time.time(), 6)])
+            stated = self.stated(number, request, at)
+            self._new.append([*self._described(number, request), at, *stated])
         super().add_request(request)
+
+    def stated(self, number: int, request: Any, at: float) -> list[Any]:
+        """Return what an order of ours knows of a request."""
+        return []
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule an iteration, and note what it will compute."""
-        at = time.time()
+        self.now = round(time.time(), 6)
         output = super().schedule(*args, **kwargs)
         # those that finished by themselves are not known any more
         over = [id_ for id_ in output.finished_req_ids if id_ in self._known]
@@ -140,7 +150,7 @@ class RecordingScheduler(Scheduler):
         if output.num_scheduled_tokens:
             known, pool = self._known, self._pool
             step = {
-                "at": round(at, 6),
+                "at": self.now,
                 "until": None,
                 "new": self._new,
                 "rows": [
