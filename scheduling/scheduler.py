@@ -133,6 +133,8 @@ class Scheduler:
                 self.prompt_tokens += self.pool.share_found(inference, found)
         for inference in plan.preempt:
             self._preempt(inference, now)
+        if plan.preempt and not rows:  # the first row preempted itself, as vLLM's may
+            return self.schedule(now)
         for inference, tokens in reserved.values():
             self.pool.reserve(inference, tokens)
         for inference, _ in plan.admit:

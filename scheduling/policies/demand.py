@@ -42,10 +42,8 @@ class PlannerOnDemand(Planner):
     def compute(self, inference: Inference) -> None:
         """Compute a running inference, as far as budget and blocks go."""
         account, size = self.account, self.view.limits.block_size
-        while inference.id not in self.preempted:
-            n = self.tokens(inference)
-            if not n:
-                return
+        n = self.tokens(inference)
+        while n and inference.id not in self.preempted:
             tokens = self._reserved(inference, n)
             if tokens > len(inference.blocks) * size:
                 account.take(inference, tokens)
@@ -129,8 +127,7 @@ class PlannerAsJoined(PlannerOnDemand):
         for inference in self.rows:
             if inference.id not in self.preempted:
                 self.compute(inference)
-                # an iteration without rows is none: vLLM plans again
-                if self._ends and self.run and inference.id in self.preempted:
+                if self._ends and inference.id in self.preempted:
                     break
 
     def victim_of_row(self) -> Inference | None:
