@@ -130,8 +130,9 @@ class OrderedQueue(RequestQueue):
             logger.error("PREDICTOR failed, max_tokens from now on: %s", said)
             return max_tokens
 
-    def arrive(self) -> None:
+    def begin_pass(self) -> None:
         """Let the requests wait that came since the last schedule."""
+        self._in_pass = True
         arriving, self._arriving = self._arriving, {}
         for mirror in arriving.values():
             try:
@@ -232,7 +233,7 @@ class OrderedQueue(RequestQueue):
 
     def end_pass(self) -> None:
         """vLLM has taken what it takes in one `schedule`."""
-        self._popped: dict[int, Inference] = {}
+        self._in_pass, self._popped = False, dict[int, Inference]()
         self._names: Iterator[Inference] | None = None
         self._head: Inference | None = None
 
@@ -337,8 +338,9 @@ class OrderedQueue(RequestQueue):
 
     def __bool__(self) -> bool:
         """Return whether vLLM may take one; the order is asked only if a row is free."""
-        full = len(self._scheduler.running) >= self._limits.max_batch_size
-        return len(self) > 0 if full else self._first() is not None
+        if not self._in_pass or len(self._scheduler.running) >= self._limits.max_batch_size:
+            return len(self) > 0
+        return self._first() is not None
 
     def __len__(self) -> int:
         return len(self._waiting.by_id) + len(self._arriving) - len(self._popped)
@@ -384,7 +386,7 @@ class _Ordered(RecordingScheduler):
         return [mirror.standing.predicted_tokens, mirror.user, mirror.priority, *mirror.slo[:2]]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self.waiting.arrive()
+        self.waiting.begin_pass()
         steps = len(self._steps)
         output = super().schedule(*args, **kwargs)
         if len(self._steps) > steps:

@@ -40,7 +40,7 @@ def check() -> None:
 def order_of(text: str) -> Order:
     """Return the order of `NAME --setting X …`. Raises OrderError."""
     try:
-        name, *words = shlex.split(text)
+        name, *words = shlex.split(text) or [""]
     except ValueError as error:
         raise OrderError(f"ORDER={text!r}: {error}; write sjf or 'sjf --aging 5'") from None
     if user_policies.WORD.fullmatch(name):
