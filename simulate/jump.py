@@ -27,11 +27,11 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
         return 1
     size, most, live = scheduler.limits.block_size, sys.maxsize, 0
     for row in reversed(iteration.rows):  # those that compute a prompt came last
-        inference, _, _, _, samples, idle, *_ = row
+        inference, _, _, _, samples, idle, recomputed, _ = row
         if idle:
             continue
         live += 1
-        if not samples or inference.stop is not None:
+        if not samples or recomputed or inference.stop is not None:
             return 1
         if not inference.decodes and scheduler.limits.decoder_batch_sizes:  # the next may be padded
             return 1

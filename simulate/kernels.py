@@ -29,6 +29,7 @@ import numpy as np
 
 from client.machine import ROOT, commit, save_json
 from client.quoting import printable
+from client.saving import write
 from simulate.least_squares import relative
 from simulate.loop import PS
 from simulate.served_model import BLOCK_SIZE, GIB, KERNELS, ServedModel
@@ -169,7 +170,7 @@ def _listed(model: str) -> Iterator[str]:
             name = f"{model.replace('/', '--')}_config.json"
             file = files("aiconfigurator_core") / "model_configs" / name
             if file.is_file():
-                (Path(folder) / "config.json").write_text(file.read_text("utf-8"), "utf-8")
+                write(Path(folder) / "config.json", file.read_text("utf-8"))
                 model = folder
         yield model
 
