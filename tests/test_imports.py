@@ -138,6 +138,7 @@ EXTRAS = {
     "server.replicas.ray_routers": "ray",
     "server.replicas.ingress": "fastapi",
     "server.replicas.ray_serve": "fastapi",
+    "simulate.vllm.vllm_order": "vllm",
     "simulate.vllm.vllm_recorder": "msgspec",
 }
 for kernel in ("add_norm", "draw", "known", "launches", "lora", "paged_attention", "products"):

@@ -2,6 +2,7 @@
 that foresees what was measured.
 
 vllm_recorder  what a vLLM loads that writes the file; it needs nothing of ours
+vllm_order     the same with an order of ours as its waiting queue; needs `scheduling` alone
 recording      the file: settings, requests and iterations
 history        the same as the live page shows it
 costs          lines through the times of its iterations
