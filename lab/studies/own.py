@@ -50,6 +50,7 @@ ROWS, BUDGET, BLOCKS = 16, 256, 1023
 FEW_BLOCKS = 60  # a third of what 16 rows need
 FIXED = f"--max-model-len {LONGEST} --block-size {BLOCK} --skip-tokenizer-init --enforce-eager"
 BASE, LONG, OVERLOAD, PREFIXES, LEVELS = "base", "long", "overload", "prefixes", "levels"
+NEAR, FULL = "near", 1.3  # near saturation: 0.9 of the capacity
 RECORDED, TIMES_AS_LONG = "recorded", 9
 # vLLM's flags, our settings, and the traffic
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -67,6 +68,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "priorities": (
         "--scheduling-policy priority", {"order": "priority", "priority_levels": 2}, LEVELS,
     ),
+    **{order: ("", {"order": order}, NEAR) for order in ("fcfs", "sjf", "hrrn")},
 }  # fmt: skip
 MEASURES = {
     "output_throughput": ("tok/s", "{:,.0f}"),
@@ -86,15 +88,19 @@ GPT2LMHeadModel(GPT2Config(n_layer=4, n_head=4, n_embd=256)).save_pretrained(sys
 """
 
 
-def trace(traffic: str, n: int, rate: float) -> list[Request]:
+def trace(traffic: str, n: int, rate: float, seed: int = 0) -> list[Request]:
     """Return n requests as a Poisson process: prompts of 16 to 300 tokens, answers of 4 to 80. Of
     `long` there are more; of `overload` more come than can be served; of `prefixes` each begins
-    with one of four beginnings of 128 tokens; of `levels` every third has the higher priority.
+    with one of four beginnings of 128 tokens; of `levels` every third has the higher priority; of
+    `near` each seed has a trace of its own, whose answers are log-normal.
     """
-    chance, n = np.random.default_rng(1), n * (TIMES_AS_LONG if traffic == LONG else 1)
-    at = np.cumsum(chance.exponential(1 / (rate * (2 if traffic == OVERLOAD else 1)), n))
+    chance = np.random.default_rng([1, seed] if traffic == NEAR else 1)
+    n *= TIMES_AS_LONG if traffic == LONG else 1
+    at = np.cumsum(chance.exponential(1 / (rate * {OVERLOAD: 2, NEAR: FULL}.get(traffic, 1)), n))
     shared = chance.integers(0, VOCABULARY, (4, 128)) if traffic == PREFIXES else np.zeros((4, 0))
     prompts, answers = chance.integers(16, 301, n), chance.integers(4, 81, n)
+    if traffic == NEAR:  # of the same mean
+        answers = np.clip(chance.lognormal(3.4, 0.8, n), 2, 200).astype(int)
     result = []
     for i in range(n):
         own = chance.integers(0, VOCABULARY, prompts[i])
@@ -113,18 +119,24 @@ def trace(traffic: str, n: int, rate: float) -> list[Request]:
 
 
 @contextmanager
-def vllm(folder: Path, flags: str, recording: Path) -> Iterator[str]:
-    """Run vLLM with the recorder; yield its URL. Raises ServerError if it does not come up."""
+def vllm(folder: Path, flags: str, recording: Path, order: str = "") -> Iterator[str]:
+    """Run vLLM with the recorder, or an order; yield its URL. Raises ServerError if it does not
+    come up.
+    """
     recording.unlink(missing_ok=True)
-    shutil.copy(ROOT / "simulate" / "vllm" / "vllm_recorder.py", folder)
+    for file in (ROOT / "simulate" / "vllm").glob("vllm_*.py"):
+        shutil.copy(file, folder)
+    shutil.copytree(ROOT / "scheduling", folder / "scheduling", dirs_exist_ok=True)
     url = f"http://127.0.0.1:{(port := free_port())}"
     environment = os.environ | {
         "RECORD_ITERATIONS": str(recording), "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1",
+        "ORDER": order or "fcfs",
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }  # fmt: skip
     words = f"-m vllm.entrypoints.openai.api_server --model {folder} --served-model-name small"
-    scheduler = "--scheduler-cls vllm_recorder.AsyncRecordingScheduler"
+    kind = "vllm_order.OrderedScheduler" if order else "vllm_recorder.AsyncRecordingScheduler"
+    scheduler = f"--scheduler-cls {kind}"
     base = f"--max-num-seqs {ROWS} --max-num-batched-tokens {BUDGET}"
     cache = f"--num-gpu-blocks-override {BLOCKS + 1} --no-enable-prefix-caching"
     command = [sys.executable, *f"{words} {FIXED} {scheduler} {base} {cache} {flags}".split()]
@@ -158,8 +170,8 @@ def run(case: Case, n: int, seed: int, kept: FinishedRuns) -> dict[str, Any]:
     rate, began = rate_of(folder), time.monotonic()
     flags, _, traffic = SETTINGS[case["name"]]
     path = folder / f"{case['name'].replace(' ', '-')}-{seed}.jsonl"
-    with vllm(folder, flags, path) as url:
-        outcomes = replay(url, trace(traffic, n, rate), wire("openai", "small"))
+    with vllm(folder, flags, path, case["name"] if traffic == NEAR else "") as url:
+        outcomes = replay(url, trace(traffic, n, rate, seed), wire("openai", "small"))
     seconds = time.monotonic() - began
     if failed := [outcome.error for outcome in outcomes if outcome.error]:
         raise ServerError(f"a request failed: {failed[0]}")
@@ -206,7 +218,35 @@ def rate_of(folder: Path) -> float:
 
 
 def summarized(cases: Cases) -> list[dict[str, Any]]:
-    """Return the cases with what one recording, the first run's, says of each."""
+    """Return the cases with what one recording, the first run's, says of each; of orders, with what
+    each run in the order of arrival says of those with the same trace.
+    """
+    near = [case for case in cases if case["traffic"] == NEAR]
+    others = [case for case in cases if case["traffic"] != NEAR]
+    return [*(_foreseen(others) if others else ()), *(_gains(case, near[0]) for case in near[1:])]
+
+
+def _gains(case: Case, fcfs: Case) -> dict[str, Any]:
+    """Return what an order gains over fcfs, really and foreseen, in percent of fcfs's."""
+    seeds = []
+    for seen, first in zip(case["seeds"], fcfs["seeds"]):
+        own = OwnServer.of(Path(first["recording"]), None)
+        simulated = []
+        for changed in ({}, SETTINGS[case["name"]][1]):
+            config = build("dynamic", own.settings | changed, {})
+            server = SimulatedServer("", config, own.costs, stream=True)
+            simulated.append(measure(server, own.traffic.trace(0), {}, math.inf, Watch())[0])
+        found = {}
+        for name in GAINED:
+            before, after = (each.number(name) for each in simulated)
+            found[f"{name}_gain"] = real = 100 * (seen[name] / first[name] - 1)
+            found[f"{name}_gain_foreseen"] = foreseen = 100 * (after / before - 1)
+            found[f"{name}_gain_error"] = foreseen - real
+        seeds.append(found)
+    return {**case, "seeds": seeds}
+
+
+def _foreseen(cases: Cases) -> list[dict[str, Any]]:
     began = time.monotonic()
     first = next(case for case in cases if case["name"] == RECORDED)["seeds"][0]
     own = OwnServer.of(Path(first["recording"]), None)
@@ -254,6 +294,8 @@ def columns(*names: str) -> list[str]:
 def text(cases: Cases) -> str:
     """Return how the settings rank, really and foreseen, and how long both took."""
     settings = only(cases, {"traffic": BASE})
+    if not settings:
+        return OF_ORDERS
     parts = []
     for name, words in (("p99_e2el_ms", "p99 of latency"), ("mean_e2el_ms", "mean latency")):
         orders = []
@@ -282,9 +324,14 @@ def text(cases: Cases) -> str:
             f"- The recorder adds {first['recorder_us_16']:.0f} µs to a decode step of 16 rows, "
             f"and {first['recorder_us_256']:.0f} µs to one of 256."
         )
-    return EXPLAINED + "\n\n" + "\n".join(parts)
+    return "\n\n".join(
+        [EXPLAINED, "\n".join(parts), *([OF_ORDERS] if only(cases, {"traffic": NEAR}) else [])]
+    )
 
 
+OF_ORDERS = """\
+Orders run near saturation, alternately with the order of arrival (`fcfs`) on the same traces. A
+*gain* is the change against `fcfs`, in percent; it is foreseen from the recording of `fcfs`."""
 EXPLAINED = """\
 Real runs are means of two (the recording is one), by the instants that vLLM itself recorded;
 *spread* is the difference of the two, in percent of their mean. *Foreseen* are simulations with the
@@ -292,6 +339,8 @@ recording's costs, as `./simulate.sh --vllm FILE --trace FILE` makes them. *Time
 real iterations, in parts of what these costs say of them: on a shared machine they move by the
 minute. *Error at these times* is what is left with costs so many times as high. Near saturation
 small differences of times become large ones of latency."""
+GAINED = ("mean_ttft_ms", "mean_e2el_ms", "p99_e2el_ms")
+OF_RECORDED = {"traffic": (BASE, LONG, OVERLOAD, PREFIXES, LEVELS)}
 SHOWN = {
     name + suffix: (heading + words, form)
     for name, (heading, unit) in MEASURES.items()
@@ -299,6 +348,9 @@ SHOWN = {
         ("", ", real", unit), ("_spread", ": spread, %", "{:.0f}"),
         ("_foreseen", ", foreseen", unit), ("_error", ": error, %", "{:+.0f}"),
         ("_left", ": error at these times, %", "{:+.0f}"),
+        ("_gain", ": gain, real, %", "{:+.0f}"),
+        ("_gain_foreseen", ": gain, foreseen, %", "{:+.0f}"),
+        ("_gain_error", ": foreseen − real", "{:+.0f}"),
     )
 }  # fmt: skip
 STUDY = Study(
@@ -319,10 +371,18 @@ STUDY = Study(
         Table(
             ("name",),
             ["times", *columns("output_throughput", "preemptions")],
+            where=OF_RECORDED,
             title="Throughput and preemptions",
         ),
-        Table(("name",), columns("mean_ttft_ms", "p99_ttft_ms"), title="TTFT"),
-        Table(("name",), columns("mean_itl_ms", "p99_itl_ms"), title="ITL"),
-        Table(("name",), columns("mean_e2el_ms", "p99_e2el_ms"), title="Latency"),
+        *(
+            Table(("name",), columns(f"mean_{name}", f"p99_{name}"), where=OF_RECORDED, title=title)
+            for name, title in (("ttft_ms", "TTFT"), ("itl_ms", "ITL"), ("e2el_ms", "Latency"))
+        ),
+        Table(
+            ("name",),
+            [f"{name}_gain{part}" for name in GAINED for part in ("", "_foreseen", "_error")],
+            where={"traffic": NEAR},
+            title="Orders",
+        ),
     ],
 )
