@@ -8,5 +8,6 @@ history        the same as the live page shows it
 costs          lines through the times of its iterations
 traffic        its requests as a trace, as they came or resampled
 agreement      its schedule and ours, iteration by iteration
+pace           the machine's speed at each time
 foreseen       measured and simulated, side by side
 """

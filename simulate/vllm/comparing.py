@@ -18,6 +18,7 @@ from simulate.costs import save
 from simulate.server import SimulatedServer
 from simulate.simulation import Simulation
 from simulate.vllm.given import RECORDED
+from simulate.vllm.pace import PacedServer
 
 DRAWN = (
     "The recorded requests are replaced: what no flag of the workload names, arrivals and lengths "
@@ -56,10 +57,14 @@ def foreseen(options: Simulation, progress: Progress) -> Json:
     assert own is not None
     if options.costs_file:
         save(own.costs, options.costs_file)
-    server = SimulatedServer(RECORDED, own.config, own.costs, stream=True)
+    trace, server = own.traffic.trace(0), PacedServer(RECORDED, own.config, own.costs, own.pace)
     with progress.step("simulating what was recorded"):
-        result, _ = measure(server, own.traffic.trace(0), {}, math.inf, Watch())
-        facts = own.facts(result)
+        result, _ = measure(server, trace, {}, math.inf, Watch())
+        at_speeds = []
+        for speed in own.speeds or ():
+            steady = SimulatedServer(RECORDED, own.config, own.costs.scaled(speed), stream=True)
+            at_speeds.append(measure(steady, trace, {}, math.inf, Watch())[0])
+        facts = own.facts(result, at_speeds)
     progress.say(f"{'':28}{'recorded':>12}{'simulated':>12}")
     for words, *two in facts["table"]:
         progress.say(f"{words:28}" + "".join(f"{number(value):>12}" for value in two))

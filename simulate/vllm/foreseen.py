@@ -8,7 +8,7 @@ import functools
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from simulate.costs import Costs
 from simulate.loop import PS
 from simulate.vllm.agreement import agreement
 from simulate.vllm.costs import costs_of, observed
+from simulate.vllm.pace import Pace
 from simulate.vllm.recording import Head, Recording, read
 from simulate.vllm.traffic import Traffic
 
@@ -42,6 +43,8 @@ SHOWN = {  # measures, in words
     "cached_fraction": "prompt tokens found cached",
 }
 JUDGED = [key for key in SHOWN if key.endswith("_ms") or key == "output_throughput"]
+RANGED = ("output_throughput", "mean_ttft_ms", "mean_e2el_ms", "p99_e2el_ms")
+MOVES = 5  # percent by which parts of a recording may be apart, as if the machine were steady
 NOT_SIMULATED = {  # settings of vLLM and their defaults
     "long_prefill_token_threshold": 0,
     "max_num_partial_prefills": 1,
@@ -120,6 +123,7 @@ class OwnServer:
     traffic: Traffic
     settings: dict[str, Any]
     costs: Costs
+    pace: Pace
     at_client: Result | None = None  # its latencies, if a client's run is there
 
     @classmethod
@@ -130,7 +134,8 @@ class OwnServer:
         traffic = Traffic(recording)
         settings = settings_of(recording.head, traffic.longest, traffic.n_levels)
         costs = costs_of(recording, seen, build("dynamic", settings, {}))
-        own = cls(client, recording, traffic, settings, costs)
+        pace = Pace(seen, costs, traffic.zero)
+        own = cls(client, recording, traffic, settings, costs, pace)
         return own._with(client) if client else own
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -171,9 +176,16 @@ class OwnServer:
             e2el=seen.e2el,
         )
 
-    def facts(self, simulated: Result) -> Json:
+    @property
+    def speeds(self) -> tuple[float, float] | None:
+        """Return factors of the costs at which parts of the recording ran, if they moved much."""
+        least, _, most = self.costs.source["parts_percent"]
+        return (1 + least / 100, 1 + most / 100) if most - least > MOVES else None
+
+    def facts(self, simulated: Result, at_speeds: Sequence[Result] = ()) -> Json:
         """Return what a report says of a simulation with the recorded settings: measures side by
-        side, in words how near they are, and the schedule's agreement.
+        side, in words how near they are, and the schedule's agreement. at_speeds: the same with
+        the factors of `speeds`.
         """
         config, measured = self.config, self.measured
         caching, most = self.recording.head.prefix_caching, config.max_batch_size
@@ -189,7 +201,8 @@ class OwnServer:
         table = [[SHOWN[key], *two] for key, two in values.items()]
         agreed = agreement(self.recording, self.traffic, config)
         head = self.recording.head
-        remarks = [_within(errors), str(agreed) if agreed else UNCOUNTED]
+        moved = _moved(self.speeds, at_speeds) if self.speeds and at_speeds else ""
+        remarks = [moved + _within(errors), str(agreed) if agreed else UNCOUNTED]
         remarks.append(AT_CLIENT if self.at_client else AT_VLLM)
         if words := overload([measured]):
             remarks.append(f"While it was recorded, vLLM was {words}.")
@@ -249,6 +262,20 @@ class OwnServer:
 def own_server(path: Path, client: Path | None) -> OwnServer:
     """Return `OwnServer.of`, read once. Raises RunError."""
     return OwnServer.of(path, client)
+
+
+def _moved(speeds: tuple[float, float], results: Sequence[Result]) -> str:
+    """Return how the machine's speed moved, and which range it makes of a prediction."""
+    ranges = []
+    for key in RANGED:
+        least, most = sorted(each.number(key) for each in results)
+        ranges.append(f"{SHOWN[key].partition(',')[0]} {least:,.0f} to {most:,.0f}")
+    percents = " to ".join(f"{100 * each:.0f}" for each in speeds)
+    return (
+        f"The machine's speed moved: parts took {percents}% of what the costs say, so that at "
+        f"another time a prediction is a range: {', '.join(ranges)} (tok/s and ms). At the speed "
+        "that it had from part to part: "
+    )
 
 
 def _within(errors: Mapping[str, float]) -> str:

@@ -13,6 +13,7 @@ from client.runs import RunError, refuse_overwriting
 from compare.options import chosen
 from compare.variants import Variant
 from config.settings import ConfigError
+from scheduling.policies import ORDERS, Edf
 from simulate.vllm.foreseen import own_server
 from simulate.vllm.recording import Head
 
@@ -62,7 +63,8 @@ def options(
 def complete(
     name: str, variant: Variant, of_all: Mapping[str, Any], head: Head, replays: bool
 ) -> None:
-    """Give a variant with another block size as much memory as was recorded. Raises ConfigError for
+    """Give a variant with another block size as much memory as was recorded, and let orders pause
+    rows that do nothing else. Raises ConfigError for
     one that would find prefixes of which nothing was recorded.
     """
     settings = {**of_all, **variant.flags}
@@ -71,6 +73,9 @@ def complete(
             f"{name} has --prefix-caching, and vLLM was recorded without, so that nothing is known "
             "of what its prompts share; record with prefix caching, or replay a --trace"
         )
+    order = ORDERS.get(str(settings.get("order")))
+    if order and order.preemptive and not issubclass(order, Edf) and "row_order" not in settings:
+        variant.flags["row_order"] = "turn"  # vLLM pauses no rows, so that it cannot have this one
     size = str(settings.get("block_size", ""))
     if size.isdecimal() and int(size) and "kv_cache" not in settings:  # Config refuses others
         blocks = head.num_blocks * head.block_size // int(size)

@@ -26,6 +26,7 @@ from simulate.loop import PS
 from simulate.program import parse
 from simulate.server import SimulatedServer
 from simulate.vllm.foreseen import OwnServer
+from simulate.vllm.pace import PacedServer
 from simulate.vllm.recording import opened
 from tests.programs import output, ran
 from tests.servers import ROOT
@@ -185,6 +186,44 @@ def test_stalls_of_the_machine_do_not_move_the_costs(tmp_path: Path) -> None:
     costs = OwnServer.of(path, None).costs
     for n in (1, 2, 4):
         assert costs.decode[n].iteration == pytest.approx(COSTS.decode[n].iteration, rel=0.03)
+
+
+def test_a_replay_has_the_speed_that_the_machine_had(tmp_path: Path) -> None:
+    """In the middle of the recording all took half as long again: near saturation a single speed
+    was off by far more, and one number was given where a range is known.
+    """
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(400, rate=11.0))
+    head, *steps = path.read_text().splitlines()
+    lines = list(map(json.loads, steps))
+    first, whole, real, at = lines[0]["at"], lines[-1]["until"], [0.0], [lines[0]["at"]]
+    for line in lines:  # the slower machine's clock, at the instants of the other's
+        for instant in (line["at"], line["until"]):
+            slow = 1.5 if 0.3 < (instant - first) / (whole - first) < 0.6 else 1.0
+            real.append(real[-1] + slow * (instant - at[-1]))
+            at.append(instant)
+
+    def later(instant: float) -> float:
+        return first + float(np.interp(instant, at, real))
+
+    for line in lines:
+        line |= {name: later(line[name]) for name in ("at", "until")}
+        line["new"] = [[new[0], later(new[1]), *new[2:]] for new in line["new"]]
+    path.write_text("\n".join([head, *map(json.dumps, lines)]) + "\n")
+    own = OwnServer.of(path, None)
+    measured, trace = own.measured, own.traffic.trace(0)
+    errors = []
+    for server in (
+        PacedServer("it", own.config, own.costs, own.pace),
+        SimulatedServer("it", own.config, own.costs, stream=True),
+    ):
+        result, _ = measure(server, trace, {}, math.inf, Watch())
+        errors.append([
+            abs(result.number(key) / measured.number(key) - 1)
+            for key in ("mean_ttft_ms", "mean_e2el_ms", "p99_e2el_ms", "mean_itl_ms")
+        ])  # fmt: skip
+    assert max(errors[0]) < 0.1 < max(errors[1]), errors
+    said = own.facts(measured, [measured, result])["remarks"][0]
+    assert said.startswith("The machine's speed moved: parts took ") and "TTFT mean " in said
 
 
 def test_contexts_of_any_length(tmp_path: Path) -> None:
@@ -398,6 +437,26 @@ def test_a_variant_with_other_blocks_keeps_the_memory_and_is_judged_by_recorded_
     options = parse(["--vllm", str(RECORDING), *variants])
     assert options.config("a").kv_cache == "2046blocks" and options.config("b").block_size == 128
     assert list(options.variants) == ["recorded", "a", "b"] and options.repeats == 8
+
+
+def test_rows_are_computed_as_vllm_does_unless_an_order_only_pauses_them() -> None:
+    variants = [f"--variant={order}=--order {order}" for order in ("sjf", "edf", "srpt")]
+    options = parse(["--vllm", str(RECORDING), *variants])
+    orders = [options.config(name).row_order for name in ("recorded", "sjf", "edf", "srpt")]
+    assert orders == ["joined", "joined", "joined", "turn"]
+
+
+def test_an_order_is_given_the_lengths_that_it_would_have_there(tmp_path: Path) -> None:
+    """The answers ended before max_tokens; with true lengths sjf was foreseen too well."""
+    path, _ = recorded(tmp_path / "it.jsonl", drawn(60))
+    head, *steps = path.read_text().splitlines()
+    lines = list(map(json.loads, steps))
+    for line in lines:
+        for new in line["new"]:
+            new[3] = 500
+    path.write_text("\n".join([head, *map(json.dumps, lines)]) + "\n")
+    traffic = OwnServer.of(path, None).traffic
+    assert {request.prompt_ids.expected_tokens for request in traffic.trace(0)} == {500}  # type: ignore[union-attr]
 
 
 def test_the_costs_of_seeds_lie_on_both_sides_of_the_fit() -> None:
