@@ -133,7 +133,7 @@ class Scheduler:
                 self.prompt_tokens += self.pool.share_found(inference, found)
         for inference in plan.preempt:
             self._preempt(inference, now)
-        if plan.preempt and not rows:  # the first row preempted itself, as vLLM's may
+        if plan.preempt and not (rows or plan.admit):  # a row preempted itself, as vLLM's may
             return self.schedule(now)
         for inference, tokens in reserved.values():
             self.pool.reserve(inference, tokens)

@@ -242,7 +242,7 @@ def test_so_they_do_of_an_earlier_recording_with_draft_tokens(tmp_path: Path) ->
     """It has `speculate` as a text, and beside each number of drafts how many tokens matched."""
     witness = serve(path := tmp_path / "recording.jsonl", "dynamic", {"speculate": 4})
     first, *rest = lines_of(path)
-    first["settings"] |= {"speculate": "4", "draft": "ngram", "host_blocks": 0}
+    first["settings"] |= {"speculate": "4", "draft": "ngram"}
     for line in rest:
         if "drafts" in line:
             line["drafts"] = {id_: [n, 3] for id_, n in line["drafts"].items()}
