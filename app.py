@@ -19,7 +19,7 @@ from server.api.messages import REQUEST_ID, Answer, request_id
 from server.api.reader import RequestReader
 from server.api.refusals import failure, too_large
 from server.api.routes import Call, Route
-from server.engine import Engine, LocalEngine, start
+from server.engine import SWITCH_S, Engine, LocalEngine, start
 from server.http.completions import Completions
 from server.serving import Load
 
@@ -113,5 +113,9 @@ def serve() -> Flask:
     # The engine's thread waits this long for another thread to release the GIL: the default, 5 ms,
     # is longer than a whole iteration. With 0.1 ms waiting threads wake each other up, and many
     # streams cost 1.7 times the CPU.
-    sys.setswitchinterval(1e-3)
+    sys.setswitchinterval(SWITCH_S)
+    if config.http_processes > 1:
+        from server.processes.twin import connected
+
+        return create_app(config, connected(config))
     return create_app(config, start(config, load))

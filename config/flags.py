@@ -66,7 +66,7 @@ GROUPS = {
         "padded_prefill fake_slowdown",
         "Speculative decoding": "speculate draft",
         "LoRA adapters": "lora lora_random max_loras lora_policy",
-        "HTTP and limits": "host port api_key api_keys allowed_hosts max_waiting "
+        "HTTP and limits": "host port http_processes api_key api_keys allowed_hosts max_waiting "
         "user_requests_per_minute user_tokens_per_minute request_timeout_s header_timeout_s "
         "body_timeout_s drain_timeout_s",
         "Observing": "live request_log record",

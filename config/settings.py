@@ -35,7 +35,7 @@ from scheduling.speculation import read_draft
 
 ONLY_OVER_HTTP = (
     *("request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s", "request_log"),
-    *("record", "live", "host", "port", "api_key", "api_keys", "allowed_hosts"),
+    *("record", "live", "host", "port", "http_processes", "api_key", "api_keys", "allowed_hosts"),
 )
 NOT_SIMULATED = {*ONLY_OVER_HTTP} - {"request_timeout_s"}  # in virtual time
 VOCABULARIES = {"r50k_base": 50257, "bytes": 257}  # ids of each tokenizer
@@ -299,6 +299,10 @@ class Settings(of_tables(), BaseModel):  # type: ignore[misc]  # the tables are 
     """address to listen on; 0.0.0.0 listens to other machines too"""
     port: Annotated[int, Field(ge=1, le=65535)] = 8500
     """port to listen on"""
+    http_processes: Annotated[int, Field(ge=1, le=64)] = setting(
+        1, "auto: 1 on a CPU, a quarter of the cores (1 to 8) beside a GPU"
+    )
+    """processes that speak HTTP; with several the engine has one of its own beside them"""
     # keys are in no dump, repr or message: the launcher hands them on by `handoff`
     api_key: Annotated[SecretStr | None, of_text(read_key)] = setting(
         None, "none", exclude=True, repr=False

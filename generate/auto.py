@@ -22,7 +22,7 @@ from config.shapes import LARGEST_HEAD, SHAPES, shape_of
 from generate import kernels
 
 # settings of which `auto` is a value
-AUTO = ("model", "tokenizer", "device", "dtype", "threads", *PARTS)
+AUTO = ("model", "tokenizer", "device", "dtype", "threads", "http_processes", *PARTS)
 DECODER_BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # on a GPU, as far as max_batch_size goes
 
 
@@ -73,6 +73,8 @@ def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
         # the other cores are for HTTP and the client: with two threads demo is 1.1 times faster and
         # the client of a comparison on the same two cores sends late
         "threads": 1 if small else physical_cores(),
+        # on a CPU the engine wants the cores itself
+        "http_processes": min(8, max(1, (os.cpu_count() or 1) // 4)) if gpu else 1,
         "max_batch_size": 256 if gpu else 32,
         "max_model_len": min(1024, shape.n_ctx),
         "token_budget": 2048 if gpu else 256,

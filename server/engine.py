@@ -16,7 +16,7 @@ from generate.kernels import KernelUnavailable
 from generate.loading import load_generator
 from generate.memory import OutOfMemory
 from generate.weights import WeightsUnavailable
-from scheduling.errors import EngineFailed, ServingError
+from scheduling.errors import EngineFailed, InvalidRequest, Overloaded, ServingError
 from scheduling.inference import Inference
 from server.api import about
 from server.api.lora import AdapterRoutes
@@ -25,13 +25,14 @@ from server.api.refusals import failure, kind_of
 from server.api.routes import Call, Handlers
 from server.live.panel import PageRoutes
 from server.request import Models, Request
-from server.serving import Load, Server
+from server.serving import Load, Refused, Server
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
 PROBED_S = 10.0  # for which /ready says why before the process ends
-UNREADABLE = (400, 401, 413)  # statuses of refusals that count as invalid, beside the engine's own
+UNREADABLE = (400, 401, 413)  # statuses of refusals that count as invalid
+SWITCH_S = 1e-3  # how long a thread waits for another one to release the GIL, see `app.serve`
 log = logging.getLogger("effective_batching")
 
 
@@ -90,6 +91,14 @@ def seconds_until(deadline: float | None, clock: Callable[[], float]) -> float |
     return None if deadline is None else min(max(0.01, deadline - clock()), LONGEST_WAIT_S)
 
 
+def counted_as(error: ServingError) -> Refused | None:
+    """Return how /stats counts a request that was refused with this error, if it does."""
+    if isinstance(error, Overloaded):
+        return "refused"
+    unreadable = isinstance(error, InvalidRequest) or kind_of(error).status in UNREADABLE
+    return "invalid" if unreadable else None
+
+
 class LocalEngine(Server):
     """A server in this process, with its routes."""
 
@@ -114,10 +123,8 @@ class LocalEngine(Server):
             return failure(error)
 
     def refused(self, error: ServingError, first: Inference | None = None) -> None:
-        if kind_of(error).status in UNREADABLE:
-            self.stats.invalid()
-        else:
-            super().refused(error, first)
+        if what := counted_as(error):
+            self.count(what, first)
 
     @property
     def failure(self) -> BaseException | None:

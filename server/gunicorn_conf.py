@@ -1,7 +1,7 @@
 """gunicorn's settings, computed from the Config that the launcher handed on.
 
-One worker, because the batch lives in one process; a thread for every request that may be in
-flight, so that the HTTP layer never caps the batch.
+The batch lives in one process, which is the one worker's, or one beside all workers; a thread for
+every request that may be in flight, so that the HTTP layer never caps the batch.
 """
 
 import logging
@@ -11,11 +11,13 @@ from math import ceil
 from typing import Any
 
 from config.config import BOOT_ERROR, END_S, HANDOFF, Config
+from server.processes.spawning import wait_for_end
 
 resolved = Config.model_validate_json(os.environ[HANDOFF])
 
 bind = resolved.address
-workers = 1
+workers = resolved.http_processes
+reuse_port = workers > 1  # each has a socket of its own, among which the system spreads connections
 worker_class = "server.http.worker.Worker"
 threads = resolved.http_threads
 worker_connections = resolved.connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -58,3 +60,7 @@ def worker_exit(arbiter: Any, worker: Any) -> None:
     engine.close_files()
     if engine.failure is not None:
         os._exit(BOOT_ERROR)
+
+
+def on_exit(arbiter: Any) -> None:
+    wait_for_end()

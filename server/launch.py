@@ -23,6 +23,7 @@ from generate.auto import resolve, warnings
 from generate.tokenizer import TokenizerUnavailable, load_tokenizer
 from generate.weights import WeightsUnavailable, locate
 from server.observers.line_writer import open_log
+from server.processes.spawning import spawn
 
 OF_REPLICAS = ("--replicas", "--router", "--autoscale")  # flags of server.replicas.serve
 
@@ -58,6 +59,8 @@ def main(argv: Sequence[str], loader: str = "generate.loading:load_generator") -
     os.environ |= {HANDOFF: config.handoff(), LOADER: loader}
     command = [sys.executable, "-m", "gunicorn", "--config", "server/gunicorn_conf.py"]
     os.chdir(Path(__file__).resolve().parents[1])
+    if config.http_processes > 1:
+        spawn()
     os.execv(sys.executable, [*command, "app:serve()"])
 
 

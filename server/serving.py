@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from batching import BatchingManager
 from config.config import Config
@@ -21,9 +21,9 @@ from generate.loading import load_generator
 from generate.tokenizer import load_tokenizer
 from generate.weights import locate
 from scheduling.building import build_group, build_scheduler
-from scheduling.errors import InvalidRequest, Overloaded, ServingError
+from scheduling.errors import InvalidRequest, Overloaded
 from scheduling.inference import Generator, Inference, Slo
-from scheduling.sampling import Scores
+from scheduling.sampling import Sampling, Scores
 from server.asynchronous import AsynchronousManager
 from server.observers.line_writer import LineWriter
 from server.observers.metrics import Metrics
@@ -35,6 +35,7 @@ from server.request import Models, Request, stop_rule
 
 # makes an engine, from a Config, its checkpoint and the size of the vocabulary
 Load = Callable[[Config, Path | None, int], Generator]
+Refused = Literal["invalid", "refused"]  # as /stats counts a request that was not queued
 BACKLOG = 10_000  # entries of a recording that wait to be written: seconds of a fast engine
 
 
@@ -121,28 +122,10 @@ class Server:
         Raises InvalidRequest if they are more than the server takes.
         Requests with another cache_salt share no KV blocks: their speed reveals nothing of others.
         """
-        config, n = self.config, request.n
-        if len(request.prompts) * n > config.max_in_flight:
-            raise InvalidRequest(
-                f"This server holds {config.max_in_flight} completions at most; lower n.", param="n"
-            )
-        seeds = self._seeds(request.seed, len(request.prompts) * n)
-        timeout_s = request.timeout_s or config.request_timeout_s
-        top, echo = request.logprobs, request.echo
-        group = build_group(
-            config, request.prompts, max(request.num_tokens, 1),
-            [replace(request.sampling, seed=seed) for seed in seeds],
-            adapter=request.adapter, salt=request.cache_salt, user=request.user or None,
-            # a prompt that is scored is computed whole
-            keys=[()] * len(request.prompts) if echo and top is not None else None,
-            deadline=None if timeout_s is None else self.manager.clock() + timeout_s,
-            request_id=request.id, priority=request.priority, prompt_only=not request.num_tokens,
-            slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
-            queue_timeout_s=request.queue_timeout_s,
-        )  # fmt: skip
-        if top is not None:
-            for member in group:
-                member.scores = Scores(top, 1 if echo else len(member.prompt_ids))
+        n = check_size(self.config, request)
+        seeds = self._seeds(request.seed, n)
+        samplings = [replace(request.sampling, seed=seed) for seed in seeds]
+        group = group_of(self.config, request, samplings, self.manager.clock())
         if request.num_tokens and (rule := stop_rule(request, self.tokenizer)):
             for member in group:
                 member.stop = rule.new()
@@ -152,15 +135,18 @@ class Server:
         """Queue a request's group. Raises ServingError, which is counted if it is a refusal."""
         try:
             self.manager.enqueue(group)
-        except ServingError as error:
-            self.refused(error, group[0])
+        except InvalidRequest:
+            self.count("invalid")
+            raise
+        except Overloaded:
+            self.count("refused", group[0])
             raise
 
-    def refused(self, error: ServingError, first: Inference | None = None) -> None:
-        """Count a refusal. first: of the request's inferences, if it has become any."""
-        if isinstance(error, InvalidRequest):
+    def count(self, what: Refused, first: Inference | None = None) -> None:
+        """Count a refused request. first: of its inferences, if it has become any."""
+        if what == "invalid":
             self.stats.invalid()
-        elif isinstance(error, Overloaded):
+        else:
             self.stats.refused(first)
 
     def add_adapter(self, name: str, folder: str) -> None:
@@ -187,3 +173,37 @@ class Server:
         report = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}
         report |= self.stats.run().report()
         return report if since is None else report | self.stats.iterations(since)
+
+
+def check_size(config: Config, request: Request) -> int:
+    """Return the number of a request's completions. Raises InvalidRequest if they are too many."""
+    if (n := len(request.prompts) * request.n) > config.max_in_flight:
+        raise InvalidRequest(
+            f"This server holds {config.max_in_flight} completions at most; lower n.", param="n"
+        )
+    return n
+
+
+def group_of(
+    config: Config, request: Request, samplings: Sequence[Sampling], now: float, keyed: bool = True
+) -> list[Inference]:
+    """Return the inferences of a request, one for each of `samplings`. keyed: their KV blocks may
+    be shared.
+    """
+    timeout_s = request.timeout_s or config.request_timeout_s
+    top, echo = request.logprobs, request.echo
+    # a prompt that is scored is computed whole
+    unshared = not keyed or (echo and top is not None)
+    group = build_group(
+        config, request.prompts, max(request.num_tokens, 1), samplings,
+        adapter=request.adapter, salt=request.cache_salt, user=request.user or None,
+        keys=[()] * len(request.prompts) if unshared else None,
+        deadline=None if timeout_s is None else now + timeout_s,
+        request_id=request.id, priority=request.priority, prompt_only=not request.num_tokens,
+        slo=Slo(request.slo_ttft_ms, request.slo_tpot_ms, request.slo_class),
+        queue_timeout_s=request.queue_timeout_s,
+    )  # fmt: skip
+    if top is not None:
+        for member in group:
+            member.scores = Scores(top, 1 if echo else len(member.prompt_ids))
+    return group

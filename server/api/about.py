@@ -30,19 +30,24 @@ NUMBER = re.compile("[0-9]{1,18}")
 
 def of_config(config: Config, reader: RequestReader) -> Handlers:
     """Return the routes that need no engine."""
-    models = reader.models
+    has_key, has_page = bool(config.users_of_keys), config.live != "off"
+    return {
+        routes.TOKENIZE: lambda call: answer(reader.tokenize(call.body)),
+        routes.HEALTH: health,
+        routes.DOCUMENT: lambda call: answer(document(has_key, has_page)),
+    }
+
+
+def of_models(models: Models) -> Handlers:
+    """Return the routes about models."""
 
     def one_model(call: Call) -> Answer:
         models.adapter_of(call.name)
         return answer(cards(models)[call.name])
 
-    has_key, has_page = bool(config.users_of_keys), config.live != "off"
     return {
-        routes.TOKENIZE: lambda call: answer(reader.tokenize(call.body)),
         routes.MODELS: lambda call: answer({"object": "list", "data": [*cards(models).values()]}),
         routes.MODEL: one_model,
-        routes.HEALTH: health,
-        routes.DOCUMENT: lambda call: answer(document(has_key, has_page)),
     }
 
 
@@ -64,7 +69,7 @@ def of_server(server: Server, pids: Sequence[int]) -> Handlers:
             raise Refused("not_found", message)
         return answer({"requests": found})
 
-    return {
+    return of_models(server.models) | {
         routes.DESCRIPTION: lambda call: description(server.config, pids),
         routes.HEALTH: health,
         routes.REQUEST: request,

@@ -51,7 +51,9 @@ class Ingress:
         reader = RequestReader(config, load_tokenizer(config.tokenizer))
         self._readers = reader.readers()
         fixed = dict.fromkeys((routes.LOAD_ADAPTER, routes.UNLOAD_ADAPTER), adapters_are_fixed)
-        self._shared: Handlers = about.of_config(config, reader) | fixed
+        self._shared: Handlers = (
+            about.of_config(config, reader) | about.of_models(reader.models) | fixed
+        )
 
     async def handle(self, http: Http) -> Response:
         """Answer a request that the door has admitted. Raises ServingError."""

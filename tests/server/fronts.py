@@ -26,8 +26,15 @@ def on_ray(mode: str, settings: Mapping[str, Any], key: str | None = None) -> It
         yield url
 
 
-FRONTS: dict[str, Front] = {"plain": server, "ray": on_ray}
-EVERY_FRONT = ["plain", pytest.param("ray", marks=pytest.mark.extra)]
+def of_processes(
+    mode: str, settings: Mapping[str, Any], key: str | None = None
+) -> contextlib.AbstractContextManager[str]:
+    """Start a server whose HTTP is three processes beside the engine's."""
+    return server(mode, {**settings, "http_processes": 3}, key=key)
+
+
+FRONTS: dict[str, Front] = {"plain": server, "processes": of_processes, "ray": on_ray}
+EVERY_FRONT = ["plain", "processes", pytest.param("ray", marks=pytest.mark.extra)]
 
 
 def servers_of(url: str, key: str | None = None) -> list[str]:
@@ -43,7 +50,7 @@ STANDARD = ("Content-Type", "Allow", "Retry-After", "WWW-Authenticate", "Cache-C
 COMPARED = (*STANDARD, "X-Accel-Buffering", "Location", "Vary", "Accept-Encoding")
 OWN = re.compile(  # an answer's, or a process's
     r'("(?:arrived_at|(?:queue|ttft|decode|held|e2e|preempted|paused|itl)_s|parts|created|pids|'
-    r'host|port)":)(?:[0-9.e-]+|\{[^}]*\}|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9a-f]+"'
+    r'host|port|http_processes)":)(?:[0-9.e-]+|\{[^}]*\}|\[[^\]]*\]|"[^"]*")|("id":)"(?:chat)?cmpl-[0-9a-f]+"'
 )
 
 
