@@ -18,7 +18,7 @@ from server.api.door import Door
 from server.api.messages import REQUEST_ID, Answer, request_id
 from server.api.reader import RequestReader
 from server.api.refusals import failure, too_large
-from server.api.routes import Call, Route
+from server.api.routes import DESCRIPTION, Call, Route
 from server.engine import SWITCH_S, Engine, LocalEngine, start
 from server.http.completions import Completions
 from server.serving import Load
@@ -51,6 +51,8 @@ def create_app(config: Config, engine: Engine | None = None) -> Flask:
     reader = RequestReader(config, engine.tokenizer, engine.models)
     handlers: dict[Route, Callable[[Call], Answer | Response]] = {}
     handlers |= about.of_config(config, reader)
+    pids = [os.getpid(), os.getppid()]
+    handlers[DESCRIPTION] = lambda call: about.description(config, pids)
     handlers |= Completions(engine, reader).handlers()
 
     @app.before_request

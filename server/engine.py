@@ -78,8 +78,8 @@ class Engine(Protocol):
         """Call when the engine has failed for good."""
 
     @property
-    def failure(self) -> BaseException | None:
-        """The error with which the engine failed for good."""
+    def exit_code(self) -> int:
+        """The exit code of this process: BOOT_ERROR if the engine failed for good here, else 0."""
 
     @property
     def loaded(self) -> bool:
@@ -108,9 +108,7 @@ class LocalEngine(Server):
         self.cancel, self.expire = self.manager.cancel, self.manager.expire
         self.drain, self.end = self.manager.drain, self.manager.close
         self.on_failure = self.manager.on_failure
-        # by which the program that started the server knows it: gunicorn's master, if this is alone
-        pids = [os.getpid(), *([] if replica else [os.getppid()])]
-        self._handlers: Handlers = about.of_server(self, pids)
+        self._handlers: Handlers = about.of_server(self, [os.getpid()])
         self._handlers |= AdapterRoutes(self).handlers()
         if config.live != "off":
             self._handlers |= PageRoutes(self).handlers()
@@ -127,8 +125,8 @@ class LocalEngine(Server):
             self.count(what, first)
 
     @property
-    def failure(self) -> BaseException | None:
-        return self.manager.failure
+    def exit_code(self) -> int:
+        return BOOT_ERROR if self.manager.failure else 0
 
     @property
     def loaded(self) -> bool:

@@ -7,11 +7,12 @@ every request that may be in flight, so that the HTTP layer never caps the batch
 import logging
 import os
 import resource
+import sys
 from math import ceil
 from typing import Any
 
 from config.config import BOOT_ERROR, END_S, HANDOFF, Config
-from server.processes.spawning import wait_for_end
+from server.processes.spawning import exit_code
 
 resolved = Config.model_validate_json(os.environ[HANDOFF])
 
@@ -58,9 +59,11 @@ def worker_exit(arbiter: Any, worker: Any) -> None:
         return
     engine = app.extensions["engine"]
     engine.close_files()
-    if engine.failure is not None:
-        os._exit(BOOT_ERROR)
+    if engine.exit_code:
+        os._exit(engine.exit_code)
 
 
 def on_exit(arbiter: Any) -> None:
-    wait_for_end()
+    """End as the engine's process does, if it has one."""
+    if code := exit_code():
+        sys.exit(code)

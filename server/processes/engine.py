@@ -20,7 +20,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
-from config.config import BOOT_ERROR, END_S, HANDOFF, LOADER, Config
+from config.config import END_S, HANDOFF, LOADER, Config
 from scheduling.errors import ServingError
 from scheduling.inference import Inference, TokenEvent
 from server.api.refusals import failure
@@ -194,7 +194,7 @@ def main() -> NoReturn:
     for peer in peers:
         peer.close()
         peer.ended.wait(END_S)
-    os._exit(BOOT_ERROR if engine.failure else 0)
+    os._exit(engine.exit_code)
 
 
 def _obey(commands: SimpleQueue[Command]) -> None:

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+
+from config.config import BOOT_ERROR
 
 ENGINE = (
     "EFFECTIVE_BATCHING_ENGINE"  # its process's id, and the socket by which connections reach it
@@ -28,15 +29,23 @@ def spawn() -> None:
     os.environ[ENGINE] = f"{process.pid} {ours.detach()}"
 
 
-def wait_for_end() -> None:
-    """Wait for the end of the engine's process, if there is one; kill it after ENDING_S."""
+def exit_code() -> int:
+    """Wait for the end of the engine's process, if there is one, and kill it after ENDING_S. Return
+    BOOT_ERROR if it had ended before, as it does where the engine failed, else 0.
+    """
     if ENGINE not in os.environ:
-        return
+        return 0
     pid, ours = map(int, os.environ.pop(ENGINE).split())
-    os.close(ours)
-    end = time.monotonic() + ENDING_S
-    with suppress(ChildProcessError):  # gunicorn has noticed it
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+    try:
+        ended = os.waitpid(pid, os.WNOHANG) != (0, 0)
+        os.close(ours)
+        end = time.monotonic() + ENDING_S
+        while not ended:
             if time.monotonic() > end:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+                return 0
+    except ChildProcessError:  # gunicorn has noticed its end
+        pass
+    return BOOT_ERROR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -49,12 +50,13 @@ class Twin:
 
     clock = staticmethod(time.perf_counter)  # the system's, and so the engine's, too
     loaded = True  # `end` never waits for a model
+    exit_code = 0  # gunicorn's master has the engine's
 
     def __init__(self, config: Config, connection: socket.socket):
         self.config, self.tokenizer = config, load_tokenizer(config.tokenizer)
         self.models: Models = RemoteModels(config, self.ask)
         self.epoch_offset = time.time() - time.perf_counter()
-        self.failure: BaseException | None = None
+        self._failure: EngineFailed | None = None
         self._connection = connection
         self._sending = threading.Lock()
         self._lock = threading.Lock()  # guards what follows
@@ -75,8 +77,8 @@ class Twin:
         with self._lock:
             if self._drains:
                 raise Draining("The server is shutting down; send the request to another one.")
-            if self.failure is not None:
-                raise self.failure
+            if self._failure is not None:
+                raise self._failure
             for member in group:
                 member.id, member.done = next(self._numbers), threading.Event()
                 self._copies[member.id] = member
@@ -96,7 +98,7 @@ class Twin:
     def ask(self, call: Call) -> Answer:
         answer = SimpleQueue[Answer]()
         with self._lock:
-            gone, number = self.failure, next(self._numbers)
+            gone, number = self._failure, next(self._numbers)
             if gone is None:
                 self._asked[number] = answer
         why = DRAINS if self._drains else GONE if gone else None
@@ -120,7 +122,7 @@ class Twin:
     def on_failure(self, call: Callable[[BaseException], None]) -> None:
         with self._lock:
             self._failure_calls.append(call)
-            error = self.failure
+            error = self._failure
         if error is not None:
             call(error)
 
@@ -135,7 +137,7 @@ class Twin:
         for news in received(self._connection, News):
             self._take(news)
         with self._lock:
-            self.failure = error = EngineFailed(GONE)
+            self._failure = error = EngineFailed(GONE)
             calls, asked, self._asked = [*self._failure_calls], self._asked, {}
         for answer in asked.values():
             answer.put(failure(error))
@@ -185,9 +187,13 @@ class RemoteModels(Models):
 
 
 def connected(config: Config) -> Twin:
-    """Return the twin of the engine whose process the launcher has started."""
+    """Return the twin of the engine whose process the launcher has started. Its end is that of
+    gunicorn's master, too.
+    """
     ours, theirs = socket.socketpair()
     _, arrivals = map(int, os.environ[ENGINE].split())
     with theirs, socket.socket(fileno=os.dup(arrivals)) as to, suppress(OSError):
         socket.send_fds(to, [b"\0"], [theirs.fileno()])
-    return Twin(config, ours)
+    twin = Twin(config, ours)
+    twin.on_failure(lambda error: os.kill(os.getppid(), signal.SIGTERM))
+    return twin
