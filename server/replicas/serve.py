@@ -80,8 +80,11 @@ def read(argv: Sequence[str]) -> Fleet:
         raise ConfigError(f"{message} {sys.executable}")
     rule = autoscaling(known.autoscale, known.replicas) if known.autoscale else None
     most = rule.max_replicas if rule else known.replicas
-    if any(word.partition("=")[0] == "--header-timeout-s" for word in settings):
+    given = {word.partition("=")[0] for word in settings}
+    if "--header-timeout-s" in given:
         raise ConfigError("Ray's proxy has no --header-timeout-s; leave it out")
+    if "--http-processes" in given:
+        raise ConfigError("each of several servers has one process; leave --http-processes out")
     config = parse(settings, fill_in=sharing_cores(most))
     load_tokenizer(config.tokenizer)
     locate(config)

@@ -309,14 +309,19 @@ def asked(url: str, **body: Any) -> socket.socket:
     return connection
 
 
+of_processes = pytest.mark.parametrize("n", ["1", "3"])
+
+
 def refuses_connections(url: str) -> bool:
     host, port = url.removeprefix("http://").split(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) != 0
 
 
-def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wait() -> None:
-    with started("--loop-interval-ms", "20", "--request-timeout-s", "0.5") as (url, process):
+@of_processes
+def test_sigterm_waits_for_a_request_with_more_time_and_not_for_clients_that_wait(n: str) -> None:
+    slow = ("--loop-interval-ms", "20", "--request-timeout-s", "0.5", "--http-processes", n)
+    with started(*slow) as (url, process):
         with connect(url) as kept, connect(url) as half, connect(url) as silent:
             kept.sendall(GET)
             assert received(kept)[0] == 200
@@ -350,8 +355,9 @@ def test_gunicorn_and_docker_wait_for_the_longest_drain(monkeypatch: pytest.Monk
     assert waits_s(drain_timeout_s=limit) < grace_s
 
 
-def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exits_0() -> None:
-    slow = ("--loop-interval-ms", "20", "--drain-timeout-s", "1")
+@of_processes
+def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exits_0(n: str) -> None:
+    slow = ("--loop-interval-ms", "20", "--drain-timeout-s", "1", "--http-processes", n)
     with started(*slow) as (url, process), asked(url) as plain, asked(url, stream=True) as stream:
         process.send_signal(signal.SIGTERM)
         start = time.monotonic()
@@ -364,16 +370,19 @@ def test_at_the_end_of_draining_those_in_flight_get_an_error_and_the_server_exit
         assert process.wait(PATIENCE_S / 4) == 0, "left alone it would take 20 s"
 
 
-def test_a_failed_load_ends_the_server_with_a_sentence_about_it() -> None:
-    argv = f"-m server.launch dynamic --lora x=/nowhere --port {free_port()}"
+@of_processes
+def test_a_failed_load_ends_the_server_with_a_sentence_about_it(n: str) -> None:
+    argv = f"-m server.launch dynamic --lora x=/nowhere --port {free_port()} --http-processes {n}"
     with launched(sys.executable, *argv.split()) as process:
         *_, last = process.communicate(timeout=PATIENCE_S)[0].splitlines()
     assert process.returncode == 3
     assert "the server ends: loading failed: /nowhere has no adapter that can be read" in last
 
 
-def test_ctrl_c_ends_a_drain_at_once() -> None:
-    with started("--loop-interval-ms", "20") as (url, process), asked(url) as plain:
+@of_processes
+def test_ctrl_c_ends_a_drain_at_once(n: str) -> None:
+    slow = ("--loop-interval-ms", "20", "--http-processes", n)
+    with started(*slow) as (url, process), asked(url) as plain:
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: refuses_connections(url))
         process.send_signal(signal.SIGINT)

@@ -81,6 +81,7 @@ WORDS: dict[Callable[[list[str]], Any], dict[str, str]] = {
         "--replicas 2 --router rr": "invalid choice: 'rr'",
         "--replicas 2 --record x": "file of one server",
         "--replicas 2 --header-timeout-s 5": "Ray's proxy has no --header-timeout-s",
+        "--replicas 2 --http-processes=2": "leave --http-processes out",
         "--replicas 2 --max-batch-size 0": "--max-batch-size",
         "--replicas 2 --replica 2": "unknown flag --replica",
     },
