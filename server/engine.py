@@ -37,7 +37,9 @@ log = logging.getLogger("effective_batching")
 
 
 class Engine(Protocol):
-    """An engine as HTTP knows it. A group is a request's inferences, which HTTP only reads."""
+    """An engine as HTTP knows it. A group is a request's inferences, which HTTP only reads: they
+    get their tokens and ends, `done` is set, and listeners are called, as `Inference` says.
+    """
 
     config: Config
     tokenizer: Encoding
@@ -49,12 +51,9 @@ class Engine(Protocol):
         """Return the inferences of a request. Raises InvalidRequest if they are too many."""
 
     def queue(self, request: Request, group: Sequence[Inference]) -> None:
-        """Queue a request's group. It gets its tokens and ends; `done` is set, and its listener is
-        called, as `Inference` says. A refusal is counted: it is raised, or each member's error.
-        """
+        """Queue a group. A refusal is counted, and is raised or each member's error."""
 
-    def cancel(self, inferences: Sequence[Inference]) -> None:
-        """Give requests up."""
+    def cancel(self, inferences: Sequence[Inference]) -> None: ...
 
     def expire(self) -> None:
         """End requests whose deadline has passed."""
@@ -69,21 +68,19 @@ class Engine(Protocol):
         """Refuse new requests from now on. Takes no lock."""
 
     def end(self) -> None:
-        """End everything in flight with Draining. Waits for it."""
+        """End everything in flight with Draining, and wait for it."""
 
-    def close_files(self) -> None:
-        """Write the rest of all files."""
+    def close_files(self) -> None: ...
 
     def on_failure(self, call: Callable[[BaseException], None]) -> None:
-        """Call when the engine has failed for good."""
+        """Call once the engine has failed for good."""
 
     @property
     def exit_code(self) -> int:
-        """The exit code of this process: BOOT_ERROR if the engine failed for good here, else 0."""
+        """BOOT_ERROR if the engine failed for good in this process, else 0."""
 
     @property
-    def loaded(self) -> bool:
-        """True once the model is loaded, or that has failed."""
+    def loaded(self) -> bool: ...
 
 
 def seconds_until(deadline: float | None, clock: Callable[[], float]) -> float | None:

@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
@@ -71,13 +72,15 @@ class Peer:
     # ---- from the process
 
     def _read(self) -> None:
-        for message in received(self._connection, Order | Ask):
-            if isinstance(message, Ask):
-                self._asks.submit(self._answer, message)
-            else:
-                self._commands.put((self, message))
-        self._cancel_all()  # it has ended
-        self.close()
+        try:
+            for message in received(self._connection, Order | Ask):
+                if isinstance(message, Ask):
+                    self._asks.submit(self._answer, message)
+                else:
+                    self._commands.put((self, message))
+        finally:  # whatever ends it
+            self._cancel_all()
+            self.close()
 
     def obey(self, message: Order) -> None:
         """Called by one thread for all processes, in the order of their messages."""
@@ -124,21 +127,21 @@ class Peer:
             self._newest[number] = event
 
     def _write(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._newest or self._answers or self._closed):
-                    self._changed.wait()
-                newest, self._newest = self._newest, {}
-                answers, self._answers = self._answers, []
-            if not (newest or answers):
-                break
-            pieces = [self._piece(number, event) for number, event in newest.items()]
-            try:
-                self._send(framed(News(self._engine.epoch_offset, pieces, answers)))
-            except OSError:
-                break
+        with suppress(OSError):  # the process has ended, which `_read` notices
+            while news := self._news():
+                self._send(framed(news))
         self._connection.close()
         self.ended.set()
+
+    def _news(self) -> News | None:
+        """Wait for news, and return them; None if there will be none."""
+        with self._changed:
+            while not (self._newest or self._answers or self._closed):
+                self._changed.wait()
+            newest, self._newest = self._newest, {}
+            answers, self._answers = self._answers, []
+        pieces = [self._piece(number, event) for number, event in newest.items()]
+        return News(self._engine.epoch_offset, pieces, answers) if pieces or answers else None
 
     def _send(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from scheduling import errors
-from scheduling.errors import Overloaded, ServingError
+from scheduling.errors import ServingError
 from scheduling.inference import CachedPrefix, Inference, State, TokenEvent
 from scheduling.interruptions import Interruptions
 from scheduling.sampling import Score
@@ -29,10 +29,7 @@ LENGTH_BYTES = 4  # a message's length, before it
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    pass
-
-
-# ---- to the engine. Inferences have numbers, which their HTTP process gives them
+    """A message to the engine. Inferences have numbers, which their HTTP process gives them."""
 
 
 class Queue(Message):
@@ -47,7 +44,7 @@ class Cancel(Message):
 
 
 class Expire(Message):
-    pass
+    """Deadlines have passed."""
 
 
 class Refusal(Message):
@@ -61,51 +58,18 @@ class Ask(Message):
 
     number: int
     route: str
-    name: str
-    user: str | None
-    id: str
-    query: dict[str, str]
-    body: bytes
-
-    @classmethod
-    def of(cls, number: int, call: Call) -> Ask:
-        return cls(number, call.route.name, *call[1:4], dict(call.query), call.body)
+    rest: tuple[str, str | None, str, dict[str, str], bytes]  # of a Call
 
     @property
     def call(self) -> Call:
-        return Call(named(self.route), self.name, self.user, self.id, self.query, self.body)
-
-
-# ---- from the engine
-
-
-class Failure(msgspec.Struct, array_like=True):
-    """An error of a request."""
-
-    kind: str
-    message: str
-    param: str | None
-    retry_after_s: float | None
-
-    @classmethod
-    def of(cls, error: ServingError) -> Failure:
-        wait_s = error.retry_after_s if isinstance(error, Overloaded) else None
-        return cls(type(error).__name__, str(error), error.param, wait_s)
-
-    @property
-    def error(self) -> ServingError:
-        error: ServingError = getattr(errors, self.kind)(self.message)
-        error.param = self.param
-        if isinstance(error, Overloaded) and self.retry_after_s is not None:
-            error.retry_after_s = self.retry_after_s
-        return error
+        return Call(named(self.route), *self.rest)
 
 
 class End(msgspec.Struct, array_like=True):
     """What is known once an inference is over."""
 
     state: State
-    failure: Failure | None
+    error: ServingError | None
     seed: int
     stopped: bool
     arrived_at: float
@@ -145,22 +109,19 @@ class News(msgspec.Struct, array_like=True):
 
 def piece_of(number: int, event: TokenEvent, before: int) -> Piece:
     """Return what is new of an inference, of which so many tokens were told before."""
-    of, scores = event.inference, list[Score]()
+    of, scores, end = event.inference, list[Score](), None
     if of.scores is not None:
         # those of the prompt come with the first token
         of_prompt = len(of.prompt_ids) - of.scores.first
         told, known = (of_prompt + n if n else 0 for n in (before, event.n_tokens))
         scores = of.scores.of[told:known]
-    ids, end = of.tokens[before : event.n_tokens], _end(of) if event.is_over else None
-    return Piece(number, of.cached_tokens, ids, scores, end)
-
-
-def _end(of: Inference) -> End:
-    return End(
-        of.state, Failure.of(of.error) if of.error else None, of.sampling.seed, of.stopped,
-        of.arrived_at, of.admitted_at, of.answered_at, of.token_times, of.standing.blocked_s,
-        of.interruptions, of.drafts.verified, of.drafts.accepted,
-    )  # fmt: skip
+    if event.is_over:
+        end = End(
+            of.state, of.error, of.sampling.seed, of.stopped, of.arrived_at, of.admitted_at,
+            of.answered_at, of.token_times, of.standing.blocked_s, of.interruptions,
+            of.drafts.verified, of.drafts.accepted,
+        )  # fmt: skip
+    return Piece(number, of.cached_tokens, of.tokens[before : event.n_tokens], scores, end)
 
 
 def apply(piece: Piece, to: Inference) -> None:
@@ -172,18 +133,30 @@ def apply(piece: Piece, to: Inference) -> None:
         to.prefix = CachedPrefix([], found_tokens=piece.cached_tokens)
     if (end := piece.end) is None:
         return
-    to.error = end.failure.error if end.failure else None
     to.sampling = replace(to.sampling, seed=end.seed)
-    to.stopped, to.arrived_at, to.token_times = end.stopped, end.arrived_at, end.token_times
-    to.admitted_at, to.answered_at = end.admitted_at, end.answered_at
+    to.error, to.stopped, to.token_times = end.error, end.stopped, end.token_times
+    to.arrived_at, to.admitted_at, to.answered_at = (
+        end.arrived_at, end.admitted_at, end.answered_at,
+    )  # fmt: skip
     to.standing.blocked_s, to.interruptions = end.blocked_s, end.interruptions
     to.drafts.verified, to.drafts.accepted = end.verified, end.accepted
     to.is_over, to.state = True, end.state
 
 
-# ---- bytes
+def _plain(error: ServingError) -> Any:
+    """Return an error as plain data."""
+    return type(error).__name__, str(error), vars(error)
 
-encode = msgspec.msgpack.Encoder().encode
+
+def _error(kind: type, data: tuple[str, str, dict[str, Any]]) -> ServingError:
+    """Return the error of plain data."""
+    name, message, fields = data
+    error: ServingError = getattr(errors, name)(message)
+    vars(error).update(fields)
+    return error
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def framed(message: Message | News) -> bytes:
@@ -193,7 +166,7 @@ def framed(message: Message | News) -> bytes:
 
 def received(at: socket.socket, kind: Any) -> Iterator[Any]:
     """Yield messages, until the other process ends."""
-    decode = msgspec.msgpack.Decoder(kind).decode
+    decode = msgspec.msgpack.Decoder(kind, dec_hook=_error).decode
     with at.makefile("rb") as file, suppress(OSError):
         while length := file.read(LENGTH_BYTES):
             data = file.read(n := int.from_bytes(length))

@@ -106,7 +106,8 @@ class Twin:
             return about.readiness(why)
         if gone is not None:
             return failure(EngineFailed(GONE))
-        self._send(Ask.of(number, call))
+        rest = call.name, call.user, call.id, dict(call.query), call.body
+        self._send(Ask(number, call.route.name, rest))
         return answer.get()
 
     def drain(self) -> None:
@@ -134,8 +135,13 @@ class Twin:
     # ---- from the engine
 
     def _read(self) -> None:
-        for news in received(self._connection, News):
-            self._take(news)
+        try:
+            for news in received(self._connection, News):
+                self._take(news)
+        finally:  # whatever ends it
+            self._lose()
+
+    def _lose(self) -> None:
         with self._lock:
             self._failure = error = EngineFailed(GONE)
             calls, asked, self._asked = [*self._failure_calls], self._asked, {}
