@@ -28,6 +28,7 @@ from client.traces import Request
 from client.wire import Plain, Streaming
 from compare.servers import ALONE, launched, wait_until_ready
 from config.config import Config
+from config.settings import ConfigError
 from generate.auto import build
 from lab.benchmarks.harness import Benchmark, run
 from lab.benchmarks.workload import draw
@@ -148,6 +149,8 @@ def measure(processes: int, n: int, core: int) -> dict[str, Any]:
 
 def main() -> None:
     options = BENCHMARK.parser().parse_args()
+    if options.requests < 2 * ROWS:
+        raise ConfigError(f"--requests {options.requests}: {2 * ROWS} or more fill {ROWS} rows")
     config, measured = build("dynamic", SETTINGS, {}), []
     for pair in range(options.pairs):
         for processes in (1, options.processes) if pair % 2 else (options.processes, 1):
