@@ -92,10 +92,12 @@ class Benchmark:
             )
         return options, configs
 
-    def record(self, configs: Sequence[Config]) -> dict[str, Any]:
+    def record(self, configs: Sequence[Config] = ()) -> dict[str, Any]:
         """Machine, commit, date, command, and of the settings those that had an effect."""
         program = ["-m", f"lab.benchmarks.{self.name}"]
         command = command_line("python", [*program, *sys.argv[1:]])
+        if not configs:
+            return stamp() | {"command": command}
         # where a model's folder lies on this machine means nothing elsewhere
         model = Path(configs[0].model).name
         settings = [config.model_dump() for config in configs]

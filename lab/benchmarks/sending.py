@@ -13,21 +13,18 @@ import contextlib
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from client.calls import ServerError
 from client.load import replay
-from client.machine import command_line, stamp
 from client.processes import replay_in
 from client.saving import write
 from client.wire import wire
 from client.workloads import Workload
 from lab.benchmarks.harness import Benchmark, run
 
-MODULE = "lab.benchmarks.sending"
 TOKENS = 16
 BENCHMARK = Benchmark(
     "sending",
@@ -86,8 +83,7 @@ def main() -> None:
             print(f"{n} process{'es' * (n > 1)}: {each[n][-1]:,.0f} requests/s", flush=True)
     ratios = [b / a for a, b in zip(*each.values())]
     print(f"{options.processes} ÷ 1: {statistics.median(ratios):.2f} (median of {len(ratios)})")
-    record = stamp() | {"command": command_line("python", ["-m", MODULE, *sys.argv[1:]])}
-    print(json.dumps({"rates": each, "ratios": ratios} | record))
+    print(json.dumps({"rates": each, "ratios": ratios} | BENCHMARK.record()))
 
 
 if __name__ == "__main__":

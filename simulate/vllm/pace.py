@@ -51,16 +51,13 @@ class Pace:
         """Return an outcome of the even time in real time."""
         stamps = self.real(np.array([outcome.scheduled_at, outcome.sent_at, outcome.ended_at]))
         scheduled, sent, ended = stamps.tolist()
-        answer = outcome.answer
-        if answer is not None:
-            first, last = answer.first_token_at, answer.last_token_at
-            tokens = self.real(first + np.cumsum([0.0, *answer.itl_s]))
-            answer = replace(
-                answer, scheduled_at=scheduled, sent_at=sent, answered_at=ended,
-                first_token_at=float(tokens[0]), itl_s=np.diff(tokens),
-                last_token_at=float(self.real(np.array([last]))[0]),
-            )  # fmt: skip
-        return outcome._replace(scheduled_at=scheduled, sent_at=sent, ended_at=ended, answer=answer)
+        first, last = outcome.first_token_at, outcome.last_token_at  # NaN stays NaN
+        tokens = self.real(first + np.cumsum([0.0, *outcome.itl_s]))
+        return replace(
+            outcome, scheduled_at=scheduled, sent_at=sent, ended_at=ended,
+            first_token_at=float(tokens[0]), itl_s=np.diff(tokens),
+            last_token_at=float(self.real(np.array([last]))[0]),
+        )  # fmt: skip
 
 
 class PacedServer(SimulatedServer):
