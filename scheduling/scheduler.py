@@ -133,8 +133,8 @@ class Scheduler:
                 self.prompt_tokens += self.pool.share_found(inference, found)
         for inference in plan.preempt:
             self._preempt(inference, now)
-        if plan.preempt and not (rows or plan.admit):  # a row preempted itself, as vLLM's may
-            return self.schedule(now)
+        if plan.short_of_blocks and plan.preempt and not (rows or plan.admit):
+            return self.schedule(now)  # its first row gave way to itself, as vLLM's may
         for inference, tokens in reserved.values():
             self.pool.reserve(inference, tokens)
         for inference, _ in plan.admit:

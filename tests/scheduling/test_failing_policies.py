@@ -101,7 +101,7 @@ PLANS = {
     ),
     "Alternates": (
         "return Plan([*view.running], [] if view.running else [(i, 1) for i in view.waiting])",
-        "[012] requests wait and [012] run, and the plan computes none of them",
+        "[12] requests wait and [01] run, and the plan computes none of them",
     ),
 }
 KEYS = {  # and of `key`
