@@ -173,10 +173,13 @@ def ordered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Made]:
         monkeypatch.setattr(sys.modules["vllm_recorder"], "time", Clock())
         scheduler = getattr(module, kind)(**changed)
         scheduler.module = module
+        schedulers.append(scheduler)
         return scheduler
 
-    tables = ORDERS.copy()
+    tables, schedulers = ORDERS.copy(), list[Any]()
     yield made
+    for scheduler in schedulers:
+        scheduler._file.close()
     ORDERS.clear()
     ORDERS.update(tables)
     for name in ours:
