@@ -14,7 +14,7 @@ from client.measure import measure
 from client.progress import Progress
 from client.results import Json
 from compare.measuring import CostsChanged, GivenTraces, Measured, Measuring, Task, Traces
-from compare.report.sections import NEAR_KEYS
+from compare.report.foreseen import NEAR_KEYS
 from simulate.fleet import Layout
 from simulate.jobs import Jobs, Reporting, lost
 from simulate.layouts import described
@@ -22,9 +22,10 @@ from simulate.server import SimulatedServer
 from simulate.simulation import Simulation
 from simulate.vllm.comparing import RecordedTraces, foreseen
 
-# factors of the costs, by which one sees how near to saturation a prediction lies: there small
+# factors of the costs, by which one sees how near to capacity a prediction lies: there small
 # errors of costs become large ones of latency
 CHANGED = (0.95, 1.05)
+MOST_CHANGED = 10_000  # requests that show it; of a longer trace the first ones, with factor 1, too
 
 
 class Simulated:
@@ -67,9 +68,10 @@ class Simulated:
 
     def costs_changed(self, name: str, seed: int) -> CostsChanged:
         options, numbers = self._options, dict[str, dict[str, float | None]]()
-        if options.own and seed == options.seed:
-            requests = self.traces.requests(seed)
-            for factor in CHANGED:
+        if (options.own or options.served) and seed == options.seed:
+            whole = self.traces.requests(seed)
+            requests = whole[:MOST_CHANGED]
+            for factor in CHANGED if len(requests) == len(whole) else (*CHANGED, 1.0):
                 server = self._server(name, options.layout, seed, factor)
                 result, _ = measure(server, requests, {}, math.inf, Watch(), options.bounds)
                 numbers[f"{factor:g}"] = result.json(NEAR_KEYS)

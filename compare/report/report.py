@@ -27,7 +27,7 @@ from client.runs import FIGURES, LIVE, SavedRun
 from client.saving import write as write_file
 from client.summary import latency_line, line_text
 from compare.analysis import Estimate
-from compare.report import figures, requests_csv, sections, sentences, tables
+from compare.report import figures, foreseen, requests_csv, sections, sentences, tables
 from stats import DEFINITIONS, LIMITED, ROW_KINDS, Times
 
 Drawing = Callable[[], Figure]
@@ -50,7 +50,7 @@ def contents(run: SavedRun) -> str:
         " ".join(sentences.sentences(run)),
         tables.differences_table(run.variants, run.baseline) if several else "",
         sentences.conditions(run),
-        *sections.foreseen(run),
+        *foreseen.section(run),
         *shown("latency_vs_tokens"),
         *sections.by_group(run.variants, shown("by_group")),
         *sections.rates(run, shown("latency_vs_throughput", "goodput")),

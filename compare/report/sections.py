@@ -1,4 +1,4 @@
-"""Sections of a report: latency by group, rates, replicas, and what was foreseen."""
+"""Sections of a report: latency by group, rates and replicas."""
 
 from __future__ import annotations
 
@@ -256,55 +256,3 @@ def measured_replicas(run: SavedRun) -> list[str]:
             rows.append([labels[name], escape(replica), *cells])
     seed = [] if len(run.results) == 1 else [f"By replica, seed {run.first['seed']}:"]
     return ["## Replicas", SUMS, *seed, markdown(rows)] if rows[1:] else []
-
-
-# ---- one's own server, which was recorded
-
-NEAR = (
-    "How near to saturation a prediction lies: the first seed again, with costs 5% lower and 5% "
-    "higher. Where these are far apart, small errors of the costs become large ones of latency."
-)
-
-
-NEAR_KEYS = {
-    "output_throughput": "throughput, tok/s",
-    "p99_ttft_ms": "TTFT p99, ms",
-    "p99_e2el_ms": "latency p99, ms",
-}
-
-
-def number(value: float | None) -> str:
-    """Return a measure of any size in some four characters."""
-    if value is None:
-        return tables.NONE
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def foreseen(run: SavedRun) -> list[str]:
-    """Return the section on what was recorded and simulated; empty for all other runs."""
-    if not (recorded := (run.first.get("simulated") or {}).get("recorded")):
-        return []
-    rows, labels = [["", "recorded", "simulated", "simulated ÷ recorded"]], tables.labels(run)
-    for words, was, now in recorded["table"]:
-        ratio = f"{now / was:.2f}" if was and now is not None else tables.NONE
-        rows.append([words, number(was), number(now), ratio])
-    changed = [["variant", "costs", *NEAR_KEYS.values()]]
-    for name, result in run.results[0].items():
-        known = {**result.costs_changed, "1": result.json(NEAR_KEYS)}
-        for factor in sorted(known, key=float):
-            values = [known[factor][key] for key in NEAR_KEYS]
-            changed.append([labels[name], f"× {factor}", *map(number, values)])
-    most, of_first = recorded["rows"], run.results[0].items()
-    beyond = [escape(name) for name, r in of_first if (r.largest_batch or 0) > most]
-    near = (
-        f"{', '.join(beyond)}: more rows than the {most} that were recorded, whose times lie on a "
-        "straight line through those of fewer."
-    )
-    return [
-        "## How well your server is foreseen",
-        " ".join(map(escape, recorded["remarks"])),
-        markdown(rows),
-        NEAR,
-        markdown(changed, left=2),
-        near if beyond else "",
-    ]

@@ -17,6 +17,7 @@ from client.runs import SavedRun, differing
 from client.summary import CLIENT_LIMITED_MS, resent_in_words
 from client.wire import IN_WORDS
 from compare import calibrate
+from compare.report.foreseen import near_capacity
 from compare.report.tables import cell_of
 from compare.sweep import in_words
 from config.settings import NOT_SIMULATED, varying_parts
@@ -29,8 +30,9 @@ FEWEST_ANSWERED = 20  # requests of a server; Little's law holds in the long run
 def sentences(run: SavedRun) -> list[str]:
     """Sentences that apply to a run, the gravest first: those in bold."""
     applying = [
-        simulated(run), partial(run), cut(run), *failures(run), *overloads(run),
-        *other_lengths(run), client_limited(run), busy(run.first), resent_in_words(run.variants),
+        *near_capacity(run), simulated(run), partial(run), cut(run), *failures(run),
+        *overloads(run), *other_lengths(run), client_limited(run), busy(run.first),
+        resent_in_words(run.variants),
         warm_up_in_words(run.warm_up) if run.warm_up else None, sampled(run),
         identity(run), littles_law(run), seeds(run),
     ]  # fmt: skip

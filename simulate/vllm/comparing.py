@@ -13,7 +13,7 @@ from client.progress import Progress
 from client.results import Json
 from client.traces import Request, Trace
 from client.workloads import Workload
-from compare.report.sections import number
+from compare.report.foreseen import number
 from simulate.costs import save
 from simulate.server import SimulatedServer
 from simulate.simulation import Simulation

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from client.runs import load as load_run
+from compare.report import foreseen, sentences
 from config.settings import ConfigError
 from scheduling.inference import Inference, Iteration, Row
-from simulate import costs, kernels
+from simulate import comparing, costs, kernels
+from simulate.comparing import Simulated
 from simulate.costs import Costs, CostsError, load
 from simulate.kernels import GPUS, SLOWER
 from simulate.loop import PS
@@ -178,12 +181,31 @@ def test_files_say_what_they_are_of() -> None:
 
 
 def test_what_is_not_to_be_trusted_is_said_first(tmp_path: Path) -> None:
-    """On the terminal before anything is simulated, and first of what the report says of it."""
-    words = "--costs rtx-pro-6000-qwen3-32b-tp2 --modes dynamic --numsamples 3 --out"
-    said = output("simulate", words, str(tmp_path / "run"))
+    """Doubts of costs before anything is simulated, and first of what the report says. Then how far
+    small errors of costs go: where three rows are a queue, and not where all find a place.
+    """
+    words = "--costs rtx-pro-6000-qwen3-32b-tp2 --arrival poisson:1.8 --numsamples 120 --out"
+    lengths = ("--prompt-lengths", "uniform:90:110", "--lengths", "uniform:90:110")
+    variants = ("--variant", "few=--max-batch-size 3", "--variant", "vllm=")
+    said = output("simulate", words, str(tmp_path / "run"), *lengths, *variants)
     doubt = "Tensor parallelism over PCIe (2 × rtx-pro-6000): latencies of a real run"
     assert said.startswith(doubt)
     assert f"**{doubt}" in (tmp_path / "run" / "report.md").read_text()
+    run = load_run(tmp_path / "run")
+    near, simulated, *others = sentences.sentences(run)
+    assert near.startswith("**Near capacity**: few, with costs 5% lower to 5% higher: TTFT p99, ms")
+    assert doubt in simulated and not any("Near capacity" in each for each in others)
+    few = foreseen.by_factor(run.results[0]["few"])
+    waits = [few[factor]["p99_ttft_ms"] or 0.0 for factor in ("0.95", "1", "1.05")]
+    assert f"{waits[0]:,.0f} to {waits[2]:,.0f}" in near and waits == sorted(waits)
+
+
+def test_a_long_trace_shows_the_range_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "MOST_CHANGED", 20)
+    words = ["--costs", NAME, "--arrival", "poisson:9", "--numsamples", "60"]
+    changed = Simulated(parse([*words, "--variant", "a="])).costs_changed("a", 0)
+    latencies = [changed[factor]["p99_e2el_ms"] or 0.0 for factor in ("0.95", "1", "1.05")]
+    assert len(changed) == 3 and latencies == sorted(latencies)
 
 
 def test_replicas_with_prefill_and_decode_apart_plan_in_turn() -> None:
