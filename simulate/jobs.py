@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -58,10 +59,11 @@ def _begin(shared: _Shared) -> None:
     as_worker()
 
 
-def _called(function: Callable[..., Result], *arguments: Any) -> Result | None:
+def _called(pickled: bytes) -> Any:
     """Return the result of a call; None if all were stopped before its end."""
     try:
         Stoppable().tick()
+        function, arguments = pickle.loads(pickled)
         return function(*arguments)
     except KeyboardInterrupt:
         return None
@@ -142,7 +144,8 @@ class Jobs(ProcessPoolExecutor):
     def submit(  # type: ignore[override]
         self, function: Callable[..., Result], *arguments: Any
     ) -> Future[Result | None]:
-        return super().submit(_called, function, *arguments)
+        # here, where an error is raised: in the executor's own thread it can end in a deadlock
+        return super().submit(_called, pickle.dumps((function, arguments)))
 
     def result(self, future: Future[Result]) -> Result:
         """Return a result, and show workers' lines. Ctrl-C stops all calls; a second one raises."""
