@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from scheduling.inference import Row
 from scheduling.policies import Order, Policy, View
-from scheduling.speculation import Speculation
+from scheduling.policies.demand import BY_TURN
+from scheduling.speculation import Reservations, Speculation
 
 
 def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) -> bool:
@@ -13,20 +14,32 @@ def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) 
     # a batch that is answered as a whole is paused by no order; but some change by each iteration
     changes = type(order).computed is not Order.computed or order.promote_after_s is not None
     pauses = order.preemptive and (changes or not policy.request_level)
-    return says_so and not pauses and speculation is None
+    # an overdue row gets its blocks before others
+    moves = policy.on_demand and type(order).is_overdue is not Order.is_overdue
+    return says_so and not pauses and not moves and speculation is None
 
 
-def same_rows(view: View) -> list[Row]:
-    """Return a row for each running inference if all decode, the budget allows them and no request
-    can join; else nothing. Equal to a plan where `plans_repeat`.
+def same_rows(view: View, on_demand: bool) -> tuple[list[Row], Reservations]:
+    """Return a row for each running inference if all decode, budget and KV blocks allow them and no
+    request can join, and what is reserved for them; else nothing. Equal to a plan where
+    `plans_repeat`.
     """
     running, limits = view.running, view.limits
+    nothing = list[Row](), Reservations()
     if view.request_level or (any(view.queues) and len(running) < limits.max_batch_size):
-        return []
+        return nothing
     if len(running) > limits.token_budget:  # the budget may count decode rows
-        return []
+        return nothing
+    turns = sorted(running, key=BY_TURN) if on_demand else running
     row = tuple.__new__  # as in `iteration.rows_of`
-    rows = [
-        row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in running if i.decodes
-    ]
-    return rows if len(rows) == len(running) else []
+    rows = [row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in turns if i.decodes]
+    if len(rows) < len(running):
+        return nothing
+    reserved, size = Reservations(), limits.block_size
+    if on_demand:
+        for i in turns:
+            if i.computed == len(i.blocks) * size:
+                reserved[i.id] = i, i.computed + 1
+        if len(reserved) > view.pool.free_blocks:
+            return nothing
+    return rows, reserved

@@ -25,7 +25,7 @@ from scheduling.prefix_cache import PrefixCache
 from scheduling.queue import Timers, WaitingQueue
 from scheduling.records import Snapshot
 from scheduling.repetition import plans_repeat, same_rows
-from scheduling.speculation import Reservations, Speculation, kept
+from scheduling.speculation import Speculation, kept
 from scheduling.user_policies import check_plan
 
 EXITS: dict[type[ServingError], State] = {Cancelled: State.CANCELLED, DeadlinePassed: State.EXPIRED}
@@ -114,8 +114,8 @@ class Scheduler:
         for extension in self.extensions.that("before_plan"):
             extension.before_plan(now)
         view = self.view(now)
-        plan, reserved = Plan(), Reservations()
-        rows = same_rows(view) if self.plans_repeat else []
+        plan, same = Plan(), self.plans_repeat
+        rows, reserved = same_rows(view, self.policy.on_demand) if same else ([], {})
         if not rows:
             plan = self.policy.plan(view)
             check_plan(plan, self.policy)

@@ -11,7 +11,7 @@ from scheduling.asynchronous import without_ended
 from scheduling.errors import ServingError
 from scheduling.extensions import Group
 from scheduling.inference import Inference, Iteration
-from simulate.jump import apply_repeated, cannot_join, repeats
+from simulate.jump import apply_repeated, cannot_join, repeats, reserve_repeated
 from simulate.loop import END, PS, not_before
 from simulate.replica import SimulatedReplica, Stretch
 
@@ -142,6 +142,7 @@ class AsynchronousReplica(SimulatedReplica):
         if done.n:
             times = [end / PS for end in done.ends()]
             ids = self._generate(stretch.iteration)
+            reserve_repeated(self.scheduler, stretch.iteration, done.n)  # the last one's, too
             apply_repeated(self.scheduler, stretch.iteration, ids, times)
             self._computed(done)
             self._free_at = self._loop.now

@@ -7,6 +7,7 @@ are equal, so a simulator may jump over them, with the same result.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -41,7 +42,44 @@ def repeats(scheduler: Scheduler, iteration: Iteration) -> int:
                 return 1
             most = min(most, (prefix.n_blocks + 1) * size - inference.computed)
     unfinished = [inference.is_over for inference in scheduler.running.values()].count(False)
-    return most if live == unfinished and most < sys.maxsize else 1
+    if live != unfinished or most == sys.maxsize:
+        return 1
+    return _with_blocks(scheduler, iteration, most, live) if scheduler.policy.on_demand else most
+
+
+def _with_blocks(scheduler: Scheduler, iteration: Iteration, most: int, live: int) -> int:
+    """Return for how many iterations, `most` at most, there are KV blocks."""
+    size, free = scheduler.limits.block_size, scheduler.pool.free_blocks
+
+    def needed(later: int) -> int:
+        """Return how many blocks so many iterations after this one need."""
+        return sum(
+            [
+                max(0, -(-(start + n + later) // size) - len(blocks))
+                for _, start, n, blocks, _, idle, *_ in iteration.rows
+                if not idle
+            ]
+        )
+
+    if live * -(-(most - 1) // size) <= free:  # more than are needed
+        return most
+    return bisect_right(range(most), free, key=needed)
+
+
+def reserve_repeated(scheduler: Scheduler, iteration: Iteration, later: int) -> None:
+    """Give rows the KV blocks that they fill in so many iterations after this one, in the order in
+    which they would get them.
+    """
+    if not (later and scheduler.policy.on_demand):
+        return
+    size, wanted = scheduler.limits.block_size, list[tuple[int, int, Inference]]()
+    for place, (inference, start, n, blocks, _, idle, *_) in enumerate(iteration.rows):
+        if not idle and inference.state is State.RUNNING:
+            end = start + n
+            for block in range(len(blocks), -(-(end + later) // size)):
+                wanted.append((block * size - end, place, inference))
+    for _, _, inference in sorted(wanted):
+        scheduler.pool.reserve(inference, (len(inference.blocks) + 1) * size)
 
 
 def cannot_join(scheduler: Scheduler) -> bool:
@@ -59,6 +97,7 @@ def apply_repeated(
     *before, now = times
     if not before:
         return scheduler.apply(iteration, ids, now)
+    reserve_repeated(scheduler, iteration, len(before))
     sampled, n = list(islice(ids, len(iteration.rows))), len(before)  # each row samples
     for row, token in zip(iteration.rows, sampled):
         if not row.idle and row.inference.state is State.RUNNING:

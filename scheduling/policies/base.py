@@ -140,9 +140,15 @@ class Policy(Rule):
 
     @property
     def repeats(self) -> bool:
-        """Whether plans compute what runs, a token each, until a row ends or a request joins, which
-        none does in a batch. Not inherited: a class that does not say so is simulated step by step.
+        """Whether plans compute what runs, a token each, until a row ends, a request joins, which
+        none does in a batch, or no KV block is free for a row that is `on_demand`. Not inherited: a
+        class that does not say so is simulated step by step.
         """
+        return False
+
+    @property
+    def on_demand(self) -> bool:
+        """True if rows get KV blocks as they fill them, in the order of their turns."""
         return False
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from scheduling.history import Memory
 from scheduling.policies.base import Plan, Policy, View, setting
@@ -54,9 +54,11 @@ class Dynamic(Policy):
         "adaptive: of 50)",
     )
 
+    repeats: ClassVar[bool] = True
+
     @property
-    def repeats(self) -> bool:
-        return self.kv_reservation == "whole"  # else blocks are taken as they fill
+    def on_demand(self) -> bool:
+        return self.kv_reservation == "demand"
 
     @property
     def counts_decoded(self) -> bool:
@@ -72,7 +74,7 @@ class Dynamic(Policy):
         return self.prefill_rule.remembers
 
     def plan(self, view: View) -> Plan:
-        on_demand = self.kv_reservation == "demand"
+        on_demand = self.on_demand
         kind: type[Planner] = PlannerOnDemand if on_demand else Planner
         return (PlannerByTurns if view.order.preemptive else kind)(
             view,

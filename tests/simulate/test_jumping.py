@@ -68,7 +68,13 @@ class Served:
         of = stretch.iteration
         for k in range(stretch.n):
             rows = [
-                (row.inference.id, row.start, row.n_tokens, row.idle, row.blocks[:])
+                # those that it needs by then: a list grows in place
+                (
+                    row.inference.id,
+                    *row[1:3],
+                    row.idle,
+                    row.blocks[: -(-(row.start + row.n_tokens) // 4)],
+                )
                 for row in stretch.rows(k)
             ]
             facts = of.padding, of.running, of.preempted
@@ -143,6 +149,23 @@ def test_jumping_ahead_comes_to_what_stepping_ahead_does(
     assert jumping.facts == stepping.facts
 
 
+@examples(1000)
+@example([Ask(0.0, 3, 40), Ask(0.1, 3, 40), Ask(0.2, 9, 30)], 13, True, False)
+@given(ASKS, st.integers(10, 30), st.booleans(), st.booleans())
+def test_jumping_gives_blocks_as_stepping_does_and_ends_where_none_is_free(
+    asks: list[Ask], n_blocks: int, ahead: bool, content: bool
+) -> None:
+    """Rows are preempted in the same iteration, and get the same blocks."""
+    if not content:
+        asks = [replace(ask, content=None, n=1) for ask in asks]
+    costs = replace(ODD, **NO_GAPS) if ahead else ODD
+    limits: dict[str, Any] = {"max_batch_size": 4, "token_budget": 9, "n_blocks": n_blocks}
+    limits |= {"max_in_flight": 12, "costs": costs, "ahead": ahead}
+    policy = Dynamic("demand", budget_counts="all")
+    jumping, stepping = (serve(policy, asks, jump, **limits) for jump in (True, False))
+    assert jumping.facts == stepping.facts
+
+
 @examples(500)
 @example(Dynamic(), Fcfs(), ALIKE, 3, 9, math.inf, ODD, None, None)
 # more rows decode than the budget allows; and the number of iterations decides when B joins
@@ -213,9 +236,13 @@ class Saying(Derived):
 
 @pytest.mark.parametrize("kind", [*MODES.values(), Derived, Saying])
 def test_who_decodes_alone_is_computed_in_few_stretches(kind: type[Policy]) -> None:
-    """A mode that does not say whether its plans repeat was slow, and nothing said so."""
+    """A mode that does not say whether its plans repeat was slow, and nothing said so. One that
+    gives blocks as they fill was, too.
+    """
     asks = [Ask(at=0.0, prompt=3, tokens=100), Ask(at=5.0, prompt=3, tokens=50)]
-    served, few = serve(kind(), asks), kind is not Derived
+    served, few = serve(kind(), asks, n_blocks=50), kind is not Derived
+    if kind is Dynamic:
+        assert serve(Dynamic("demand"), asks, n_blocks=50).stretches <= 8
     assert "repeats" in vars(kind) or kind is Derived, f"{kind} must say whether its plans repeat"
     assert len(served.iterations) >= 100 and (served.stretches <= 8) == few, served.stretches
 
