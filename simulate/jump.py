@@ -73,10 +73,10 @@ def reserve_repeated(scheduler: Scheduler, iteration: Iteration, later: int) -> 
     if not (later and scheduler.policy.on_demand):
         return
     size, wanted = scheduler.limits.block_size, list[tuple[int, int, Inference]]()
-    for place, (inference, start, n, blocks, _, idle, *_) in enumerate(iteration.rows):
-        if not idle and inference.state is State.RUNNING:
-            end = start + n
-            for block in range(len(blocks), -(-(end + later) // size)):
+    for place, (inference, start, n, blocks, _, idle, _, _) in enumerate(iteration.rows):
+        end, has = start + n, len(blocks)
+        if end + later > has * size and not idle and inference.state is State.RUNNING:
+            for block in range(has, -(-(end + later) // size)):
                 wanted.append((block * size - end, place, inference))
     for _, _, inference in sorted(wanted):
         scheduler.pool.reserve(inference, (len(inference.blocks) + 1) * size)

@@ -59,10 +59,9 @@ class Stretch(NamedTuple):
         """Return the rows of the k-th iteration."""
         if not k:
             return self.iteration.rows
+        new = tuple.__new__  # as in `iteration.rows_of`
         return [
-            row
-            if row.idle
-            else row._replace(start=row.start + row.n_tokens + k - 1, n_tokens=1, recomputed=0)
+            row if row[5] else new(Row, (row[0], row[1] + row[2] + k - 1, 1, *row[3:6], 0, row[7]))
             for row in self.iteration.rows
         ]
 

@@ -28,12 +28,14 @@ class PlannerOnDemand(Planner):
         never_overdue = type(self.view.order).is_overdue is Order.is_overdue
         turn = BY_TURN if never_overdue else self._rank_and_turn  # the same, but faster
         self.rows = sorted(self.view.running, key=turn)
-        size, free = self.view.limits.block_size, self.share.decodes and not self._counts_decoded
-        run, preempted = self.run, self.preempted
+        size, decodes = self.view.limits.block_size, self.share.decodes
+        run, preempted, counted = self.run, self.preempted, int(self._counts_decoded)
         for inference in self.rows:
             has_block = inference.computed < len(inference.blocks) * size
-            if free and has_block and inference.decodes and not preempted:
+            within = self.budget >= counted
+            if decodes and within and has_block and inference.decodes and not preempted:
                 run[inference.id] = inference, 1  # most rows
+                self.budget -= counted
             else:
                 self.compute(inference)
 
