@@ -15,9 +15,14 @@ import argparse
 import logging
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +73,7 @@ MODELS = {
     "llama-3.1-8b": "meta-llama/Meta-Llama-3.1-8B",
     "llama-3.1-70b": "meta-llama/Meta-Llama-3.1-70B",
     "llama-3.1-70b-fp8": "nvidia/Llama-3.1-70B-Instruct-FP8",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-32b": "Qwen/Qwen3-32B",
 }
@@ -89,8 +95,9 @@ def of_kernels(name: str, gpu: str, model: str, tp: int) -> dict[str, Any]:
     shape = {"tp_size": tp, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": tp}
     shape["moe_ep_size"] = 1
     try:
-        handle = EngineHandle.compile(model, system, "vllm", **shape)
-        built = get_model(model, build_model_config(**shape), "vllm")
+        with _listed(model) as listed:
+            handle = EngineHandle.compile(listed, system, "vllm", **shape)
+            built = get_model(listed, build_model_config(**shape), "vllm")
     except Exception as error:  # of many kinds, and none is stated
         raise ValueError(f"{name}: {PACKAGE} has no such kernels ({str(error)[:200]})") from None
     inner = built._inter_size * getattr(built, "_topk", 1)
@@ -148,6 +155,23 @@ def of_kernels(name: str, gpu: str, model: str, tp: int) -> dict[str, Any]:
         "request": round(REQUEST_S * PS),
         **_source(name, model, served, built),
     }
+
+
+@contextmanager
+def _listed(model: str) -> Iterator[str]:
+    """Yield what the package knows a model by: its name, or a folder with its configuration where
+    the package has one and does not list it, as for Mixtral.
+    """
+    from aiconfigurator_core.sdk.common import DefaultHFModels
+
+    with TemporaryDirectory() as folder:
+        if model not in DefaultHFModels:
+            name = f"{model.replace('/', '--')}_config.json"
+            file = files("aiconfigurator_core") / "model_configs" / name
+            if file.is_file():
+                (Path(folder) / "config.json").write_text(file.read_text("utf-8"), "utf-8")
+                model = folder
+        yield model
 
 
 def _ps(milliseconds: float) -> int:

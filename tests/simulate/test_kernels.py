@@ -52,13 +52,14 @@ class Handle:
 
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> None:
+def package(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     model = SimpleNamespace(
         _inter_size=14336, _hidden_size=4096, _num_heads=32, _num_kv_heads=8,
         _context_length=131072, context_ops=[SimpleNamespace(get_weights=lambda: 15 * GIB)],
         get_kvcache_bytes_per_sequence=lambda n: 131072 * n,
     )  # fmt: skip
     parts: dict[str, dict[str, Any]] = {
+        "common": {"DefaultHFModels": {kernels.MODELS["llama-3.1-8b"], "old/No-Groups"}},
         "engine": {"EngineHandle": Handle},
         "config_builders": {"build_model_config": lambda **shape: shape},
         "models": {"get_model": lambda *_: model},
@@ -71,6 +72,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
             setattr(module, attribute, value)
         monkeypatch.setitem(sys.modules, f"aiconfigurator_core.sdk.{name}", module)
     monkeypatch.setattr(kernels, "version", lambda name: "0.12.0")
+    return model
 
 
 def decode_row(context: int) -> Row:
@@ -86,7 +88,7 @@ def of(found: Costs, *rows: Row) -> float:
     return found.of(Iteration([*rows], len(rows), 0, 0)) / MS / SLOWER
 
 
-def test_costs_are_the_packages_kernels(package: None) -> None:
+def test_costs_are_the_packages_kernels(package: SimpleNamespace) -> None:
     found = load("kernels:h100_sxm,meta-llama/Meta-Llama-3.1-8B")
     assert Handle.compiled == (("meta-llama/Meta-Llama-3.1-8B", "h100_sxm", "vllm"), 1)
     for n, context in ((1, 512), (8, 2048), (64, 700)):
@@ -99,7 +101,7 @@ def test_costs_are_the_packages_kernels(package: None) -> None:
 
 
 def test_a_file_is_written_that_load_reads(
-    package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "FOLDER", tmp_path)
     monkeypatch.setattr(costs, "FOLDER", tmp_path)
@@ -109,6 +111,27 @@ def test_a_file_is_written_that_load_reads(
     assert load(NAME).source["model"] == kernels.MODELS["llama-3.1-8b"]
     with pytest.raises(CostsError, match=r"no such kernels .no data for 3 GPUs"):
         load("kernels:h100,meta-llama/Meta-Llama-3.1-8B,tp3")
+
+
+def test_a_model_without_grouped_queries_is_doubted(package: SimpleNamespace) -> None:
+    package._num_kv_heads = package._num_heads
+    assert load("kernels:h100,old/No-Groups").source["remarks"] == [
+        "old/No-Groups has no grouped queries: times of such a model were foreseen 22 to 117% too "
+        "long."
+    ]
+
+
+def test_a_model_that_the_package_does_not_list_is_read_from_its_configuration(
+    package: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "model_configs"
+    held.mkdir()
+    (held / "mistralai--Mixtral-8x7B-v0.1_config.json").write_text("{}")
+    monkeypatch.setattr(kernels, "files", lambda name: tmp_path)
+    found = kernels.values("h100-mixtral-8x7b-tp2")
+    (folder, *_), gpus = Handle.compiled
+    assert gpus == 2 and Path(folder).is_absolute() and not Path(folder).exists()
+    assert found["model"] == "mistralai/Mixtral-8x7B-v0.1"
 
 
 @pytest.mark.parametrize(("name", "reason"), [
