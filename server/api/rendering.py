@@ -73,23 +73,22 @@ class Renderer(ABC):
         self._model, self._epoch_offset = model, epoch_offset
         rule, echo = stop_rule(request, tokenizer), request.echo
         hidden = rule.hidden if rule else ()
-        self._logprobs = [
-            Logprobs(tokenizer, member, echo, hidden)
-            for member in group
-            if member.scores is not None
-        ]
+        self._logprobs = []
         self._parts = {}  # by the id() of each inference that is not over
         for i, member in enumerate(group):
             echoed = member.prompt_ids if echo else ()
             part = Part(i, Detokenizer(tokenizer, rule), echoed, request.num_tokens)
             self._parts[id(member)] = part
+            if member.scores is not None:
+                self._logprobs.append(Logprobs(tokenizer, member, echo, hidden))
         self.begun = False  # some event is rendered
 
     def whole(self) -> dict[str, Any]:
         """Return the plain answer, once the whole group is answered."""
         parts = zip(self._parts.values(), self.group)
-        events = [(part, TokenEvent(each, len(each.tokens), True)) for part, each in parts]
-        return self._answer([part.read(event) for part, event in events])
+        return self._answer(
+            [part.read(TokenEvent(each, len(each.tokens), True)) for part, each in parts]
+        )
 
     @property
     def over(self) -> bool:
@@ -142,9 +141,8 @@ class Renderer(ABC):
 
     def _usage(self) -> dict[str, Any]:
         """Count the tokens; a prompt counts once, however many completions it has."""
-        leaders = [member for member in self.group if member.leader is None]
-        most = self.request.num_tokens
-        return self._counted(leaders, sum(min(len(each.tokens), most) for each in self.group))
+        leaders, most = self.group[:: self.request.n], self.request.num_tokens
+        return self._counted(leaders, sum([min(len(each.tokens), most) for each in self.group]))
 
     def _counted(self, leaders: Sequence[Inference], completion: int) -> dict[str, Any]:
         cached = sum(leader.cached_tokens for leader in leaders)

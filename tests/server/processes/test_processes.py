@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from client.calls import ServerError, get, post
+from config.open_files import allow_open_files
 from generate.auto import build
 from generate.fake import FakeGenerator
 from scheduling.policies import MODES
@@ -27,7 +28,7 @@ from server.engine import LocalEngine
 from server.processes import engine as engines
 from server.processes.twin import GONE, Twin
 from server.request import Request
-from tests.counts import nightly_but
+from tests.counts import nightly, nightly_but
 from tests.server.fronts import fetch
 from tests.servers import (
     PATIENCE_S,
@@ -244,20 +245,23 @@ def test_a_reload_loses_no_request_and_keeps_the_engine() -> None:
         assert of_engine(process) == engine and get(f"{url}/stats")["completed"] == 9
 
 
-def test_clients_that_leave_at_once_free_rows_and_blocks() -> None:
-    with started(*SLOW, "--max-batch-size", "64") as (url, _):
+@pytest.mark.parametrize(("processes", "n"), [("3", 300), nightly("1", 2000), nightly("3", 2000)])
+def test_clients_that_leave_at_once_free_rows_and_blocks(processes: str, n: int) -> None:
+    rows = ("--max-batch-size", "64", "--max-waiting", "2000")
+    allow_open_files(n + 200)
+    with started(*rows, "--loop-interval-ms", "20", "--http-processes", processes) as (url, _):
         host, port = url.removeprefix("http://").split(":")
         raw = json.dumps(LONG | {"stream": True})
         head = f"POST /inference HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         request = f"{head}Content-Length: {len(raw)}\r\n\r\n{raw}".encode()
-        clients = [socket.create_connection((host, int(port))) for _ in range(300)]
+        clients = [socket.create_connection((host, int(port))) for _ in range(n)]
         for client in clients:
             client.sendall(request)
-        wait_until(lambda: metric(url, "vllm:num_requests_waiting") == 300 - 64)
+        wait_until(lambda: metric(url, "vllm:num_requests_waiting") == n - 64)
         for client in clients:
             client.close()
         wait_until_free(url)
-        assert get(f"{url}/stats")["cancelled"] == 300
+        assert get(f"{url}/stats")["cancelled"] == n
 
 
 # ---- an engine and its twins in this process
