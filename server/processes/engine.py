@@ -61,7 +61,8 @@ class Peer:
         self._commands, self._asks = commands, asks
         self._members: dict[int, Inference] = {}
         self._told: dict[int, int] = {}  # tokens of a stream that were told, by its number
-        self._changed = threading.Condition()  # guards what follows
+        self._wake: SimpleQueue[None] = SimpleQueue()  # gets something whenever there is news
+        self._lock = threading.Lock()  # guards what follows
         self._newest: dict[int, TokenEvent] = {}
         self._answers: list[Told] = []
         self._closed = False
@@ -113,17 +114,17 @@ class Peer:
         except Exception as error:
             log.error("unexpected error", exc_info=error)
             answer = failure(error)
-        with self._changed:
+        with self._lock:
             self._answers.append(Told(ask.number, answer))
-            self._changed.notify()
+        self._wake.put(None)
 
     # ---- to the process
 
     def _note(self, number: int, event: TokenEvent) -> None:
         """Note the progress of an inference. Called by the handler thread."""
-        with self._changed:
-            if not self._newest and not self._answers:
-                self._changed.notify()
+        with self._lock:
+            if not self._newest:
+                self._wake.put(None)
             self._newest[number] = event
 
     def _write(self) -> None:
@@ -135,13 +136,16 @@ class Peer:
 
     def _news(self) -> News | None:
         """Wait for news, and return them; None if there will be none."""
-        with self._changed:
-            while not (self._newest or self._answers or self._closed):
-                self._changed.wait()
-            newest, self._newest = self._newest, {}
-            answers, self._answers = self._answers, []
-        pieces = [self._piece(number, event) for number, event in newest.items()]
-        return News(self._engine.epoch_offset, pieces, answers) if pieces or answers else None
+        while True:
+            self._wake.get()
+            with self._lock:
+                newest, self._newest = self._newest, {}
+                answers, self._answers = self._answers, []
+            if newest or answers:
+                pieces = [self._piece(number, event) for number, event in newest.items()]
+                return News(self._engine.epoch_offset, pieces, answers)
+            if self._closed:
+                return None
 
     def _send(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -165,9 +169,9 @@ class Peer:
 
     def close(self) -> None:
         """Tell the rest, and close the connection."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
+        for _ in range(2):  # one for the rest, and one to see that there is none
+            self._wake.put(None)
 
 
 def main() -> NoReturn:
