@@ -22,7 +22,7 @@ from server.api import about
 from server.api.lora import AdapterRoutes
 from server.api.messages import Answer
 from server.api.refusals import failure, kind_of
-from server.api.routes import Call, Handlers
+from server.api.routes import PROBES, Call, Handlers
 from server.live.panel import PageRoutes
 from server.request import Models, Request
 from server.serving import Load, Refused, Server
@@ -111,6 +111,8 @@ class LocalEngine(Server):
             self._handlers |= PageRoutes(self).handlers()
 
     def ask(self, call: Call) -> Answer:
+        if call.route not in PROBES:
+            self.behind.flush()
         try:
             return self._handlers[call.route](call)
         except ServingError as error:

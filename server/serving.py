@@ -25,6 +25,7 @@ from scheduling.errors import InvalidRequest, Overloaded
 from scheduling.inference import Generator, Inference, Slo
 from scheduling.sampling import Sampling, Scores
 from server.asynchronous import AsynchronousManager
+from server.observers.behind import Behind
 from server.observers.line_writer import LineWriter
 from server.observers.metrics import Metrics
 from server.observers.recent import RecentRequests
@@ -86,7 +87,8 @@ class Server:
         if config.request_log:
             self.request_log = RequestLog(config.request_log, config.mode, self.epoch_offset)
         self.recent = RecentRequests(self.manager)
-        for observer in (self.stats, self.metrics, self.request_log, self.recent):
+        self.behind = Behind([self.stats, self.metrics, self.recent])
+        for observer in (self.behind, self.request_log):
             if observer is not None:
                 self.manager.observe(observer)
         self._next_seed = 0
@@ -95,6 +97,7 @@ class Server:
     def close(self) -> None:
         """End all requests in flight, and close the files."""
         self.manager.close()
+        self.behind.close()
         self.close_files()
 
     def close_files(self) -> None:
@@ -168,6 +171,7 @@ class Server:
         """Return the current run's measures, and if `since` is given each iteration from that
         number on.
         """
+        self.behind.flush()
         config = self.config
         blocks = self.manager.snapshot().n_blocks
         report = {"mode": config.mode, "model": config.model, "kv_blocks": blocks}

@@ -74,8 +74,9 @@ def alone_s(config: Config, n: int) -> float:
         groups.append(group)
     for group in groups:
         group[0].done.wait()
+    iterations = engine.report(since=0)["iterations"]
     engine.close()
-    return step_s(engine.stats.iterations()["iterations"])
+    return step_s(iterations)
 
 
 def burst(url: str, n: int, streamed: bool, server: psutil.Process) -> dict[str, float]:

@@ -109,6 +109,7 @@ class Replica:
 
     async def report(self) -> Report:
         manager = self.manager
+        self.engine.behind.flush()
         run = self.engine.stats.run().later(manager.epoch_offset)
         blocks = manager.snapshot().n_blocks
         return Report(self.name, manager.not_ready_because(), blocks, run)
