@@ -10,6 +10,7 @@ Only runs are taken whose model and GPUs have costs in results/costs.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from collections import defaultdict
@@ -44,7 +45,8 @@ LOADS = {
     "roleplay": Load(150, 600, 251, [(6, 1200)]),
     "reasoning": Load(100, 934, 1448, [(4, 1200)]),
 }
-# inference-perf sends as many prompts again and again; with its default of groups
+# Such runs in inference-sim/training (commit ed5c1d26, results/config.yaml) have inference-perf's
+# default of prompts, which it sends again and again; vLLM caches prefixes, as their design says.
 GROUPS, PROMPTS = 10, 100
 PART = 4  # stages are simulated for this part of their time
 SERVER = {"max_batch_size": 128, "max_model_len": 4096, "prefix_caching": True}
@@ -124,8 +126,16 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    with Path(sys.argv[1]).open(encoding="utf-8", newline="") as file:
-        print(table(list(csv.DictReader(file))))
+    parser = argparse.ArgumentParser(prog="python -m lab.studies.published", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("file", type=Path, metavar="error_records.csv")
+    path = parser.parse_args().file
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        sys.exit(f"error: {path} cannot be read ({error.strerror}); download it as --help says")
+    print(table(rows))
 
 
 if __name__ == "__main__":
