@@ -117,7 +117,8 @@ ABSENT = {  # modules, and what they load without
     "server.serving": "flask gunicorn",
     "server.replicas.replica, server.replicas.serve": "flask ray torch",
     "server.api.about, server.api.door, server.api.rendering": "flask werkzeug torch",
-    "app": "torch aiohttp matplotlib",
+    "app": "torch aiohttp matplotlib msgspec",
+    "app, server.processes.twin": "torch",
     "server.launch": "torch aiohttp matplotlib flask app server.serving numpy",
     "model": "pydantic",
 }
