@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from app import create_app
-from batching import BatchingManager
 from client.calls import post
 from generate import kernels
 from generate.auto import build
@@ -111,29 +110,29 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture(autouse=True)
 def no_handler_thread_lives_on() -> Iterator[None]:
     yield
-    handlers = [thread for thread in threading.enumerate() if thread.name == "handler"]
-    for thread in handlers:
+    names = "handler", "observers"  # which would keep its server in memory
+    for thread in [thread for thread in threading.enumerate() if thread.name in names]:
         thread.join(timeout=60)
-        assert not thread.is_alive(), "a test did not close its BatchingManager"
+        assert not thread.is_alive(), "a test did not close its server"
 
 
 @pytest.fixture
 def client_of() -> Iterator[ClientOf]:
     """Clients of apps in this process, on the fake model unless settings name another."""
-    managers: list[BatchingManager] = []
+    engines: list[LocalEngine] = []
 
     def make(
         mode: str = "dynamic", engine: Callable[[], Any] | None = None, **settings: Any
     ) -> FlaskClient:
         config = build(mode, {"model": "fake", **settings}, {})
-        server = LocalEngine(config, load_generator if engine is None else lambda *_: engine())
-        managers.append(server.manager)
-        return create_app(config, server).test_client()
+        load = load_generator if engine is None else lambda *_: engine()
+        engines.append(made := LocalEngine(config, load))
+        return create_app(config, made).test_client()
 
     yield make
-    for manager in managers:
-        manager.close()
-        rest = manager.snapshot()
+    for each in engines:
+        each.close()
+        rest = each.manager.snapshot()
         assert rest.waiting == rest.running == rest.blocks_used == 0, "requests or blocks are lost"
 
 

@@ -234,7 +234,7 @@ def reports() -> dict[str, Any]:
     http = create_app(config, server := LocalEngine(config, load_generator)).test_client()
     http.post("/inference", json={"prompt": "hi", "num_tokens": 3})
     got = {path: http.get(f"{path}?iterations=1").get_json() for path in ("/stats", "/")}
-    server.manager.close()
+    server.close()
     return got
 
 
