@@ -385,7 +385,7 @@ def test_lengths_on_a_page_fit_a_small_context(opened: Callable[..., Any]) -> No
 TWO_ROWS: dict[str, Any] = {"model": "fake", "max_batch_size": 2, "loop_interval_ms": 20}
 
 
-@pytest.mark.parametrize("front", EVERY_FRONT[1:])
+@pytest.mark.parametrize("front", EVERY_FRONT[-1:])
 def test_the_page_of_each_server_shows_its_own_rows(front: str, opened: Callable[..., Any]) -> None:
     with FRONTS[front]("dynamic", TWO_ROWS, None) as url:
         *others, own = servers_of(url)
