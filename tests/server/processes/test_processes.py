@@ -208,7 +208,8 @@ def asking(url: str, n: int, **body: Any) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_http_process_that_is_killed_takes_its_own_requests_along(stream: bool) -> None:
     with started(*SLOW) as (url, process):
-        with asking(url, 12, num_tokens=200, stream=stream) as ended:
+        # so many that the kernel gives each process one
+        with asking(url, 24, num_tokens=200, stream=stream) as ended:
             first = of_http(process)
             victim = first[0]
             victim.kill()
@@ -217,8 +218,8 @@ def test_an_http_process_that_is_killed_takes_its_own_requests_along(stream: boo
             wait_until(lambda: len([each for each in of_http(process) if each != victim]) == 3)
         lost = [each for each in ended if each[0] == 0 or (stream and b"[DONE]" not in each[1])]
         stats = get(f"{url}/stats")
-        assert stats["cancelled"] == len(lost) and stats["completed"] == 12 - len(lost)
-        assert 0 < len(lost) < 12
+        assert stats["cancelled"] == len(lost) and stats["completed"] == 24 - len(lost)
+        assert 0 < len(lost) < 24
         wait_until_free(url)
         assert post(f"{url}/inference", LONG | {"num_tokens": 1})["completion"]
 
