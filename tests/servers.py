@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -130,3 +131,12 @@ class Spelling(Generator):
             raise RuntimeError("no luck")
         sampled = [row.inference for row in iteration.rows if row.samples]
         return [self.text[len(each.tokens) % len(self.text)] for each in sampled]
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """All bytes until the other side closes, or breaks, the connection; then it is closed here."""
+    received = b""
+    with connection, contextlib.suppress(OSError):
+        while data := connection.recv(1_000_000):
+            received += data
+    return received

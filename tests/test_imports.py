@@ -140,6 +140,7 @@ EXTRAS = {
     "server.replicas.ingress": "fastapi",
     "server.replicas.ray_serve": "fastapi",
     "simulate.vllm.vllm_order": "vllm",
+    "simulate.vllm.vllm_order_queue": "vllm",
     "simulate.vllm.vllm_recorder": "vllm",
 }
 for kernel in ("add_norm", "draw", "known", "launches", "lora", "paged_attention", "products"):

@@ -69,7 +69,7 @@ def of(program: str) -> list[list[str]]:
 def test_the_readme_shows_each_program() -> None:
     scripts = {program for program in PARSERS if program.endswith(".sh")}
     others = {"./playground.sh", "./test.sh", "lab/again.sh", "lab/test.sh"}
-    others |= {"python", "curl", "cp", "PYTHONPATH=."}
+    others |= {"python", "curl", "cp", "PYTHONPATH=.", "PYTHONPATH=.:simulate/vllm"}
     assert {command[0] for command in COMMANDS} == scripts | others
 
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 from abc import ABC
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,13 +28,9 @@ from simulate.vllm.foreseen import settings_of
 from simulate.vllm.recording import read
 from simulate.vllm.traffic import Traffic
 from tests.servers import ROOT
-from tests.simulate.test_vllm_recorder import BLOCK, FakeScheduler
+from tests.simulate.test_vllm_recorder import BLOCK, FakeScheduler, stand_in
 
 BESIDE = ROOT / "simulate" / "vllm"
-pytestmark = [  # the file is open for as long as vLLM runs
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 
 class FcfsQueue(deque[Any]):
@@ -147,21 +142,8 @@ Made = Callable[..., Any]
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Made]:
     """Return a scheduler with an ORDER, whose module is its `module`."""
-    platform = SimpleNamespace(get_device_name=lambda: "an abacus", is_cpu=lambda: True)
-    modules: dict[str, dict[str, Any]] = {
-        "msgspec": {"json": SimpleNamespace(encode=lambda entry: json.dumps(entry).encode())},
-        "vllm": {"__version__": "0.32.0"}, "vllm.platforms": {"current_platform": platform},
-        "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": Vllm},
-        "vllm.v1.core.sched.scheduler": {"Scheduler": Vllm},
-        "vllm.v1.core.sched.request_queue": {"RequestQueue": ABC, "FCFSRequestQueue": FcfsQueue},
-    }  # fmt: skip
-    for name in ("vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
-        modules[name] = {}
-    for name, content in modules.items():
-        module = types.ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
-    ours = ("vllm_order", "vllm_order_settings", "vllm_recorder")
+    stand_in(monkeypatch, Vllm, is_cpu=True, RequestQueue=ABC, FCFSRequestQueue=FcfsQueue)
+    ours = ("vllm_order", "vllm_order_queue", "vllm_order_settings", "vllm_recorder")
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(BESIDE))
@@ -172,7 +154,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Made]:
         module = importlib.import_module("vllm_order")
         monkeypatch.setattr(sys.modules["vllm_recorder"], "time", Clock())
         scheduler = getattr(module, kind)(**changed)
-        scheduler.module = module
+        scheduler.module = sys.modules["vllm_order_queue"]
         schedulers.append(scheduler)
         return scheduler
 
@@ -416,7 +398,7 @@ def test_vllm_loads_the_check_before_its_model(
     [entry] = found.entry_points
     assert entry.group == "vllm.general_plugins"
     check = entry.load()
-    assert "vllm_order" not in sys.modules
+    assert "vllm_order_queue" not in sys.modules
     check()
     monkeypatch.setenv("ORDER", "srpt")
     with pytest.raises(Exception, match="pauses running rows"):

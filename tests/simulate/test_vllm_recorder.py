@@ -88,21 +88,26 @@ def request(name: str, prompt: int, tokens: int) -> Any:
     )  # fmt: skip
 
 
-@pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    platform = SimpleNamespace(get_device_name=lambda: "an abacus", is_cpu=lambda: False)
+def stand_in(monkeypatch: pytest.MonkeyPatch, scheduler: type, is_cpu: bool, **queues: Any) -> None:
+    """Put a scheduler in the place of vLLM's, and these classes in the place of its queues."""
+    platform = SimpleNamespace(get_device_name=lambda: "an abacus", is_cpu=lambda: is_cpu)
+    of_schedulers = "vllm.v1.core.sched"
     modules: dict[str, dict[str, Any]] = {
-        "msgspec": {"json": SimpleNamespace(encode=lambda entry: json.dumps(entry).encode())},
         "vllm": {"__version__": "0.32.0"}, "vllm.platforms": {"current_platform": platform},
-        "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": FakeScheduler},
-        "vllm.v1.core.sched.scheduler": {"Scheduler": FakeScheduler},
+        "vllm.v1": {}, "vllm.v1.core": {}, of_schedulers: {},
+        f"{of_schedulers}.async_scheduler": {"AsyncScheduler": scheduler},
+        f"{of_schedulers}.scheduler": {"Scheduler": scheduler},
+        f"{of_schedulers}.request_queue": queues,
     }  # fmt: skip
-    for name in ("vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
-        modules[name] = {}
     for name, content in modules.items():
         module = types.ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    stand_in(monkeypatch, FakeScheduler, is_cpu=False)
     monkeypatch.setenv("RECORD_ITERATIONS", str(tmp_path / "vllm.jsonl"))
     monkeypatch.delitem(sys.modules, "simulate.vllm.vllm_recorder", raising=False)
     yield importlib.import_module("simulate.vllm.vllm_recorder")

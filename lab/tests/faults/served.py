@@ -137,12 +137,3 @@ def connect(served: Served, data: bytes = b"") -> socket.socket:
     connection = socket.create_connection(served.address(), timeout=PATIENCE_S)
     connection.sendall(data)
     return connection
-
-
-def read_to_end(connection: socket.socket) -> bytes:
-    """All bytes until the other side closes, or breaks, the connection; then it is closed here."""
-    received = b""
-    with connection, contextlib.suppress(OSError):
-        while data := connection.recv(1_000_000):
-            received += data
-    return received

@@ -29,11 +29,10 @@ from lab.tests.faults.served import (
     connect,
     errors,
     post_bytes,
-    read_to_end,
     requests_of,
     serving,
 )
-from tests.servers import wait_until, wait_until_free
+from tests.servers import read_to_end, wait_until, wait_until_free
 
 TRICKLERS = 1100  # more than a server with the default settings has HTTP threads
 SILENT = 5000

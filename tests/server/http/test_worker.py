@@ -1,5 +1,5 @@
 """A real server and clients as they should not be: slow, many, half; and the same server's way to
-its end. (What thousands do to it is benchmarks/faults, whose short form runs in tests/benchmarks.)
+its end. (What thousands do to it is in lab/tests/faults.)
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tests.servers import (
     events,
     free_port,
     launched,
+    read_to_end,
     server,
     started,
     wait_until,
@@ -69,15 +70,6 @@ def post_bytes(body: dict[str, Any], version: str = "1.1") -> bytes:
     raw = json.dumps(body)
     head = f"POST /inference HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
     return f"{head}Content-Type: application/json\r\n\r\n{raw}".encode()
-
-
-def read_to_end(connection: socket.socket) -> bytes:
-    """All bytes until the other side closes, or breaks, the connection; then it is closed here."""
-    received = b""
-    with connection, contextlib.suppress(OSError):
-        while data := connection.recv(1_000_000):
-            received += data
-    return received
 
 
 POST = post_bytes(ASK)
