@@ -23,6 +23,7 @@ from client.processes import replay_in
 from client.saving import write
 from client.wire import wire
 from client.workloads import Workload
+from config.settings import ConfigError
 from lab.benchmarks.harness import Benchmark, run
 
 TOKENS = 16
@@ -69,6 +70,8 @@ def stub() -> Iterator[str]:
 
 def main() -> None:
     options = BENCHMARK.parser().parse_args()
+    if options.processes < 2:
+        raise ConfigError(f"--processes {options.processes}: give 2 or more, which one is beside")
     requests = Workload(f"fixed:{TOKENS}").requests(options.n, f"closed:{options.users}")
     each: dict[int, list[float]] = {1: [], options.processes: []}
     with stub() as url:
