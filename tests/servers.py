@@ -140,3 +140,12 @@ def read_to_end(connection: socket.socket) -> bytes:
         while data := connection.recv(1_000_000):
             received += data
     return received
+
+
+def children(process: subprocess.Popen[Any], word: str) -> list[psutil.Process]:
+    """Processes of a server that live and have this word in their command."""
+    found = []
+    for each in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.Error):
+            found += [each] if word in each.cmdline() else []
+    return found

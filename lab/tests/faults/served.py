@@ -22,7 +22,7 @@ from client.load import replay
 from client.outcomes import Outcome
 from client.traces import Request
 from compare.servers import ALONE, Launched, as_flag, launched, wait_until_ready
-from tests.servers import PATIENCE_S, metric, wait_until
+from tests.servers import PATIENCE_S, children, metric, wait_until
 
 # what a fault may make another client wait, beyond its waits at a server without the fault, on a
 # machine that runs other tests
@@ -31,11 +31,11 @@ CLOSE = "Connection: close\r\n"
 
 
 class Served(Launched):
-    """A running server: the launcher's process, now gunicorn's master, and the worker's."""
+    """A running server: the launcher's process, now gunicorn's master, and its workers'."""
 
     @property
-    def worker(self) -> psutil.Process:
-        return psutil.Process(get(self.url)["pids"][0])
+    def workers(self) -> list[psutil.Process]:
+        return children(self.process, "gunicorn")
 
     def address(self) -> tuple[str, int]:
         parts = urllib.parse.urlsplit(self.url)

@@ -32,6 +32,7 @@ from tests.counts import nightly, nightly_but
 from tests.server.fronts import fetch
 from tests.servers import (
     PATIENCE_S,
+    children,
     events,
     metric,
     server,
@@ -42,15 +43,6 @@ from tests.servers import (
 
 SLOW = ("--loop-interval-ms", "20", "--http-processes", "3")
 LONG = {"prompt": "hi", "num_tokens": 900}
-
-
-def children(process: Popen[str], word: str) -> list[psutil.Process]:
-    """Processes of a server that live and have this word in their command."""
-    found = []
-    for each in psutil.Process(process.pid).children():
-        with contextlib.suppress(psutil.Error):
-            found += [each] if word in each.cmdline() else []
-    return found
 
 
 def of_http(process: Popen[str]) -> list[psutil.Process]:
