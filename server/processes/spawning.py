@@ -13,9 +13,8 @@ import time
 
 from config.config import BOOT_ERROR
 
-ENGINE = (
-    "EFFECTIVE_BATCHING_ENGINE"  # its process's id, and the socket by which connections reach it
-)
+# its process's id, and the socket by which connections reach it
+ENGINE = "EFFECTIVE_BATCHING_ENGINE"
 ENDING_S = 15.0  # its files take 10 s at most
 
 

@@ -301,6 +301,7 @@ def test_a_process_that_reads_nothing_holds_no_other_up_and_its_requests_are_giv
         assert group[0].done.wait(PATIENCE_S) and len(group[0].tokens) == 5
         assert len(peer._newest) <= 20
         wait_until(lambda: engine.manager.snapshot().running == 0)
+        engine.behind.flush()
         assert engine.stats.run().counts["cancelled"] == 20
         stops.set()
     engine.close()
