@@ -21,6 +21,7 @@ ARRIVALS = "wait:SECONDS, poisson:RATE, gamma:RATE:CV, constant:RATE, burst, clo
 # ids of tokens that are drawn, from 0: every tokenizer here has so many, so that all servers
 # compute the same prompts (GPT-2's first ids are the bytes too, in another order)
 IDS = 256
+DRAWN = 2**20  # ids at once; whatever the number, ids are the same
 COUNTING = (
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen"
@@ -205,7 +206,10 @@ class TokenIds(Sequence[list[int]]):
 
     def __init__(self, rng: np.random.Generator, lengths: Sequence[int] | np.ndarray):
         self._ends = np.cumsum(lengths)
-        self._ids = rng.integers(0, IDS, int(self._ends[-1])).astype(np.uint8)
+        self._ids = np.empty(self._ends[-1], np.uint8)
+        for begin in range(0, len(self._ids), DRAWN):  # each draw takes eight bytes per id
+            part = self._ids[begin : begin + DRAWN]
+            part[:] = rng.integers(0, IDS, len(part))
 
     def __len__(self) -> int:
         return len(self._ends)

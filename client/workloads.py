@@ -156,15 +156,16 @@ class Workload:
         def make(i: int) -> Request:
             later = after[i] >= 0
             name, slo = of_class[slo_class[i]]
-            return Request(
+            request = Request(
                 id=i, at=float(at[i]), users=opening.users, num_tokens=int(tokens[i]),
                 temperature=self.temperature, seed=(self.seed * SEEDS_APART + i) % 2**63,
                 model=models[conversation[i]], user=names[user[i]] or None,
                 priority=int(priority[i]) or None, slo_class=name or None,
                 slo_ttft_ms=slo.ttft_ms, slo_tpot_ms=slo.tpot_ms,
                 after=i - 1 if later else None,
-                think_s=float(think_s[i]) if later else None, **prompt(i),
+                think_s=float(think_s[i]) if later else None,
             )  # fmt: skip
+            return request.model_copy(update=prompt(i))  # hundreds of ids are not validated
 
         slo_ms = {
             name: np.array([getattr(slo, f"{name}_ms") or math.inf for slo in classes.values()])

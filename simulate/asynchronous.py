@@ -12,7 +12,7 @@ from scheduling.errors import ServingError
 from scheduling.extensions import Group
 from scheduling.inference import Inference, Iteration
 from simulate.jump import apply_repeated, cannot_join, repeats, reserve_repeated
-from simulate.loop import END, PS, not_before
+from simulate.loop import END, PS, not_before, seconds
 from simulate.replica import SimulatedReplica, Stretch
 
 
@@ -29,6 +29,7 @@ class AsynchronousReplica(SimulatedReplica):
     def __init__(self, *args: Any, **settings: Any):
         self._answered: list[Inference] = []  # with the iteration that is computed now
         self._following: Stretch | None = None  # launched beside it
+        self._counted: Stretch | None = None  # the same, after those before it that no observer saw
         super().__init__(*args, **settings)
         costs = self.costs
         if costs.gap or costs.gap_row or costs.gap_stream or costs.gap_stream_row:
@@ -44,6 +45,8 @@ class AsynchronousReplica(SimulatedReplica):
 
     def fail(self, error: ServingError) -> None:
         answered, self._answered, self._following = self._answered, [], None
+        if self._counted is not None and self._counted.n > 1:
+            self._computed(self._counted._replace(n=self._counted.n - 1))
         for inference, *_ in self._stretch.iteration.rows if self._stretch else ():
             times = inference.token_times
             if times and not_before(times[-1]) > self._loop.now:
@@ -105,7 +108,7 @@ class AsynchronousReplica(SimulatedReplica):
             deadline = self.scheduler.next_deadline()
             self._cut(stretch.end(stretch.n) if deadline is None else not_before(deadline))
             return
-        self._stretch = stretch = stretch._replace(iteration=iteration, n=1)
+        self._stretch = self._counted = stretch._replace(iteration=iteration, n=1)
         ids, end = self._generate(iteration), stretch.end(0) / PS
         self._answered = self.scheduler.apply(iteration, ids, end)
 
@@ -134,23 +137,32 @@ class AsynchronousReplica(SimulatedReplica):
         self._next = self._loop.at(at, END, self._leap)
 
     def _leap(self) -> None:
-        """Apply all iterations of the stretch but the last, which begins now."""
-        stretch = self._stretch
+        """Apply all iterations of the stretch, of which the last begins now; that one apart if a
+        request expires before it.
+        """
+        stretch, scheduler, now = self._stretch, self.scheduler, self._loop.now
         assert stretch is not None
         self._next = None
-        done = stretch._replace(n=stretch.n - 1)
-        if done.n:
-            times = [end / PS for end in done.ends()]
-            ids = self._generate(stretch.iteration)
-            reserve_repeated(self.scheduler, stretch.iteration, done.n)  # the last one's, too
-            apply_repeated(self.scheduler, stretch.iteration, ids, times)
-            self._computed(done)
-            self._free_at = self._loop.now
-            self._stretch = None
-            self._expire()
-        last = stretch.iteration._replace(rows=stretch.rows(stretch.n - 1))
-        self._compute(Stretch(last, self._loop.now, self.costs.of(last), 0, 0, 0, 1))
-        self._plan_next(self._loop.now)
+        iteration, n = stretch.iteration, stretch.n - 1
+        takes, deadline = stretch.end(n) - stretch.begins(n), scheduler.next_deadline()
+        last = Stretch(iteration, now, takes, 0, 0, 0, 1)
+        whole = n > 0 and (deadline is None or deadline > seconds(now))
+        if n:
+            done = stretch if whole else stretch._replace(n=n)
+            if not whole:
+                reserve_repeated(scheduler, iteration, n)  # the last one's, too
+            ids, times = self._generate(iteration), [end / PS for end in done.ends()]
+            self._answered = apply_repeated(scheduler, iteration, ids, times)
+            self._free_at = now
+        if whole:
+            self._stretch, self._counted = last, stretch
+        else:
+            if n:
+                self._computed(done)
+                self._stretch = None
+                self._expire()
+            self._compute(last._replace(iteration=iteration._replace(rows=stretch.rows(n))))
+        self._plan_next(now)
 
     def _land_next(self) -> None:
         """End the iteration that is computed now as soon as it has ended."""
@@ -162,10 +174,10 @@ class AsynchronousReplica(SimulatedReplica):
         self._next = self._loop.at(at, END, self._land)
 
     def _land(self) -> None:
-        stretch, following = self._stretch, self._following
-        assert stretch is not None
-        self._next = self._stretch = self._following = None
-        self._computed(stretch)
+        stretch, counted, following = self._stretch, self._counted, self._following
+        assert stretch is not None and counted is not None
+        self._next = self._stretch = self._counted = self._following = None
+        self._computed(counted)
         self._free_at = self._loop.now + self.costs.between(stretch.iteration, len(self._answered))
         self._end(self._answered)
         self._expire()
