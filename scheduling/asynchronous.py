@@ -31,6 +31,8 @@ def reads_ids(iteration: Iteration) -> bool:
 
 def without_ended(iteration: Iteration) -> Iteration:
     """Return an iteration whose rows of inferences that ended since its plan are idle."""
+    if not any(row.inference.is_over and not row.idle for row in iteration.rows):
+        return iteration
     rows = [row._replace(idle=True) if row.inference.is_over else row for row in iteration.rows]
     return iteration._replace(rows=rows)
 

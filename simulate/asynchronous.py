@@ -103,12 +103,14 @@ class AsynchronousReplica(SimulatedReplica):
     def _compute(self, stretch: Stretch) -> None:
         """Begin to compute. A single iteration is applied at once, with the time of its end."""
         iteration = without_ended(stretch.iteration)
-        if stretch.n > 1 and iteration == stretch.iteration:
+        if stretch.n > 1 and iteration is stretch.iteration:
             self._stretch, self._answered = stretch, []
             deadline = self.scheduler.next_deadline()
             self._cut(stretch.end(stretch.n) if deadline is None else not_before(deadline))
             return
-        self._stretch = self._counted = stretch._replace(iteration=iteration, n=1)
+        if stretch.n > 1 or iteration is not stretch.iteration:
+            stretch = stretch._replace(iteration=iteration, n=1)
+        self._stretch = self._counted = stretch
         ids, end = self._generate(iteration), stretch.end(0) / PS
         self._answered = self.scheduler.apply(iteration, ids, end)
 
@@ -130,7 +132,8 @@ class AsynchronousReplica(SimulatedReplica):
         last = max(instant, self._loop.now) - 1  # those that begin later are left out
         begun = bisect_right(range(stretch.n), last, key=stretch.begins)
         n = min(stretch.n, begun + 1)
-        self._stretch = stretch._replace(n=n)
+        if n < stretch.n:
+            self._stretch = stretch._replace(n=n)
         if self._next is not None:
             self._next.cancel()
         at = max(self._loop.now, stretch.begins(n - 1))
