@@ -168,7 +168,8 @@ def in_words(row: dict[str, Any]) -> str:
         of = row[kind]
         text += f"; {kind} {of['output_throughput']:,.0f} tok/s, per request {of['engine_ms']:.2f} "
         text += f"+ {of['http_ms']:.2f} ms CPU of engine and HTTP, {of['client_ms']:.2f} of the "
-        text += f"client, iterations × {of['step_s'] / row['alone_step_s']:.2f}"
+        ratio = of["step_s"] / row["alone_step_s"]
+        text += f"client, iterations × {ratio:.2f}" if ratio else f"client, never {ROWS} rows"
     return text
 
 

@@ -27,6 +27,7 @@ from client.calls import ServerError, get
 from client.load import Watch, replay
 from client.machine import ROOT
 from client.measure import measure
+from client.results import Result
 from client.saving import write
 from client.traces import Request, Trace
 from client.wire import wire
@@ -50,7 +51,8 @@ ROWS, BUDGET, BLOCKS = 16, 256, 1023
 FEW_BLOCKS = 60  # a third of what 16 rows need
 FIXED = f"--max-model-len {LONGEST} --block-size {BLOCK} --skip-tokenizer-init --enforce-eager"
 BASE, LONG, OVERLOAD, PREFIXES, LEVELS = "base", "long", "overload", "prefixes", "levels"
-NEAR, FULL = "near", 1.3  # near saturation: 0.9 of the capacity
+NEAR, FULL = "near", 1.35  # near saturation of ORDERED_ROWS: an order has a queue to sort
+ORDERED_ROWS = 8
 RECORDED, TIMES_AS_LONG = "recorded", 9
 # vLLM's flags, our settings, and the traffic
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -68,7 +70,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "priorities": (
         "--scheduling-policy priority", {"order": "priority", "priority_levels": 2}, LEVELS,
     ),
-    **{order: ("", {"order": order}, NEAR) for order in ("fcfs", "sjf", "hrrn")},
+    **{
+        order: (
+            f"--max-num-seqs {ORDERED_ROWS}",
+            {"order": order, "max_batch_size": ORDERED_ROWS}, NEAR,
+        )
+        for order in ("fcfs", "sjf", "hrrn")
+    },
 }  # fmt: skip
 MEASURES = {
     "output_throughput": ("tok/s", "{:,.0f}"),
@@ -230,18 +238,24 @@ def _gains(case: Case, fcfs: Case) -> dict[str, Any]:
     """Return what an order gains over fcfs, really and foreseen, in percent of fcfs's."""
     seeds = []
     for seen, first in zip(case["seeds"], fcfs["seeds"]):
-        own = OwnServer.of(Path(first["recording"]), None)
-        simulated = []
-        for changed in ({}, SETTINGS[case["name"]][1]):
-            config = build("dynamic", own.settings | changed, {})
-            server = SimulatedServer("", config, own.costs, stream=True)
-            simulated.append(measure(server, own.traffic.trace(0), {}, math.inf, Watch())[0])
+        own, changed = OwnServer.of(Path(first["recording"]), None), SETTINGS[case["name"]][1]
+
+        def foreseen(settings: dict[str, Any], times: float, own: OwnServer = own) -> Result:
+            config, costs = build("dynamic", own.settings | settings, {}), own.costs.scaled(times)
+            server = SimulatedServer("", config, costs, stream=True)
+            return measure(server, own.traffic.trace(0), {}, math.inf, Watch())[0]
+
+        ran = [_times(own.costs, Path(each["recording"])) for each in (first, seen)]
+        before, after = foreseen({}, 1.0), foreseen(changed, 1.0)
+        first_left, left = foreseen({}, ran[0]), foreseen(changed, ran[1])
         found = {}
         for name in GAINED:
-            before, after = (each.number(name) for each in simulated)
             found[f"{name}_gain"] = real = 100 * (seen[name] / first[name] - 1)
-            found[f"{name}_gain_foreseen"] = foreseen = 100 * (after / before - 1)
-            found[f"{name}_gain_error"] = foreseen - real
+            for at, one, other in (("foreseen", before, after), ("left", first_left, left)):
+                found[f"{name}_gain_{at}"] = gain = 100 * (
+                    other.number(name) / one.number(name) - 1
+                )
+                found[f"{name}_gain_{at}_error"] = gain - real
         seeds.append(found)
     return {**case, "seeds": seeds}
 
@@ -330,8 +344,9 @@ def text(cases: Cases) -> str:
 
 
 OF_ORDERS = """\
-Orders run near saturation, alternately with the order of arrival (`fcfs`) on the same traces. A
-*gain* is the change against `fcfs`, in percent; it is foreseen from the recording of `fcfs`."""
+Orders run near saturation of 8 rows, alternately with the order of arrival (`fcfs`) on the same
+traces. A *gain* is the change against `fcfs`, in percent; it is foreseen from the recording of
+`fcfs`. *At these times*: each with the speed that the machine had in the real run."""
 EXPLAINED = """\
 Real runs are means of two (the recording is one), by the instants that vLLM itself recorded;
 *spread* is the difference of the two, in percent of their mean. *Foreseen* are simulations with the
@@ -340,6 +355,7 @@ real iterations, in parts of what these costs say of them: on a shared machine t
 minute. *Error at these times* is what is left with costs so many times as high. Near saturation
 small differences of times become large ones of latency."""
 GAINED = ("mean_ttft_ms", "mean_e2el_ms", "p99_e2el_ms")
+OF_GAINS = ("", "_foreseen", "_foreseen_error", "_left_error")
 OF_RECORDED = {"traffic": (BASE, LONG, OVERLOAD, PREFIXES, LEVELS)}
 SHOWN = {
     name + suffix: (heading + words, form)
@@ -350,7 +366,8 @@ SHOWN = {
         ("_left", ": error at these times, %", "{:+.0f}"),
         ("_gain", ": gain, real, %", "{:+.0f}"),
         ("_gain_foreseen", ": gain, foreseen, %", "{:+.0f}"),
-        ("_gain_error", ": foreseen − real", "{:+.0f}"),
+        ("_gain_foreseen_error", ": foreseen − real", "{:+.0f}"),
+        ("_gain_left_error", ": foreseen at these times − real", "{:+.0f}"),
     )
 }  # fmt: skip
 STUDY = Study(
@@ -380,7 +397,7 @@ STUDY = Study(
         ),
         Table(
             ("name",),
-            [f"{name}_gain{part}" for name in GAINED for part in ("", "_foreseen", "_error")],
+            [f"{name}_gain{part}" for name in GAINED for part in OF_GAINS],
             where={"traffic": NEAR},
             title="Orders",
         ),
