@@ -23,7 +23,7 @@ REQUESTS = Workload("fixed:4").requests(6, "closed:1")
 class Counted(Handler):
     """Counts connections, and requests of each of them."""
 
-    server: Counting
+    server: CountingStub
 
     def setup(self) -> None:
         super().setup()
@@ -36,14 +36,14 @@ class Counted(Handler):
         super().do_POST()
 
 
-class Counting(Stub):
+class CountingStub(Stub):
     connections = posts = 0
 
 
 @contextlib.contextmanager
-def serving(kind: type[Counted]) -> Iterator[Counting]:
-    with stub(Counting) as server:
-        assert isinstance(server, Counting)
+def serving(kind: type[Counted]) -> Iterator[CountingStub]:
+    with stub(CountingStub) as server:
+        assert isinstance(server, CountingStub)
         server.RequestHandlerClass = kind
         yield server
 

@@ -81,7 +81,7 @@ def test_a_closed_loop_has_no_more_users_than_requests() -> None:
 
 @alone
 def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
-    class Slow(Watch):
+    class StandingStill(Watch):
         """Stands still once, as a client does that is short of processor time."""
 
         pauses = iter([0.5])
@@ -90,7 +90,7 @@ def test_a_late_client_is_seen_from_the_schedule_and_marked() -> None:
             time.sleep(next(self.pauses, 0))
 
     with stub() as server:
-        outcomes = replay(server.url, at(0.0, 0.1, 0.2), STUB, watch=Slow())
+        outcomes = replay(server.url, at(0.0, 0.1, 0.2), STUB, watch=StandingStill())
     assert_all_answered(outcomes)
     result = summarise(
         columns(outcomes), [(o.scheduled_at, o.sent_at, o.ended_at) for o in outcomes], {}

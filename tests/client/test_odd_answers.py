@@ -104,13 +104,13 @@ def test_any_answer_is_read(wire: Wire, data: st.DataObject, odd: str, cut: int,
 
 
 def test_a_wire_that_fails_fails_one_request() -> None:
-    class Failing(OpenAI):
+    class Misreading(OpenAI):
         def read(self, reply: Reply) -> Any:
             return [][0] if reply.request.id else super().read(reply)
 
     requests = [ASK.model_copy(update={"id": i}) for i in range(3)]
     with stub() as server:
-        outcomes = replay(server.url, requests, Failing("stub"))
+        outcomes = replay(server.url, requests, Misreading("stub"))
     assert [each.error for each in outcomes] == ["", *2 * ["IndexError: list index out of range"]]
 
 

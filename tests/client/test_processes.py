@@ -26,7 +26,7 @@ from tests.stub import Stub, stub
 STUB = wire("openai", "stub")
 
 
-class Counting(Watch):
+class CountingWatch(Watch):
     def __init__(self) -> None:
         self.sends = self.ticks = 0
         self.seen: list[Outcome] = []
@@ -53,7 +53,7 @@ def test_a_server_gets_the_same_requests_from_three_processes_as_from_one() -> N
     requests = Workload("uniform:1:9").requests(60, "poisson:100")
     with stub() as alone:
         outcomes = replay(alone.url, requests, STUB)
-    watch = Counting()
+    watch = CountingWatch()
     with stub() as server:
         of_three = replay_in(3, server.url, requests, STUB, watch=watch)
     assert_all_answered(of_three)
@@ -112,7 +112,7 @@ def test_a_process_that_dies_ends_the_replay_with_what_there_is(
 ) -> None:
     requests = [Request(id=i, at=i / 20, prompt="a", num_tokens=2) for i in range(400)]
 
-    class Killing(Counting):
+    class Killing(CountingWatch):
         def ended(self, outcome: Outcome) -> None:
             super().ended(outcome)
             if len(self.seen) == 20:

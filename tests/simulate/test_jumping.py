@@ -52,7 +52,7 @@ TIMES = ("arrived_at", "admitted_at", "answered_at", "token_times", "interruptio
 SAME = ("id", "state", *TIMES, "tokens", "cached_tokens", "prefix", "standing")
 
 
-class Served:
+class ServedAsks:
     """Asks, served by what `make` returns, which calls `computed` with each stretch."""
 
     def __init__(self, asks: Sequence[Ask], make: Callable[[Loop, Any], Serves]):
@@ -91,7 +91,7 @@ class Served:
 def serve(
     policy: Policy, asks: Sequence[Ask], jump: bool = True, fails_at: float = math.inf,
     costs: Costs = ODD, layout: Layout | None = None, ahead: bool = False, **limits: Any,
-) -> Served:  # fmt: skip
+) -> ServedAsks:  # fmt: skip
     """Serve by a replica, or by disaggregated ones."""
 
     def make(loop: Loop, computed: Any) -> Serves:
@@ -108,7 +108,7 @@ def serve(
             loop.at(instant(fails_at), ARRIVE, replica.fail, EngineFailed("It was told to."))
         return replica
 
-    return Served(asks, make)
+    return ServedAsks(asks, make)
 
 
 def disaggregated(prefill: int = 1, decode: int = 1) -> Layout:
@@ -286,7 +286,7 @@ def test_a_trace_is_drawn_as_it_comes() -> None:
 ALONE: dict[str, Any] = {"costs": SECOND, "layout": disaggregated()}
 
 
-def rows_of(served: Served) -> list[tuple[Any, ...]]:
+def rows_of(served: ServedAsks) -> list[tuple[Any, ...]]:
     """Return each iteration's replica and seconds; of its rows ids, positions and tokens."""
     return [
         (replica, begun / PS, end / PS, [row[:3] for row in rows])

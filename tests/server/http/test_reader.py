@@ -53,10 +53,10 @@ def test_after_a_peak_one_thread_does_what_comes_one_by_one() -> None:
 def test_an_idle_thread_keeps_nothing_of_its_last_call() -> None:
     """It kept all of the request: with 200 clients and bodies of 1 MB a server grew by 480 MB."""
 
-    class Served:
+    class Asked:
         def serve(self) -> None: ...
 
-    pool, request = Pool(1), Served()
+    pool, request = Pool(1), Asked()
     gone = weakref.ref(request)
     pool.submit(request.serve)
     del request

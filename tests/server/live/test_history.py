@@ -125,7 +125,7 @@ def test_a_worked_example() -> None:
     assert (history["first"], history["next"], history["restart"]) == (0, 3, True)
 
 
-class Server:
+class ByHand:
     """A manager whose clock is moved by hand, its observer, and its requests."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ def request(id_: int = 0, user: str | None = None) -> Inference:
 class Reader:
     """A page: it polls when it likes, and keeps the events."""
 
-    def __init__(self, server: Server):
+    def __init__(self, server: ByHand):
         self.live = server.live
         self.cursor: int | None = None
         self.cells: dict[int, dict[int, Cell]] = {}  # by iteration
@@ -187,7 +187,7 @@ class Reader:
 
 
 def test_readers_who_ask_at_different_times_see_the_same() -> None:
-    server = Server()
+    server = ByHand()
     often, seldom = Reader(server), Reader(server)
     rng = random.Random(0)
     running: dict[int, tuple[Inference, int]] = {}
@@ -211,13 +211,13 @@ def test_readers_who_ask_at_different_times_see_the_same() -> None:
     assert often.restarts == seldom.restarts == late.restarts == 1
     assert len(often.cells) == 1500 and often.cells == seldom.cells == late.cells
     assert often.ended == seldom.ended == late.ended > 50
-    late.live = Reader(Server()).live  # where this server was: no cursor is one of its own
+    late.live = Reader(ByHand()).live  # where this server was: no cursor is one of its own
     assert late.ask()["restart"]
 
 
 def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:
     """A request that came before those is whole, too; its beginning is forgotten."""
-    server, old, n = Server(), request(user="old"), KEPT + 500
+    server, old, n = ByHand(), request(user="old"), KEPT + 500
     first = Reader(server)
     for k in range(n):
         server.computes((old, 5 + k))
@@ -232,7 +232,7 @@ def test_a_page_that_comes_late_gets_the_last_iterations_whole() -> None:
 
 def test_a_page_begins_anew_where_something_was_not_noted() -> None:
     """While no page asks nothing is noted; and a page that falls too far behind skips to now."""
-    server, row = Server(), request()
+    server, row = ByHand(), request()
     server.computes((row, 1))
     reader = Reader(server)
     assert reader.last["iterations"] == [], "while no page asks nothing is noted"
@@ -264,7 +264,7 @@ def test_iterations_do_not_overlap_by_rounding() -> None:
 @pytest.mark.parametrize("ends_after", [0, 1, 3])
 def test_a_request_that_ends_while_its_row_goes_on_is_noted_once(ends_after: int) -> None:
     """The client left while an iteration ran, or the stream ended and its batch goes on."""
-    server, one, other = Server(), request(0), request(1)
+    server, one, other = ByHand(), request(0), request(1)
     reader, noted = Reader(server), 0
     for k in range(5):
         if k == ends_after:

@@ -274,7 +274,7 @@ def pending(request: Request, number: int, to: str | None = None, tried: Sequenc
     )
 
 
-class Fleet:
+class RoutedReplicas:
     """A router, and the replicas that it knows."""
 
     def __init__(self, name: str, *names: str):
@@ -302,7 +302,7 @@ class Fleet:
 
 
 def test_prompts_that_begin_alike_go_where_their_blocks_are() -> None:
-    fleet = Fleet("prefix", "a", "b", "c")
+    fleet = RoutedReplicas("prefix", "a", "b", "c")
     begins = [list(range(k, k + 64)) for k in (0, 100, 200)]
     first = [fleet.sent(Request([begin], 8)) for begin in begins]
     assert sorted(first) == ["a", "b", "c"]
@@ -319,7 +319,7 @@ def test_prompts_that_begin_alike_go_where_their_blocks_are() -> None:
 
 def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> None:
     routers.report_ages_s.clear()
-    fleet = Fleet("least_tokens", "a", "b")
+    fleet = RoutedReplicas("least_tokens", "a", "b")
     a, b = fleet.replicas
     began = time.time()
     for each, tokens in ((a, 500), (b, 0)):
@@ -335,7 +335,7 @@ def test_the_fewest_tokens_are_what_was_reported_and_what_was_sent_since() -> No
 
 
 def test_answered_requests_are_no_load_and_a_new_replica_does_not_get_all() -> None:
-    fleet = Fleet("power_of_two", "a", "b")
+    fleet = RoutedReplicas("power_of_two", "a", "b")
     request = Request([[1]], 1)
     for _ in range(100):
         fleet.is_answered(fleet.sent(request))
@@ -344,7 +344,7 @@ def test_answered_requests_are_no_load_and_a_new_replica_does_not_get_all() -> N
 
 
 def test_requests_that_come_at_once_do_not_all_go_where_the_fewest_tokens_were() -> None:
-    fleet = Fleet("least_tokens", "a", "b")
+    fleet = RoutedReplicas("least_tokens", "a", "b")
     fleet.replicas[0].routing_stats = {"at": time.time() - 1, "tokens": 5}
     calls = [pending(Request([[1]], 9), number) for number in range(8)]
     # Ray has sent none of them yet
@@ -359,7 +359,7 @@ def test_requests_that_come_at_once_do_not_all_go_where_the_fewest_tokens_were()
 
 
 def test_a_replica_that_died_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet("prefix", "a")
+    fleet = RoutedReplicas("prefix", "a")
     fleet.sent(Request([[1] * 64], 8))
     (of_ray,) = type(fleet.router).__bases__
     monkeypatch.setattr(of_ray, "update_replicas", lambda router, replicas: None)
@@ -370,7 +370,7 @@ def test_a_replica_that_died_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", ON_RAY)
 def test_a_request_goes_to_the_replica_that_it_names_or_to_one_with_room(name: str) -> None:
-    fleet = Fleet(name, "a", "b", "c")
+    fleet = RoutedReplicas(name, "a", "b", "c")
     request = Request([[1] * 64], 8, user="ann")
     assert [fleet.sent(request, to) for to in "aabbcc"] == list("aabbcc")
     homes = {fleet.sent(request) for _ in range(20)}
