@@ -18,7 +18,7 @@ from tests.servers import ROOT
 
 OPENS = {"open", "read_text", "write_text", "write_bytes", "fdopen", "NamedTemporaryFile"}
 WRITERS = {  # what goes into a file piece by piece, while a program or a server runs
-    "client/saving.py", "lab/benchmarks/gpu.py", "lab/studies/own.py",
+    "client/saving.py", "lab/benchmarks/gpu.py", "lab/studies/own_vllm.py",
     "simulate/vllm/vllm_recorder.py", "simulate/playground/worker.py",  # in a browser
 }  # fmt: skip
 
