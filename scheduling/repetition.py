@@ -19,7 +19,7 @@ def plans_repeat(policy: Policy, order: Order, speculation: Speculation | None) 
     return says_so and not pauses and not moves and speculation is None
 
 
-def same_rows(view: View, on_demand: bool) -> tuple[list[Row], Reservations]:
+def same_rows(view: View, policy: Policy) -> tuple[list[Row], Reservations]:
     """Return a row for each running inference if all decode, budget and KV blocks allow them and no
     request can join, and what is reserved for them; else nothing. Equal to a plan where
     `plans_repeat`.
@@ -30,13 +30,13 @@ def same_rows(view: View, on_demand: bool) -> tuple[list[Row], Reservations]:
         return nothing
     if len(running) > limits.token_budget:  # the budget may count decode rows
         return nothing
-    turns = sorted(running, key=BY_TURN) if on_demand else running
+    turns = sorted(running, key=BY_TURN) if policy.by_turn else running
     row = tuple.__new__  # as in `iteration.rows_of`
     rows = [row(Row, (i, i.computed, 1, i.blocks, True, False, 0, ())) for i in turns if i.decodes]
     if len(rows) < len(running):
         return nothing
     reserved, size = Reservations(), limits.block_size
-    if on_demand:
+    if policy.on_demand:
         for i in turns:
             if i.computed == len(i.blocks) * size:
                 reserved[i.id] = i, i.computed + 1

@@ -122,7 +122,7 @@ class Scheduler:
             extension.before_plan(now)
         view = self.view(now)
         plan, same = Plan(), self.plans_repeat
-        rows, reserved = same_rows(view, self.policy.on_demand) if same else ([], {})
+        rows, reserved = same_rows(view, self.policy) if same else ([], {})
         if not rows:
             plan = self.policy.plan(view)
             check_plan(plan, self.policy)

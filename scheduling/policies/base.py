@@ -148,8 +148,13 @@ class Policy(Rule):
 
     @property
     def on_demand(self) -> bool:
-        """True if rows get KV blocks as they fill them, in the order of their turns."""
+        """True if rows get KV blocks as they fill them."""
         return False
+
+    @property
+    def by_turn(self) -> bool:
+        """True if running rows are computed in the order of their turns, and not as they joined."""
+        return self.on_demand
 
     @property
     def n_bins(self) -> int:

@@ -69,6 +69,10 @@ class Dynamic(Policy):
         return self.kv_reservation == "demand"
 
     @property
+    def by_turn(self) -> bool:
+        return self.on_demand and self.row_order == "turn"
+
+    @property
     def counts_decoded(self) -> bool:
         return self.budget_counts == "all"
 

@@ -20,7 +20,7 @@ from scheduling.adapters import Adapters, Rule
 from scheduling.errors import EngineFailed
 from scheduling.history import Done, Memory
 from scheduling.inference import Inference, Iteration
-from scheduling.policies import MODES, Dynamic, Fcfs, Mlfq, Order, Policy, Srpt, Static, View
+from scheduling.policies import MODES, Dynamic, Fair, Fcfs, Mlfq, Order, Policy, Srpt, Static, View
 from scheduling.queue import Queue
 from simulate import PS, Arrival, Loop, SimulatedReplica, drive, instant
 from simulate.asynchronous import AsynchronousReplica
@@ -130,6 +130,15 @@ LONG = {"prompt": st.integers(1, 12), "tokens": st.integers(1, 40), "streamed": 
 ASKS = any_asks(8, 1, at=tenths(60), deadline=st.none() | tenths(120), **LONG)
 COSTS = st.sampled_from([ODD, EVEN])
 COUNTS_ALL = Dynamic("whole", budget_counts="all", prefill="first")
+
+
+def test_rows_that_repeat_are_computed_as_they_joined_where_all_are() -> None:
+    """They were computed by turn, which is another order where users take turns."""
+    asks = [Ask(0.0, tokens=2, n=4, user="a"), Ask(0.0, tokens=20, user="b")]
+    policy, limits = Dynamic("demand", row_order="joined"), {"max_batch_size": 2, "n_blocks": 40}
+    of: Any = limits | {"max_in_flight": 12, "order": Fair(), "token_budget": 2}
+    jumping, stepping = (serve(policy, asks, jump, **of) for jump in (True, False))
+    assert jumping.facts == stepping.facts
 
 
 @examples(300)
