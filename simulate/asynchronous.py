@@ -103,7 +103,9 @@ class AsynchronousReplica(SimulatedReplica):
     def _compute(self, stretch: Stretch) -> None:
         """Begin to compute. A single iteration is applied at once, with the time of its end."""
         iteration = without_ended(stretch.iteration)
-        if stretch.n > 1 and iteration is stretch.iteration:
+        # the next plan has no blocks of a row that expired while it was idle
+        freed = any(row.idle and row.blocks is not row.inference.blocks for row in iteration.rows)
+        if stretch.n > 1 and iteration is stretch.iteration and not freed:
             self._stretch, self._answered = stretch, []
             deadline = self.scheduler.next_deadline()
             self._cut(stretch.end(stretch.n) if deadline is None else not_before(deadline))

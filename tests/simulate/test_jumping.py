@@ -141,6 +141,17 @@ def test_rows_that_repeat_are_computed_as_they_joined_where_all_are() -> None:
     assert jumping.facts == stepping.facts
 
 
+def test_a_row_that_expires_while_it_is_idle_keeps_no_blocks_where_jumps_are_ahead() -> None:
+    asks = [
+        Ask(1.4, prompt=4, tokens=8, deadline=7.2), Ask(3.3, prompt=8, tokens=24, deadline=5.7),
+        Ask(0.1, prompt=8, tokens=30, n=3),
+    ]  # fmt: skip
+    of: Any = {"max_batch_size": 4, "token_budget": 9, "n_blocks": 40, "max_in_flight": 12}
+    of |= {"costs": Costs.straight("even", PS // 10), "ahead": True, "order": Fcfs()}
+    jumping, stepping = (serve(Static(), asks, jump, **of) for jump in (True, False))
+    assert jumping.facts == stepping.facts
+
+
 @examples(300)
 @given(any_policy(), any_order(), ASKS, st.integers(2, 4), st.sampled_from([2, 9]), FAILS_AT,
        st.booleans())  # fmt: skip
