@@ -19,8 +19,8 @@ from simulate.replica import SimulatedReplica, Stretch
 class AsynchronousReplica(SimulatedReplica):
     """A replica of which an iteration takes the longer of two times and not their sum: that of the
     engine, and that of the thread which answers, plans and launches. It jumps where the host takes
-    no time: all iterations of a stretch but the last one are applied when that one begins, and what
-    arrives before is in the plan after it.
+    no time: all iterations of a stretch are applied when the last one begins, and what arrives
+    before is in the plan after it.
 
     An iteration is applied when the one before has ended, with the time at which it will end. Stop
     strings, which a replayed trace has, are then known at once: no row is wasted as on a server.
@@ -29,7 +29,8 @@ class AsynchronousReplica(SimulatedReplica):
     def __init__(self, *args: Any, **settings: Any):
         self._answered: list[Inference] = []  # with the iteration that is computed now
         self._following: Stretch | None = None  # launched beside it
-        self._counted: Stretch | None = None  # the same, after those before it that no observer saw
+        # the iteration that is computed now, after those of its stretch that no observer saw yet
+        self._unobserved: Stretch | None = None
         super().__init__(*args, **settings)
         costs = self.costs
         if costs.gap or costs.gap_row or costs.gap_stream or costs.gap_stream_row:
@@ -45,8 +46,8 @@ class AsynchronousReplica(SimulatedReplica):
 
     def fail(self, error: ServingError) -> None:
         answered, self._answered, self._following = self._answered, [], None
-        if self._counted is not None and self._counted.n > 1:
-            self._computed(self._counted._replace(n=self._counted.n - 1))
+        if (unobserved := self._unobserved) is not None and unobserved.n > 1:
+            self._computed(unobserved._replace(n=unobserved.n - 1))
         for inference, *_ in self._stretch.iteration.rows if self._stretch else ():
             times = inference.token_times
             if times and not_before(times[-1]) > self._loop.now:
@@ -112,7 +113,7 @@ class AsynchronousReplica(SimulatedReplica):
             return
         if stretch.n > 1 or iteration is not stretch.iteration:
             stretch = stretch._replace(iteration=iteration, n=1)
-        self._stretch = self._counted = stretch
+        self._stretch = self._unobserved = stretch
         ids, end = self._generate(iteration), stretch.end(0) / PS
         self._answered = self.scheduler.apply(iteration, ids, end)
 
@@ -151,23 +152,25 @@ class AsynchronousReplica(SimulatedReplica):
         iteration, n = stretch.iteration, stretch.n - 1
         takes, deadline = stretch.end(n) - stretch.begins(n), scheduler.next_deadline()
         last = Stretch(iteration, now, takes, 0, 0, 0, 1)
-        whole = n > 0 and (deadline is None or deadline > seconds(now))
-        if n:
-            done = stretch if whole else stretch._replace(n=n)
-            if not whole:
-                reserve_repeated(scheduler, iteration, n)  # the last one's, too
-            ids, times = self._generate(iteration), [end / PS for end in done.ends()]
-            self._answered = apply_repeated(scheduler, iteration, ids, times)
-            self._free_at = now
-        if whole:
-            self._stretch, self._counted = last, stretch
+        if n and (deadline is None or deadline > seconds(now)):
+            self._apply_ahead(stretch)
+            self._stretch, self._unobserved = last, stretch
         else:
             if n:
+                reserve_repeated(scheduler, iteration, n)  # the last one's, too
+                self._apply_ahead(done := stretch._replace(n=n))
                 self._computed(done)
                 self._stretch = None
                 self._expire()
             self._compute(last._replace(iteration=iteration._replace(rows=stretch.rows(n))))
         self._plan_next(now)
+
+    def _apply_ahead(self, stretch: Stretch) -> None:
+        """Apply the iterations of a stretch; those that end later with the times of their ends."""
+        iteration, times = stretch.iteration, [end / PS for end in stretch.ends()]
+        ids = self._generate(iteration)
+        self._answered = apply_repeated(self.scheduler, iteration, ids, times)
+        self._free_at = self._loop.now
 
     def _land_next(self) -> None:
         """End the iteration that is computed now as soon as it has ended."""
@@ -179,10 +182,10 @@ class AsynchronousReplica(SimulatedReplica):
         self._next = self._loop.at(at, END, self._land)
 
     def _land(self) -> None:
-        stretch, counted, following = self._stretch, self._counted, self._following
-        assert stretch is not None and counted is not None
-        self._next = self._stretch = self._counted = self._following = None
-        self._computed(counted)
+        stretch, unobserved, following = self._stretch, self._unobserved, self._following
+        assert stretch is not None and unobserved is not None
+        self._next = self._stretch = self._unobserved = self._following = None
+        self._computed(unobserved)
         self._free_at = self._loop.now + self.costs.between(stretch.iteration, len(self._answered))
         self._end(self._answered)
         self._expire()

@@ -71,7 +71,9 @@ def stub() -> Iterator[str]:
 def main() -> None:
     options = BENCHMARK.parser().parse_args()
     if options.processes < 2:
-        raise ConfigError(f"--processes {options.processes}: give 2 or more, which one is beside")
+        raise ConfigError(
+            f"--processes {options.processes}: give 2 or more; they are compared with one"
+        )
     requests = Workload(f"fixed:{TOKENS}").requests(options.n, f"closed:{options.users}")
     each: dict[int, list[float]] = {1: [], options.processes: []}
     with stub() as url:

@@ -30,12 +30,13 @@ from lab.studies.own_vllm import (
     LEVELS,
     LONG,
     NEAR,
+    NEAR_ROWS,
     OVERLOAD,
     PREFIXES,
     rate_of,
     trace,
     vllm,
-)  # fmt: skip
+)
 from lab.studies.runner import FinishedRuns
 from lab.studies.study import Case, Cases, Study, Table, only, values
 from lab.studies.vllm_schedule import Drawn, Limits, schedule_of_vllm
@@ -48,7 +49,6 @@ from simulate.vllm.recording import read
 
 PAIRS = 7  # of runs without and with the recorder
 FEW_BLOCKS = 60  # a third of what 16 rows need
-ORDERED_ROWS = 8
 RECORDED = "recorded"
 # vLLM's flags, our settings, and the traffic
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -68,8 +68,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     **{
         order: (
-            f"--max-num-seqs {ORDERED_ROWS}",
-            {"order": order, "max_batch_size": ORDERED_ROWS}, NEAR,
+            f"--max-num-seqs {NEAR_ROWS}",
+            {"order": order, "max_batch_size": NEAR_ROWS}, NEAR,
         )
         for order in ("fcfs", "sjf", "hrrn")
     },
@@ -143,30 +143,36 @@ def summarized(cases: Cases) -> list[dict[str, Any]]:
     return [*(_foreseen(others) if others else ()), *(_gains(case, near[0]) for case in near[1:])]
 
 
+def _simulated(own: OwnServer, changed: dict[str, Any], times: float, requests: Trace) -> Result:
+    """Return what a recording foresees of these settings, at costs so many times as high."""
+    config, costs = build("dynamic", own.settings | changed, {}), own.costs.scaled(times)
+    server = SimulatedServer("", config, costs, stream=True)
+    return measure(server, requests, {}, math.inf, Watch())[0]
+
+
 def _gains(case: Case, fcfs: Case) -> dict[str, Any]:
     """Return what an order gains over fcfs, really and foreseen, in percent of fcfs's."""
     seeds = []
     for seen, first in zip(case["seeds"], fcfs["seeds"]):
         own, changed = OwnServer.of(Path(first["recording"]), None), SETTINGS[case["name"]][1]
-
-        def foreseen(settings: dict[str, Any], times: float, own: OwnServer = own) -> Result:
-            config, costs = build("dynamic", own.settings | settings, {}), own.costs.scaled(times)
-            server = SimulatedServer("", config, costs, stream=True)
-            return measure(server, own.traffic.trace(0), {}, math.inf, Watch())[0]
-
-        ran = [_times(own.costs, Path(each["recording"])) for each in (first, seen)]
-        before, after = foreseen({}, 1.0), foreseen(changed, 1.0)
-        first_left, left = foreseen({}, ran[0]), foreseen(changed, ran[1])
+        requests = own.traffic.trace(0)
+        before, after = (_simulated(own, each, 1.0, requests) for each in ({}, changed))
+        before_left, left = (
+            _simulated(own, each, _times(own.costs, Path(ran["recording"])), requests)
+            for each, ran in (({}, first), (changed, seen))
+        )
         found = {}
         for name in GAINED:
             found[f"{name}_gain"] = real = 100 * (seen[name] / first[name] - 1)
-            for at, one, other in (("foreseen", before, after), ("left", first_left, left)):
-                found[f"{name}_gain_{at}"] = gain = 100 * (
-                    other.number(name) / one.number(name) - 1
-                )
-                found[f"{name}_gain_{at}_error"] = gain - real
+            found[f"{name}_gain_foreseen"] = gain = _percent(before, after, name)
+            found[f"{name}_gain_foreseen_error"] = gain - real
+            found[f"{name}_gain_left_error"] = _percent(before_left, left, name) - real
         seeds.append(found)
     return {**case, "seeds": seeds}
+
+
+def _percent(before: Result, after: Result, name: str) -> float:
+    return 100 * (after.number(name) / before.number(name) - 1)
 
 
 def _foreseen(cases: Cases) -> list[dict[str, Any]]:
@@ -176,16 +182,9 @@ def _foreseen(cases: Cases) -> list[dict[str, Any]]:
     result = []
     for case in cases:
         _, changed, traffic = SETTINGS[case["name"]]
-        config = build("dynamic", own.settings | changed, {})
         requests = Trace.of(trace(traffic, first["n"], first["rate"]))
         times = fmean(_times(own.costs, Path(path)) for path in values(case, "recording"))
-        servers = (
-            SimulatedServer("", config, costs, stream=True)
-            for costs in (own.costs, own.costs.scaled(times))
-        )
-        foreseen, at_times = (
-            measure(server, requests, {}, math.inf, Watch())[0] for server in servers
-        )
+        foreseen, at_times = (_simulated(own, changed, each, requests) for each in (1.0, times))
         found: dict[str, Any] = {"seconds": fmean(values(case, "seconds")), "times": times}
         for name in MEASURES:
             real = values(case, name)
@@ -252,10 +251,10 @@ def text(cases: Cases) -> str:
     )
 
 
-OF_ORDERS = """\
-Orders run near saturation of 8 rows, alternately with the order of arrival (`fcfs`) on the same
-traces. A *gain* is the change against `fcfs`, in percent; it is foreseen from the recording of
-`fcfs`. *At these times*: each with the speed that the machine had in the real run."""
+OF_ORDERS = f"""\
+Orders run near saturation of {NEAR_ROWS} rows, alternately with the order of arrival (`fcfs`) on
+the same traces. A *gain* is the change against `fcfs`, in percent; it is foreseen from the
+recording of `fcfs`. *At these times*: each with the speed that the machine had in the real run."""
 EXPLAINED = """\
 Real runs are means of two (the recording is one), by the instants that vLLM itself recorded;
 *spread* is the difference of the two, in percent of their mean. *Foreseen* are simulations with the

@@ -27,7 +27,8 @@ BLOCK, LONGEST, VOCABULARY = 32, 512, 50257
 ROWS, BUDGET, BLOCKS = 16, 256, 1023
 FIXED = f"--max-model-len {LONGEST} --block-size {BLOCK} --skip-tokenizer-init --enforce-eager"
 BASE, LONG, OVERLOAD, PREFIXES, LEVELS = "base", "long", "overload", "prefixes", "levels"
-NEAR, FULL = "near", 1.35  # near saturation of 8 rows: an order has a queue to sort
+# of the usual load: simulated from a recording, fcfs then waits 0.2 s for the first token, sjf 0.13
+NEAR, NEAR_ROWS, FULL = "near", 8, 1.35
 TIMES_AS_LONG = 9
 CHECKPOINT = """
 import sys, torch

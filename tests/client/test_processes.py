@@ -92,14 +92,15 @@ def test_there_are_no_more_processes_than_users_or_requests() -> None:
     assert len(parts(Workload().requests(2, "closed:100"), 8)) == 2
 
 
+@pytest.mark.alone
 def test_a_bound_ends_all_processes() -> None:
-    requests = [Request(id=i, at=i / 10, prompt="a", num_tokens=2) for i in range(200)]
+    requests = [Request(id=i, at=i / 20, prompt="a", num_tokens=2) for i in range(200)]
     bounded = BoundedWatch(Watch(), Bounds(max_seconds=1.0))
     with stub() as server, pytest.raises(Interrupted) as stopped:
         replay_in(2, server.url, requests, STUB, watch=bounded)
     ended = [outcome.request.id for outcome in stopped.value.outcomes]
     assert bounded.cut == "--max-seconds 1" and bounded.ticks == 20
-    assert ended == sorted(ended) and 5 <= len(ended) < 60
+    assert ended == sorted(ended) and 10 <= len(ended) < 60
     failing = BoundedWatch(Watch(), Bounds(max_failures=3))
     with pytest.raises(Interrupted):
         replay_in(2, "http://127.0.0.1:9", requests, STUB, watch=failing)
